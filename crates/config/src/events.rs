@@ -119,7 +119,7 @@ impl Read for Mark {
 }
 schema!(Mark, "Mark", _generator => { "type": "integer", "minimum": 1, "maximum": 100 });
 
-/// More warnings than a few are noise.
+/// More than a few warnings are noise.
 const MAX_THRESHOLDS: usize = 8;
 const URL_HELP: &str = "write an address such as https://billing.example.com/tollgate";
 

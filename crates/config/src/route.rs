@@ -203,7 +203,7 @@ fn host(text: &str) -> Result<Pattern, BadValue> {
         let help = "remove the port: hosts are compared without it";
         return wrong(format!("`{shown}` has a port"), help);
     }
-    pattern(&text.to_ascii_lowercase())
+    Ok(Pattern::parse(&text.to_ascii_lowercase())?)
 }
 
 fn path(text: &str) -> Result<Pattern, BadValue> {
@@ -218,16 +218,7 @@ fn path(text: &str) -> Result<Pattern, BadValue> {
         let help = format!("paths are compared in their normal form: write \"{normal}\"");
         return wrong(format!("no path would match `{shown}`"), help);
     }
-    pattern(text)
-}
-
-fn pattern(text: &str) -> Result<Pattern, BadValue> {
-    Pattern::parse(text).or_else(|_| {
-        wrong(
-            "a `\\` stands before a character that has no special meaning",
-            "write `\\\\` for a backslash, and a backslash only before `*`, `?` and `\\`",
-        )
-    })
+    Ok(Pattern::parse(text)?)
 }
 
 /// A glob of paths, with all but its wildcards in the normal form.

@@ -85,17 +85,15 @@ pub enum Scope {
 /// The change that an override makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Replaces numbers.
     Numbers(Box<Numbers>),
-    /// Scales the limit, in hundredths of a percent.
+    /// The share of the limit that remains, in hundredths of a percent.
     Scale(u32),
-    /// Enforces, observes or disables the rule.
     State(RuleState),
 }
 
 impl Override {
-    /// Reads an override from a JSON object. Without a time at which it was set, that is `now`, in
-    /// milliseconds since 1970. A duration counts from then.
+    /// Reads an override from a JSON object. If the object does not say when the override was set, that
+    /// is `now`, in milliseconds since 1970. Its duration counts from then.
     ///
     /// ```
     /// let text = r#"{ "tenant": "acme", "rule": "api", "numbers": { "burst": 500 }, "for": "1d", "reason": "launch" }"#;

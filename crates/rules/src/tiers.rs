@@ -22,14 +22,12 @@ pub struct Tiers {
     pub(crate) tenants: Arc<HashMap<Box<str>, Tenant>>,
 }
 
-/// A plan.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) name: Arc<str>,
     pub(crate) patches: Patches,
 }
 
-/// A tenant.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tenant {
     /// As an index of the plans.

@@ -96,11 +96,7 @@ impl Reader<'_> {
         for (field, value, millis) in [
             (&raw.timeout, &mut redis.timeout, 1..=10_000),
             (&raw.connect_timeout, &mut redis.connect_timeout, 1..=30_000),
-            (
-                &raw.idle_timeout,
-                &mut redis.idle_timeout,
-                1_000..=3_600_000,
-            ),
+            (&raw.idle_timeout, &mut redis.idle_timeout, 1000..=3_600_000),
         ] {
             duration_in(field, value, millis, problems);
         }

@@ -2,7 +2,7 @@
 //! and all problems of a file at their places.
 //!
 //! Rules are read with this, and so are other files: the config of a deployment, the configs of other
-//! rate limiters. This module finds out the content of a text, not whether the content makes sense.
+//! rate limiters. This module reads what a text contains. It does not check whether that makes sense.
 //!
 //! ```
 //! use tollgate_rules::document::{Problems, parse_document};

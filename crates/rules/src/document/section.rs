@@ -73,12 +73,8 @@ impl<T: Read> Field<T> {
     pub fn fill(&mut self, name: &str, key: Place, node: &Node, problems: &mut Problems<'_>) {
         if let Some(first) = self.key() {
             let line = problems.line_of(first);
-            problems.report(
-                key,
-                format!("`{name}` is given twice"),
-                format!("the first one is on line {line}: keep one of the two"),
-            );
-            return;
+            let help = format!("the first one is on line {line}: keep one of the two");
+            return problems.report(key, format!("`{name}` is given twice"), help);
         }
         *self = match T::read(node, problems) {
             None => Field::Broken { key },

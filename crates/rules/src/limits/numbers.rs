@@ -22,7 +22,7 @@ pub(super) type Places = (&'static str, Option<Place>, Option<Place>);
 /// Declares all numbers, once: as they are known, and as they are written.
 macro_rules! numbers {
     ($( $name:ident: $ty:ty, )+) => {
-        /// Numbers as the text gives them, each optional. Those of a plan or a tenant replace those of the
+        /// Numbers as the text gives them, each optional. A plan or a tenant replaces the numbers of the
         /// rule one by one.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub(crate) struct Numbers {

@@ -91,11 +91,8 @@ fn candidate(
         if !seen.contains_key(name) {
             let known = seen.keys().map(String::as_str);
             let help = suggestion(name, known, "name the rule that it may replace");
-            problems.report(
-                at.place,
-                format!("there is no rule `{}`", Short(name)),
-                help,
-            );
+            let message = format!("there is no rule `{}`", Short(name));
+            problems.report(at.place, message, help);
         }
         return;
     };
@@ -161,11 +158,8 @@ fn id(
     let at = raw.id.get()?;
     let id = at.value.0.as_str();
     if !is_id(id) {
-        problems.report(
-            at.place,
-            format!("`{}` cannot be an id", Short(id)),
-            ID_HELP,
-        );
+        let message = format!("`{}` cannot be an id", Short(id));
+        problems.report(at.place, message, ID_HELP);
         return None;
     }
     if let Some(first) = seen.get(id) {
@@ -266,20 +260,12 @@ pub(super) fn conditions(raw: Option<&Conditions>, problems: &mut Problems<'_>) 
     let mut conditions = Vec::with_capacity(given.len());
     for (attribute, values) in given {
         check_attribute(&attribute.value, attribute.place, problems);
-        let mut accepted = Vec::with_capacity(values.len());
-        for at in values {
-            match Pattern::parse(&at.value) {
-                Ok(pattern) => accepted.push(pattern),
-                Err(_) => problems.report(
-                    at.place,
-                    "a backslash stands before `*`, `?` or another backslash",
-                    r"write `\\` for a backslash in the value",
-                ),
-            }
-        }
+        let accepted = values.iter();
+        let accepted =
+            accepted.filter_map(|at| problems.accept(at.place, Pattern::parse(&at.value)));
         conditions.push(Condition {
+            accepted: accepted.collect(),
             attribute: attribute.value.clone(),
-            accepted: accepted.into(),
         });
     }
     conditions
@@ -296,11 +282,8 @@ pub(super) fn names(raw: Option<&List<Text>>, problems: &mut Problems<'_>) -> Ve
         if seen.insert(name.as_str()) {
             per.push(name.clone());
         } else {
-            problems.report(
-                at.place,
-                format!("`{name}` is listed twice"),
-                "list it once",
-            );
+            let message = format!("`{name}` is listed twice");
+            problems.report(at.place, message, "list it once");
         }
     }
     per

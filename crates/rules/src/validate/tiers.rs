@@ -100,7 +100,7 @@ impl<'c> Allowances<'c> {
         None
     }
 
-    /// The numbers of a plan or a tenant, checked on top of those of `below`.
+    /// The numbers of a plan or a tenant, checked together with the numbers of the plan `below` them.
     fn patches(
         &self,
         raw: &Named<RawNumbers>,
