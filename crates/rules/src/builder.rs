@@ -199,15 +199,13 @@ impl RuleBuilder {
     /// Lets denials lengthen the wait.
     pub fn backoff(self, backoff: &Backoff) -> Self {
         let it = backoff.schedule();
-        let (after, base, factor) = (it.after, it.base, it.factor);
-        let (max, forget) = (it.max, it.forget);
-        let penalty = match it.penalty {
-            Span::ZERO => String::new(),
-            penalty => format!(", penalty: {penalty}"),
-        };
-        let first = format!("after: {after}, base: {base}, factor: {factor}");
-        let text = format!("{{ {first}, max: {max}, forget: {forget}{penalty} }}");
-        self.with("backoff", text)
+        let (after, base, factor, max) = (it.after, it.base, it.factor, it.max);
+        let mut text = format!("after: {after}, base: {base}, factor: {factor}, max: {max}");
+        let _ = write!(text, ", forget: {}", it.forget);
+        if it.penalty > Span::ZERO {
+            let _ = write!(text, ", penalty: {}", it.penalty);
+        }
+        self.with("backoff", format!("{{ {text} }}"))
     }
 
     /// Sets what happens to counts when the numbers of the limit change.

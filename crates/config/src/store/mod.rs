@@ -155,24 +155,25 @@ impl Store {
     ///
     /// Call [`Config::check_store`] afterwards.
     pub fn override_by(&mut self, flag: Store) {
-        let (file, flag) = match (&mut *self, flag) {
-            (Store::Redis(file), Store::Redis(flag)) => (file, flag),
-            (store, flag) => return *store = flag,
-        };
-        // A login on the command line replaces the one in the file.
-        if flag.urls.iter().any(|url| url.username.is_some()) {
-            file.login.username = None;
+        match (&mut *self, flag) {
+            (Store::Redis(file), Store::Redis(flag)) => {
+                // A login on the command line replaces the one in the file.
+                if flag.urls.iter().any(|url| url.username.is_some()) {
+                    file.login.username = None;
+                }
+                if flag.urls.iter().any(|url| url.password.is_some()) {
+                    file.login.password = None;
+                }
+                if !flag.tls() {
+                    file.tls_ca = None;
+                }
+                if !matches!(flag.mode, Mode::Sentinel { .. }) {
+                    file.sentinel_login = Login::default();
+                }
+                (file.mode, file.urls) = (flag.mode, flag.urls);
+            }
+            (store, flag) => *store = flag,
         }
-        if flag.urls.iter().any(|url| url.password.is_some()) {
-            file.login.password = None;
-        }
-        if !flag.tls() {
-            file.tls_ca = None;
-        }
-        if !matches!(flag.mode, Mode::Sentinel { .. }) {
-            file.sentinel_login = Login::default();
-        }
-        (file.mode, file.urls) = (flag.mode, flag.urls);
     }
 }
 

@@ -25,40 +25,6 @@ pub(crate) fn store(raw: Option<&RawStore>, env: Env<'_>, problems: &mut Problem
     }
 }
 
-/// The fields of a login.
-struct LoginFields {
-    /// User, password, file of the password.
-    names: [&'static str; 3],
-    of: fn(&RawRedis) -> [&Field<Text>; 3],
-    /// Whether URLs may contain the login too.
-    of_urls: bool,
-    alone_help: &'static str,
-}
-
-const LOGIN: LoginFields = LoginFields {
-    names: ["username", "password", "password_file"],
-    of: |raw| [&raw.username, &raw.password, &raw.password_file],
-    of_urls: true,
-    alone_help: USER_ALONE_HELP,
-};
-
-const SENTINEL_LOGIN: LoginFields = LoginFields {
-    names: [
-        "sentinel_username",
-        "sentinel_password",
-        "sentinel_password_file",
-    ],
-    of: |raw| {
-        [
-            &raw.sentinel_username,
-            &raw.sentinel_password,
-            &raw.sentinel_password_file,
-        ]
-    },
-    of_urls: false,
-    alone_help: "add `sentinel_password` or `sentinel_password_file`",
-};
-
 /// Reads one Redis.
 struct Reader<'r> {
     raw: &'r RawRedis,
@@ -76,8 +42,11 @@ impl Reader<'_> {
         };
         let master = self.master(mode, problems);
         let urls = self.urls(mode, key, problems);
-        let login = self.login(&LOGIN, problems);
-        let sentinel_login = self.login(&SENTINEL_LOGIN, problems);
+        let fields = [&raw.username, &raw.password, &raw.password_file];
+        let login = self.login("", fields, problems);
+        let (user, given) = (&raw.sentinel_username, &raw.sentinel_password);
+        let fields = [user, given, &raw.sentinel_password_file];
+        let sentinel_login = self.login("sentinel_", fields, problems);
         self.check_users(&urls, problems);
         let tls_ca = text("tls_ca", &raw.tls_ca, self.env, problems).map(PathBuf::from);
         if let (Some(key), Some((_, url))) = (raw.tls_ca.key(), urls.first())
@@ -244,30 +213,40 @@ impl Reader<'_> {
         Some(url)
     }
 
-    fn login(&self, fields: &LoginFields, problems: &mut Problems<'_>) -> Login {
-        let [name, given_name, file_name] = fields.names;
-        let [user, given, file] = (fields.of)(self.raw);
+    /// The login in the fields whose names have this prefix: user, password, file of the password.
+    fn login(
+        &self,
+        prefix: &str,
+        [user, given, file]: [&Field<Text>; 3],
+        problems: &mut Problems<'_>,
+    ) -> Login {
+        let names = ["username", "password", "password_file"];
+        let [name, given_name, file_name] = names.map(|name| format!("{prefix}{name}"));
+        let (given, file) = ((given_name.as_str(), given), (file_name.as_str(), file));
         Login {
-            password: password((given_name, given), (file_name, file), self.env, problems),
-            username: text(name, user, self.env, problems),
+            password: password(given, file, self.env, problems),
+            username: text(&name, user, self.env, problems),
         }
     }
 
     /// Reports a user without a password.
     fn check_users(&self, urls: &[(&At<Text>, RedisUrl)], problems: &mut Problems<'_>) {
-        for fields in [&LOGIN, &SENTINEL_LOGIN] {
-            let [username, password, file] = (fields.of)(self.raw);
-            let from_urls = fields.of_urls && urls.iter().all(|(_, url)| url.password.is_some());
-            if from_urls || !password.is_absent() || !file.is_absent() {
-                continue;
-            }
-            let in_url = urls
-                .iter()
-                .find(|(_, url)| fields.of_urls && url.username.is_some() && url.password.is_none())
-                .map(|(at, _)| at.place);
-            if let Some(place) = username.get().map(|at| at.place).or(in_url) {
-                problems.report(place, USER_ALONE, fields.alone_help);
-            }
+        let raw = self.raw;
+        if let Some(at) = raw.sentinel_username.get()
+            && raw.sentinel_password.is_absent()
+            && raw.sentinel_password_file.is_absent()
+        {
+            let help = "add `sentinel_password` or `sentinel_password_file`";
+            problems.report(at.place, USER_ALONE, help);
+        }
+        let in_urls = urls.iter().all(|(_, url)| url.password.is_some());
+        if in_urls || !raw.password.is_absent() || !raw.password_file.is_absent() {
+            return;
+        }
+        let alone = |(_, url): &&(_, RedisUrl)| url.username.is_some() && url.password.is_none();
+        let in_url = urls.iter().find(alone).map(|(at, _)| *at);
+        if let Some(at) = raw.username.get().or(in_url) {
+            problems.report(at.place, USER_ALONE, USER_ALONE_HELP);
         }
     }
 

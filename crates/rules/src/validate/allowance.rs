@@ -1,15 +1,19 @@
-//! Checks the allowance of a rule: its subject, its algorithm and the sources of its numbers.
+//! Checks allowances: their subjects, their algorithms, their terms, and the sources of their numbers.
 
 use tollgate_core::backoff::Schedule;
-use tollgate_core::{Algorithm, Limit, Span};
+use tollgate_core::{Algorithm, CarryOver, Limit, Span};
 
-use super::rule::check_attribute;
+use super::rule::{check_attribute, names};
 use crate::document::{
     At, Duration, Field, Place, Problems, Short, Text, Whole, rate, suggestion, whole,
 };
-use crate::raw::{RawBackoff, RawRule};
+use crate::layers::is_by_tenant;
+use crate::limits;
+use crate::raw::{RawAlgorithm, RawAllowance, RawBackoff, RawRule};
 use crate::rule::{Ceiling, Durability, LimitFrom};
+use crate::share::Carried;
 use crate::tiers::{Allowance, Budget};
+use crate::zone::ZoneFrom;
 
 /// The allowance of a rule without a budget. `ledger` says whether usage is recorded in one.
 pub(super) fn own(
@@ -26,6 +30,101 @@ pub(super) fn own(
     let of = ("rule", start);
     raw.allowance
         .validate(&raw.algorithm, of, ledger, candidate, problems)
+}
+
+impl RawAllowance {
+    /// The allowance of a rule or a budget, `what`, that starts at `start`. `ledger` says whether usage
+    /// is recorded in one. A candidate is compared, not billed.
+    pub(super) fn validate(
+        &self,
+        algorithm: &Field<RawAlgorithm>,
+        (what, start): (&str, Place),
+        ledger: bool,
+        candidate: bool,
+        problems: &mut Problems<'_>,
+    ) -> Option<Allowance> {
+        let per = names(self.per.value(), problems);
+        // A candidate may take its subject from the rule that it may replace.
+        if !candidate {
+            self.check_zone(&per, problems);
+        }
+        let counting = limits::counting(algorithm, &self.written(), what, start, problems)?;
+        let algorithm = counting.algorithm;
+        let by_default = algorithm == RawAlgorithm::Quota && !candidate;
+        let durability = match self.durability.get() {
+            Some(at) => at.value,
+            None if by_default && ledger => Durability::Async,
+            None => Durability::None,
+        };
+        let ledgered = ledger && durability != Durability::None;
+        self.check_terms(algorithm, ledger, ledgered, problems);
+        Some(Allowance {
+            per,
+            counting,
+            placement: self.placement.value().copied().unwrap_or_default(),
+            carry_over: match self.carry_over.value() {
+                Some(Carried::Counts(word)) => *word,
+                Some(Carried::Most(_)) | None => CarryOver::Keep,
+            },
+            durability,
+            durable_by_default: self.durability.is_absent() && by_default,
+            overdraft: self.overdraft.value().copied(),
+        })
+    }
+
+    /// Reports a durability, a carry-over and an overdraft that do not go with the algorithm or the ledger.
+    fn check_terms(
+        &self,
+        algorithm: RawAlgorithm,
+        ledger: bool,
+        ledgered: bool,
+        problems: &mut Problems<'_>,
+    ) {
+        let name = algorithm.name();
+        let slots = algorithm == RawAlgorithm::Concurrency;
+        if let Some(at) = self.durability.get() {
+            if algorithm != RawAlgorithm::Quota {
+                let message = format!("only quotas are recorded in a ledger, and this is {name}");
+                let help = "write `algorithm: quota`, or remove `durability`";
+                problems.report(at.place, message, help);
+            } else if !ledger && at.value != Durability::None {
+                let message = format!("`{}` needs a ledger", at.value.name());
+                let help = "add `ledger: { sqlite: ./tollgate.db }` to the config, or write `none`";
+                problems.report(at.place, message, help);
+            }
+        }
+        if let Some(at) = self.carry_over.get()
+            && let Carried::Counts(word @ (CarryOver::Proportional | CarryOver::Reset)) = at.value
+        {
+            let word = word.name();
+            if slots {
+                let message = format!("slots cannot be carried over as `{word}`");
+                let help = "remove `carry_over`: held slots stay held until they are released";
+                problems.report(at.place, message, help);
+            } else if ledgered {
+                let message = format!("`{word}` would change usage without an entry in the ledger");
+                let help = "remove `carry_over`, and correct usage with `tollgate correct` or a reset; \
+                            or write `durability: none`";
+                problems.report(at.place, message, help);
+            }
+        }
+        if let (Some(at), true) = (self.overdraft.get(), slots) {
+            let help = "remove `overdraft`: a slot is held or not, and has no amount";
+            problems.report(at.place, "slots have no overdraft", help);
+        }
+    }
+
+    /// Reports `timezone: tenant` if tenants share the allowance.
+    pub(super) fn check_zone(&self, per: &[String], problems: &mut Problems<'_>) {
+        if let Some(at) = self.timezone.get()
+            && at.value == ZoneFrom::Tenant
+            && !is_by_tenant(per)
+        {
+            let message = "tenants share this allowance, so it has one time zone";
+            let help = "name the zone, such as UTC, or add `tenant` to `per`";
+            problems.report(at.place, message, help);
+        }
+    }
 }
 
 /// The allowance of a rule that draws on a budget.

@@ -3,7 +3,6 @@
 mod allowance;
 mod formula;
 mod rule;
-mod terms;
 pub(crate) mod tiers;
 
 use std::collections::HashMap;

@@ -7,13 +7,12 @@ use tollgate_core::{Algorithm, Rate};
 
 use super::allowance::{backoff, drawing, limit_from, own};
 use super::formula;
-use super::terms::check_rule;
 use super::{ID_HELP, is_attribute_name, is_id};
 use crate::document::{At, Field, List, Place, Problems, Short, Text, suggestion};
 use crate::expr::Declared;
 use crate::pattern::Pattern;
 use crate::raw::{Conditions, RawRule};
-use crate::rule::{Condition, FailurePolicy, Missing, Rule, RuleState};
+use crate::rule::{Condition, Cost, FailurePolicy, Missing, Rule, RuleState};
 use crate::tiers::Budget;
 
 const NO_SUBJECTS: &str = "a partial `rollout` needs subjects to choose from";
@@ -136,6 +135,58 @@ fn candidate(
         problems.report(at.place, NO_SUBJECTS, NO_SUBJECTS_HELP);
     }
     rule.candidate_of = Some(current.id);
+}
+
+/// Reports fields of a rule that do not go with its algorithm. `start` is where the rule starts.
+fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<'_>) {
+    let charged = raw.charge_denied.get().filter(|at| at.value.0);
+    match (rule.algorithm(), charged) {
+        (Algorithm::Concurrency, Some(at)) => {
+            let message = "a denied request holds no slot, so it cannot be charged";
+            problems.report(at.place, message, "remove `charge_denied`");
+        }
+        (Algorithm::Quota, Some(at)) => {
+            let message = "a denied request uses nothing, so a quota cannot charge it";
+            let help =
+                "remove `charge_denied`; to slow down clients that retry, add a rule with a rate";
+            problems.report(at.place, message, help);
+        }
+        _ => {}
+    }
+    if rule.algorithm() != Algorithm::Concurrency {
+        return;
+    }
+    if !matches!(rule.cost, Cost::Fixed(1)) {
+        let place = raw.cost.get().map_or(start, |at| at.place);
+        let message = "every request holds one slot, so a `cost` has no effect";
+        let help = "remove `cost`, or write 1; a rule with a rate or a quota can weigh requests";
+        problems.report(place, message, help);
+    }
+    if let Some(key) = raw.backoff.key() {
+        let message = "slots have no back-off: one may be released at any moment";
+        problems.report(
+            key,
+            message,
+            "remove `backoff`, or put it on a rule with a rate",
+        );
+    }
+    if let Some(key) = raw.candidate_of.key() {
+        let message = "a candidate holds no slots, so it cannot be compared";
+        let help = "write `state: shadow` to try a concurrency limit without effect";
+        problems.report(key, message, help);
+    }
+    if let Some(at) = raw.on_store_failure.get() {
+        let why = match at.value {
+            FailurePolicy::FailOpen | FailurePolicy::FailClosed | FailurePolicy::Degraded => return,
+            FailurePolicy::LocalFallback | FailurePolicy::Cached => {
+                "one instance does not know the slots of the others"
+            }
+            FailurePolicy::EmergencyLimit => "a rate does not limit how many run at the same time",
+        };
+        let message = format!("`{}` cannot be used for slots: {why}", at.value.name());
+        let help = "write `fail-open`, `fail-closed` or `degraded`";
+        problems.report(at.place, message, help);
+    }
 }
 
 fn subject_type(per: &[String]) -> String {
