@@ -34,27 +34,14 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
         source: problems.source(),
         at: 0,
     };
-    let header = match rows.next() {
-        Some(Ok(header)) => header,
-        Some(Err((place, message))) => {
-            problems.report(place, message, QUOTE_HELP);
-            return None;
-        }
-        None => {
-            problems.report(Place::default(), "the table is empty", HEADER_HELP);
-            return None;
-        }
+    let Some(header) = rows.next() else {
+        problems.report(Place::default(), "the table is empty", HEADER_HELP);
+        return None;
     };
-    let (columns, allowances) = columns(&header, problems)?;
+    let (columns, allowances) = columns(&cells(header, problems)?, problems)?;
     let mut tenants = Vec::new();
     for row in rows {
-        let row = match row {
-            Ok(row) => row,
-            Err((place, message)) => {
-                problems.report(place, message, QUOTE_HELP);
-                return None;
-            }
-        };
+        let row = cells(row, problems)?;
         if let [(text, _)] = row.as_slice()
             && text.is_empty()
         {
@@ -69,6 +56,12 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
         tenants.extend(tenant(&row, &columns, &allowances, problems));
     }
     Some(Node::map(Place::new(0, 0), tenants))
+}
+
+/// The cells of a row, or reports why one cannot be read.
+fn cells(row: Result<Vec<Cell>, BadCell>, problems: &mut Problems<'_>) -> Option<Vec<Cell>> {
+    row.map_err(|(place, message)| problems.report(place, message, QUOTE_HELP))
+        .ok()
 }
 
 /// The kinds of the columns, and the rules and budgets they name.
