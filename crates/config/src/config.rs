@@ -41,7 +41,7 @@ pub struct Config {
     pub subjects: Subjects,
     /// The headers and bodies of responses.
     pub headers: Headers,
-    /// Which action a request is, for doors that see only its method, host and path.
+    /// The routes: they give a request its action, at doors that see only its method, host and path.
     pub routes: Routes,
     /// Traces and logs.
     pub telemetry: Telemetry,
@@ -54,7 +54,7 @@ pub struct Config {
     pub policy: Policy,
     /// Where more tenants are, as written.
     pub(crate) tenant_files: Vec<String>,
-    /// The files that these are, and the directories among them.
+    /// The tenant files that were read, and the directories that were named for them.
     pub(crate) files: Vec<PathBuf>,
     pub(crate) watched: Vec<PathBuf>,
 }
@@ -142,16 +142,13 @@ impl Config {
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     let text = read_text(path)?;
     let mut config = read(&path.display().to_string(), &text, &process_env, true)?;
-    tenant_files::add_tenants(&mut config, &text, folder_of(path))?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    tenant_files::add_tenants(&mut config, &text, folder)?;
     Ok(config)
 }
 
 fn process_env(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
-}
-
-fn folder_of(path: &Path) -> &Path {
-    path.parent().unwrap_or(Path::new(""))
 }
 
 /// Returns the tenant files that the config at `path` names now, and the directories that hold them.
@@ -166,7 +163,7 @@ pub fn tenant_paths(path: &Path) -> Vec<PathBuf> {
         .and_then(|root| RawConfig::read(&root, &mut problems))
         .unwrap_or_default();
     let given = raw.tenant_files(true, &process_env, &mut problems);
-    tenant_files::all_paths(&given, folder_of(path))
+    tenant_files::all_paths(&given, path.parent().unwrap_or(Path::new("")))
 }
 
 /// Reads the text of the config at `path`, valid or not.
@@ -194,7 +191,7 @@ pub fn parse(
     read(name, text, env, false)
 }
 
-/// `files` says whether other files can be read.
+/// Reads a config. `files` says whether it may name other files.
 fn read(name: &str, text: &str, env: Env<'_>, files: bool) -> Result<Config, ConfigError> {
     if text.len() as u64 > MAX_BYTES {
         return Err(tenant_files::too_large(name, "config", MAX_BYTES));
@@ -237,7 +234,7 @@ impl RawConfig {
         let ledger = ledger::ledger(&self.ledger, &namespace, env, problems);
         let events = events::events(self.events.value(), env, problems);
         let start = Place::new(root.place.start, root.place.start);
-        // A broken ledger was meant to be one.
+        // A `ledger` that could not be read counts as one.
         let has_ledger = !self.ledger.is_absent();
         Config {
             namespace,
@@ -293,7 +290,26 @@ impl RawConfig {
             problems.report(key, message, "write the tenants under `tenants`");
             return Vec::new();
         }
-        let expanded = given.iter().filter_map(|at| expand(at, env, problems));
-        expanded.collect()
+        given
+            .iter()
+            .filter_map(|at| expand(at, env, problems))
+            .collect()
     }
+}
+
+/// The JSON schema (draft 2020-12) of a config file, for editors. It comes from the declarations that also
+/// read the file.
+///
+/// ```
+/// let schema = tollgate_config::json_schema();
+/// assert_eq!(schema["type"], "object");
+/// assert!(schema["properties"]["rules"].is_object());
+/// ```
+#[cfg(feature = "schema")]
+#[must_use]
+pub fn json_schema() -> serde_json::Value {
+    let generator = schemars::generate::SchemaSettings::draft2020_12().into_generator();
+    let mut schema = generator.into_root_schema_for::<RawConfig>();
+    schema.insert("title".to_owned(), "Tollgate config".into());
+    schema.to_value()
 }

@@ -10,8 +10,14 @@ use tollgate_rules::document::{Node, Place, Problems};
 /// A table needs far fewer columns: one for each number that differs.
 const MAX_COLUMNS: usize = 1_000;
 
+const HEADER_HELP: &str = "start with a line of columns, such as tenant,plan,api-rate.burst";
+const QUOTE_HELP: &str = "end the cell with one quote, and write two for a quote inside it";
+
 /// A cell: its text and where it stands.
 type Cell = (String, Place);
+
+/// Where a cell that cannot be read stands, and why.
+type BadCell = (Place, &'static str);
 
 /// The kind of a column.
 enum Column {
@@ -28,37 +34,23 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
         source: problems.source(),
         at: 0,
     };
-    let header = match rows.next() {
-        Some(Ok(header)) => header,
-        Some(Err(bad)) => return bad.report(problems),
-        None => {
-            let help = "start with a line of columns, such as tenant,plan,api-rate.burst";
-            problems.report(Place::default(), "the table is empty", help);
-            return None;
-        }
+    let Some(header) = rows.next() else {
+        problems.report(Place::default(), "the table is empty", HEADER_HELP);
+        return None;
     };
-    let (columns, allowances) = columns(&header, problems)?;
+    let (columns, allowances) = columns(&cells(header, problems)?, problems)?;
     let mut tenants = Vec::new();
     for row in rows {
-        let row = match row {
-            Ok(row) => row,
-            Err(bad) => return bad.report(problems),
-        };
+        let row = cells(row, problems)?;
         if let [(text, _)] = row.as_slice()
             && text.is_empty()
         {
             continue;
         }
-        if row.len() > columns.len() {
-            let (_, place) = &row[columns.len()];
-            problems.report(
-                *place,
-                format!(
-                    "this row has more than {} cells, one for each column",
-                    columns.len()
-                ),
-                "put cells that contain a comma in quotes",
-            );
+        let most = columns.len();
+        if let Some((_, place)) = row.get(most) {
+            let message = format!("this row has more than {most} cells, one for each column");
+            problems.report(*place, message, "put cells that contain a comma in quotes");
             continue;
         }
         tenants.extend(tenant(&row, &columns, &allowances, problems));
@@ -66,36 +58,18 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
     Some(Node::map(Place::new(0, 0), tenants))
 }
 
-/// A cell that cannot be read, and where it stands.
-enum BadCell {
-    /// The cell's quote is not closed.
-    Open(Place),
-    /// Something follows its quote.
-    Followed(Place),
-}
-
-impl BadCell {
-    fn report(self, problems: &mut Problems<'_>) -> Option<Node> {
-        let (place, message) = match self {
-            BadCell::Open(place) => (place, "a quote is not closed"),
-            BadCell::Followed(place) => (place, "there is text after the closing quote"),
-        };
-        let help = "end the cell with one quote, and write two for a quote inside it";
-        problems.report(place, message, help);
-        None
-    }
+/// The cells of a row, or reports why one cannot be read.
+fn cells(row: Result<Vec<Cell>, BadCell>, problems: &mut Problems<'_>) -> Option<Vec<Cell>> {
+    row.map_err(|(place, message)| problems.report(place, message, QUOTE_HELP))
+        .ok()
 }
 
 /// The kinds of the columns, and the rules and budgets they name.
 fn columns(header: &[Cell], problems: &mut Problems<'_>) -> Option<(Vec<Column>, Vec<Node>)> {
-    if header.len() > MAX_COLUMNS {
-        let (_, place) = &header[MAX_COLUMNS];
+    if let Some((_, place)) = header.get(MAX_COLUMNS) {
+        let message = format!("there are more than {MAX_COLUMNS} columns");
         let help = "remove columns: each is a number that differs by tenant";
-        problems.report(
-            *place,
-            format!("there are more than {MAX_COLUMNS} columns"),
-            help,
-        );
+        problems.report(*place, message, help);
         return None;
     }
     let mut allowances: Vec<Node> = Vec::new();
@@ -112,11 +86,9 @@ fn columns(header: &[Cell], problems: &mut Problems<'_>) -> Option<(Vec<Column>,
             _ => {
                 // Ids may have dots in them, and the names of numbers have none.
                 let Some((id, number)) = name.rsplit_once('.') else {
-                    problems.report(
-                        *place,
-                        format!("`{name}` is not the name of a column"),
-                        "write tenant, plan, timezone, or a rule and its number, such as api-rate.burst",
-                    );
+                    let message = format!("`{name}` is not the name of a column");
+                    let help = "write tenant, plan, timezone, or a rule and its number, such as api-rate.burst";
+                    problems.report(*place, message, help);
                     continue;
                 };
                 let known = allowances.iter().position(|node| node.text() == Some(id));
@@ -128,18 +100,11 @@ fn columns(header: &[Cell], problems: &mut Problems<'_>) -> Option<(Vec<Column>,
             }
         });
     }
-    if !columns
-        .iter()
-        .any(|column| matches!(column, Column::Tenant))
-    {
+    if !columns.iter().any(|it| matches!(it, Column::Tenant)) {
         let place = header
             .first()
             .map_or_else(Place::default, |(_, place)| *place);
-        problems.report(
-            place,
-            "there is no column `tenant`",
-            "start with a line of columns, such as tenant,plan,api-rate.burst",
-        );
+        problems.report(place, "there is no column `tenant`", HEADER_HELP);
     }
     problems.is_empty().then_some((columns, allowances))
 }
@@ -241,11 +206,12 @@ impl Rows<'_> {
                 let rest = &self.source[after..];
                 self.at = after + rest.find([',', '\n']).unwrap_or(rest.len());
                 if !self.source[after..self.at].trim().is_empty() {
-                    return Err(BadCell::Followed(Place::new(after, self.at)));
+                    let message = "there is text after the closing quote";
+                    return Err((Place::new(after, self.at), message));
                 }
                 return Ok((text, Place::new(start, start + 1 + from)));
             }
-            return Err(BadCell::Open(Place::new(start, start + 1)));
+            return Err((Place::new(start, start + 1), "a quote is not closed"));
         }
         let end = rest.find([',', '\n']).unwrap_or(rest.len());
         let text = rest[..end].trim();

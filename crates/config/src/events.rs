@@ -5,13 +5,13 @@ use std::fmt;
 
 use tollgate_core::Span;
 use tollgate_rules::document::{
-    At, BadNumber, Duration, Field, List, Node, Place, Problems, Read, Short, Text, Whole, number,
-    schema, section, whole,
+    At, BadValue, Duration, Field, List, Node, Problems, Read, Short, Text, Whole, number, schema,
+    section, whole,
 };
 
-use crate::fields::{Env, MIN_SECRET, duration_in, expand, number_in, text};
+use crate::fields::{Env, MIN_SECRET, duration_in, expand, number_in, secret_help, text};
 use crate::secrets::Secret;
-use crate::store::{Parts, UrlError, address};
+use crate::store::{Parts, UrlError, address, host_port};
 
 /// Warnings that a limit is near.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,12 +65,7 @@ pub struct WebhookUrl {
 impl fmt::Display for WebhookUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
-        let (host, port) = (&self.host, self.port);
-        if host.contains(':') {
-            write!(f, "{scheme}://[{host}]:{port}")
-        } else {
-            write!(f, "{scheme}://{host}:{port}")
-        }
+        write!(f, "{scheme}://{}", host_port(&self.host, self.port))
     }
 }
 
@@ -105,33 +100,26 @@ pub(crate) struct Mark(pub(crate) u8);
 impl Read for Mark {
     fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Mark> {
         let help = "write percentages of the limit, such as [80, 90, 100]";
-        number(
-            node,
-            "a percentage",
-            help,
-            |text| mark(text, help),
-            problems,
-        )
-        .map(Mark)
+        let parse = |text: &str| {
+            let bad = |what: &str| format!("`{}` {what}", Short(text));
+            if let Some(bare) = text.strip_suffix('%')
+                && whole(bare).is_ok()
+            {
+                let message = bad("is written with a percent sign");
+                return Err(BadValue::new(message, format!("write {bare}")));
+            }
+            let number = whole(text).map_err(|bad| BadValue::new(bad.message, help))?;
+            let mark = u8::try_from(number)
+                .ok()
+                .filter(|it| (1..=100).contains(it));
+            mark.ok_or_else(|| BadValue::new(bad("is not between 1 and 100"), help))
+        };
+        number(node, "a percentage", help, parse, problems).map(Mark)
     }
 }
 schema!(Mark, "Mark", _generator => { "type": "integer", "minimum": 1, "maximum": 100 });
 
-fn mark(text: &str, help: &str) -> Result<u8, BadNumber> {
-    let bad = |what: &str| format!("`{}` {what}", Short(text));
-    if let Some(bare) = text.strip_suffix('%')
-        && whole(bare).is_ok()
-    {
-        let message = bad("is written with a percent sign");
-        return Err(BadNumber::new(message, format!("write {bare}")));
-    }
-    let number = whole(text).map_err(|bad| BadNumber::new(bad.message, help))?;
-    let mark = u8::try_from(number).ok();
-    let mark = mark.filter(|mark| (1..=100).contains(mark));
-    mark.ok_or_else(|| BadNumber::new(bad("is not between 1 and 100"), help))
-}
-
-/// More warnings than a few are noise.
+/// More than a few warnings are noise.
 const MAX_THRESHOLDS: usize = 8;
 const URL_HELP: &str = "write an address such as https://billing.example.com/tollgate";
 
@@ -183,70 +171,40 @@ fn webhook(
         return None;
     };
     let raw = &at.value;
-    for (name, absent, help) in [
-        ("url", raw.url.is_absent(), URL_HELP),
-        (
-            "secret",
-            raw.secret.is_absent(),
-            "add `secret: \"${HOOK_SECRET}\"`: the receiver verifies events with it",
-        ),
-    ] {
-        if absent {
-            problems.report(*key, format!("this `webhook` has no `{name}`"), help);
-        }
+    if raw.url.is_absent() {
+        problems.report(*key, "this `webhook` has no `url`", URL_HELP);
     }
-    let timeout = duration_in(
-        &raw.timeout,
-        Span::from_secs(2),
-        Span::from_millis(100)..=Span::from_secs(30),
-        problems,
-    );
-    let attempts = number_in(&raw.attempts, 8, 1..=20, problems);
-    let secret = secret(raw, env, problems);
+    if raw.secret.is_absent() {
+        let help = "add `secret: \"${HOOK_SECRET}\"`: the receiver verifies events with it";
+        problems.report(*key, "this `webhook` has no `secret`", help);
+    }
+    let (mut timeout, mut attempts) = (Span::from_secs(2), 8);
+    duration_in(&raw.timeout, &mut timeout, 100..=30_000, problems);
+    number_in(&raw.attempts, &mut attempts, 1..=20, problems);
+    let given = text("secret", &raw.secret, env, problems);
+    if let (Some(at), Some(1..MIN_SECRET)) = (raw.secret.get(), given.as_ref().map(String::len)) {
+        problems.report(at.place, "the `secret` is too short", secret_help());
+    }
     let url = raw.url.get().and_then(|at| {
         let text = expand(at, env, problems)?;
-        url(&text)
-            .map_err(|(message, help)| problems.report(at.place, message, help))
-            .ok()
+        problems.accept(at.place, url(&text))
     });
     Some(Webhook {
         url: url?,
-        secret: secret?,
+        secret: Secret::new(given?),
         timeout,
         attempts,
     })
 }
 
-fn secret(raw: &RawWebhook, env: Env<'_>, problems: &mut Problems<'_>) -> Option<Secret> {
-    let secret = Secret::new(text("secret", &raw.secret, env, problems)?);
-    let place = raw.secret.get().map_or_else(Place::default, |at| at.place);
-    let length = secret.expose().len();
-    if (1..MIN_SECRET).contains(&length) {
-        problems.report(
-            place,
-            "the `secret` is too short",
-            format!(
-                "use at least {MIN_SECRET} random bytes, such as `openssl rand -hex 32` prints"
-            ),
-        );
-    }
-    Some(secret)
-}
-
 /// Errors never quote the URL: the part after the host is a secret.
-fn url(text: &str) -> Result<WebhookUrl, (String, &'static str)> {
-    let wrong = |error: UrlError| match error {
-        UrlError::NoScheme => ("the URL has no scheme".to_owned(), URL_HELP),
-        error => (error.to_string(), URL_HELP),
-    };
+fn url(text: &str) -> Result<WebhookUrl, BadValue> {
+    let wrong = |error: UrlError| BadValue::new(error.to_string(), URL_HELP);
     let (before, query) = text.split_at(text.find('?').unwrap_or(text.len()));
     let parts = match Parts::of(before) {
         Err(UrlError::Query) => {
-            let message = "the URL has a fragment".to_owned();
-            return Err((
-                message,
-                "remove the `#` and the text after it: a fragment is never sent",
-            ));
+            let help = "remove the `#` and the text after it: a fragment is never sent";
+            return Err(BadValue::new("the URL has a fragment", help));
         }
         parts => parts.map_err(wrong)?,
     };
@@ -255,21 +213,19 @@ fn url(text: &str) -> Result<WebhookUrl, (String, &'static str)> {
         "https" => true,
         scheme => {
             let message = format!("events cannot be sent by `{scheme}`");
-            return Err((message, "use https://, or http:// within your own network"));
+            let help = "use https://, or http:// within your own network";
+            return Err(BadValue::new(message, help));
         }
     };
     if parts.has_login() {
-        let message = "the URL has a user or a password".to_owned();
-        return Err((message, "remove it: events are signed with the `secret`"));
+        let help = "remove it: events are signed with the `secret`";
+        return Err(BadValue::new("the URL has a user or a password", help));
     }
     let (host, port) = address(parts.hosts, if tls { 443 } else { 80 }).map_err(wrong)?;
     let target = format!("/{}{query}", parts.path);
     if !target.bytes().all(|byte| byte.is_ascii_graphic()) || query.contains('#') {
-        let message = "the path of the URL is malformed".to_owned();
-        return Err((
-            message,
-            "write it without spaces and fragments, and in ASCII",
-        ));
+        let help = "write it without spaces and fragments, and in ASCII";
+        return Err(BadValue::new("the path of the URL is malformed", help));
     }
     Ok(WebhookUrl {
         tls,

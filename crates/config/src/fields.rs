@@ -5,6 +5,9 @@ use std::ops::RangeInclusive;
 use tollgate_core::Span;
 use tollgate_rules::document::{At, Duration, Field, Problems, Text, Whole};
 
+use crate::secrets::Secret;
+use crate::store::Password;
+
 /// The fewest bytes that a secret may have.
 pub(crate) const MIN_SECRET: usize = 16;
 
@@ -21,41 +24,56 @@ pub(crate) fn text(
     let at = field.get()?;
     let text = expand(at, env, problems)?;
     if text.is_empty() {
-        problems.report(
-            at.place,
-            format!("`{name}` is empty"),
-            format!("write a value, or remove `{name}`"),
-        );
+        let help = format!("write a value, or remove `{name}`");
+        problems.report(at.place, format!("`{name}` is empty"), help);
     }
     Some(text)
 }
 
-/// Returns the number of a field, and reports one that is not in `range`.
-pub(crate) fn number_in<T>(
-    field: &Field<Whole>,
-    default: T,
-    range: std::ops::RangeInclusive<u64>,
+/// Returns a password, or the file that holds one. Reports both together.
+pub(crate) fn password(
+    (name, given): (&str, &Field<Text>),
+    (file_name, file): (&str, &Field<Text>),
+    env: Env<'_>,
     problems: &mut Problems<'_>,
-) -> T
-where
-    T: TryFrom<u64>,
-{
-    let Some(at) = field.get() else {
-        return default;
-    };
-    let value = at.value.0;
-    if range.contains(&value)
-        && let Ok(value) = T::try_from(value)
-    {
-        return value;
+) -> Option<Password> {
+    if let (Some(_), Some(key)) = (given.key(), file.key()) {
+        let message = format!("`{name}` and `{file_name}` cannot be used together");
+        problems.report(key, message, "keep one of the two");
     }
-    let (from, to) = range.into_inner();
-    problems.report(
-        at.place,
-        format!("{value} is not between {from} and {to}"),
-        format!("write a number from {from} to {to}"),
-    );
-    default
+    let given = text(name, given, env, problems);
+    let path = text(file_name, file, env, problems);
+    given
+        .map(|password| Password::Text(Secret::new(password)))
+        .or(path.map(|path| Password::File(path.into())))
+}
+
+/// The remedy for a secret that is too short.
+pub(crate) fn secret_help() -> String {
+    format!("use at least {MIN_SECRET} random bytes, such as `openssl rand -hex 32` prints")
+}
+
+/// Replaces `value` by the number of a field, if it is given, and reports one that is not in `range`.
+pub(crate) fn number_in<T: TryFrom<u64>>(
+    field: &Field<Whole>,
+    value: &mut T,
+    range: RangeInclusive<u64>,
+    problems: &mut Problems<'_>,
+) {
+    let Some(at) = field.get() else { return };
+    let given = at.value.0;
+    match T::try_from(given) {
+        Ok(given_in_range) if range.contains(&given) => *value = given_in_range,
+        _ => {
+            let (from, to) = range.into_inner();
+            let message = format!("{given} is not between {from} and {to}");
+            problems.report(
+                at.place,
+                message,
+                format!("write a number from {from} to {to}"),
+            );
+        }
+    }
 }
 
 /// Returns the text with `${VAR}` replaced; `None` if a variable is not set, which was reported.
@@ -69,16 +87,14 @@ pub(crate) fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -
             problems.report(at.place, "a `${` is not closed", "write ${NAME}");
             return None;
         };
-        let well_formed = !name.is_empty()
-            && !name.starts_with(|c: char| c.is_ascii_digit())
-            && name
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-        if !well_formed {
+        let in_names = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        let starts_with_digit = name.starts_with(|c: char| c.is_ascii_digit());
+        if name.is_empty() || starts_with_digit || !name.bytes().all(in_names) {
             // Never quoted: the text may be a part of a secret.
+            let message = "the text in `${}` is not the name of a variable";
             problems.report(
                 at.place,
-                "the text in `${}` is not the name of a variable",
+                message,
                 "write ${NAME}, with letters, digits and `_`",
             );
             return None;
@@ -86,11 +102,9 @@ pub(crate) fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -
         match env(name) {
             Some(value) => expanded.push_str(&value),
             None => {
-                problems.report(
-                    at.place,
-                    format!("the environment variable {name} is not set"),
-                    format!("set {name}, or write the value here"),
-                );
+                let message = format!("the environment variable {name} is not set");
+                let help = format!("set {name}, or write the value here");
+                problems.report(at.place, message, help);
                 complete = false;
             }
         }
@@ -100,24 +114,24 @@ pub(crate) fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -
     complete.then_some(expanded)
 }
 
-/// Returns the duration of a field, and reports one that is not in `range`.
+/// Replaces `value` by the duration of a field, if it is given, and reports one that is not in the range
+/// of `millis`.
 pub(crate) fn duration_in(
     field: &Field<Duration>,
-    default: Span,
-    range: RangeInclusive<Span>,
+    value: &mut Span,
+    millis: RangeInclusive<u64>,
     problems: &mut Problems<'_>,
-) -> Span {
-    let Some(at) = field.get() else {
-        return default;
-    };
-    let span = at.value.0;
-    if !range.contains(&span) {
-        let (from, to) = range.into_inner();
+) {
+    let Some(at) = field.get() else { return };
+    *value = at.value.0;
+    let (from, to) = millis.into_inner();
+    let (from, to) = (Span::from_millis(from), Span::from_millis(to));
+    if !(from..=to).contains(value) {
+        let message = format!("{value} is not between {from} and {to}");
         problems.report(
             at.place,
-            format!("{span} is not between {from} and {to}"),
+            message,
             format!("write a duration from {from} to {to}"),
         );
     }
-    span
 }

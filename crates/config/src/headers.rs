@@ -46,36 +46,27 @@ words! {
 }
 
 pub(crate) fn headers(raw: Option<&RawHeaders>, problems: &mut Problems<'_>) -> Headers {
-    let mut headers = Headers {
-        families: Families {
-            ietf: true,
-            ratelimit: true,
-            x_ratelimit: true,
-        },
-        problem_json: false,
+    let given = raw.and_then(|raw| raw.families.value());
+    let problem_json = raw.and_then(|raw| raw.problem_json.value());
+    let all = given.is_none();
+    let mut families = Families {
+        ietf: all,
+        ratelimit: all,
+        x_ratelimit: all,
     };
-    let Some(raw) = raw else {
-        return headers;
-    };
-    if let Some(given) = raw.families.value() {
-        let mut families = Families {
-            ietf: false,
-            ratelimit: false,
-            x_ratelimit: false,
+    for at in given.map_or(&[][..], |given| &given.0) {
+        let family = match at.value {
+            RawFamily::Ietf => &mut families.ietf,
+            RawFamily::RateLimit => &mut families.ratelimit,
+            RawFamily::XRateLimit => &mut families.x_ratelimit,
         };
-        for at in &given.0 {
-            let family = match at.value {
-                RawFamily::Ietf => &mut families.ietf,
-                RawFamily::RateLimit => &mut families.ratelimit,
-                RawFamily::XRateLimit => &mut families.x_ratelimit,
-            };
-            if std::mem::replace(family, true) {
-                let message = format!("`{}` is listed twice", at.value.name());
-                problems.report(at.place, message, "list each family once");
-            }
+        if std::mem::replace(family, true) {
+            let message = format!("`{}` is listed twice", at.value.name());
+            problems.report(at.place, message, "list each family once");
         }
-        headers.families = families;
     }
-    headers.problem_json = raw.problem_json.value().is_some_and(|flag| flag.0);
-    headers
+    Headers {
+        families,
+        problem_json: problem_json.is_some_and(|flag| flag.0),
+    }
 }

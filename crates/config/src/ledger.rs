@@ -5,11 +5,13 @@ use std::io;
 use std::path::PathBuf;
 
 use tollgate_core::Span;
-use tollgate_rules::document::{Duration, Field, Place, Problems, Size, Text, Whole, section};
+use tollgate_rules::document::{
+    BadValue, Duration, Field, Place, Problems, Size, Text, Whole, section,
+};
 
 use crate::fields::{Env, duration_in, number_in, text};
 use crate::secrets::Secret;
-use crate::store::{Parts, UrlError, address, decode, read_secret_file};
+use crate::store::{Parts, UrlError, address, decode, host_port, read_secret_file};
 
 /// The default port of PostgreSQL.
 const PORT: u16 = 5432;
@@ -62,7 +64,7 @@ impl PostgresUrl {
         let url = read_secret_file(path, "an address")?;
         match check(&String::from_utf8_lossy(url.expose())) {
             Ok(_) => Ok(url),
-            Err(wrong) => Err(io::Error::new(io::ErrorKind::InvalidData, wrong.message)),
+            Err(bad) => Err(io::Error::new(io::ErrorKind::InvalidData, bad.message)),
         }
     }
 }
@@ -95,31 +97,19 @@ impl fmt::Display for LedgerDatabase {
     }
 }
 
-/// A problem of an address and its remedy. Neither quotes the address.
-pub(crate) struct BadUrl {
-    pub(crate) message: String,
-    pub(crate) help: &'static str,
-}
-
-/// Checks the address of a PostgreSQL, and returns the part of it that may be shown.
-pub(crate) fn check(text: &str) -> Result<String, BadUrl> {
+/// Checks the address of a PostgreSQL, and returns the part of it that may be shown. Neither the message
+/// nor the remedy of an error quotes the address.
+pub(crate) fn check(text: &str) -> Result<String, BadValue> {
     const HELP: &str = "write an address such as postgres://user:${PGPASSWORD}@host:5432/database";
-    let wrong = |message: String, help| BadUrl { message, help };
-    let of_url = |error: UrlError| match error {
-        UrlError::NoScheme => wrong("the URL has no scheme".to_owned(), HELP),
-        UrlError::BareIpv6 => wrong(
-            error.to_string(),
-            "an IPv6 address stands in brackets, such as [::1]:5432",
-        ),
-        UrlError::SeveralHosts => wrong(
-            error.to_string(),
-            "name one host: the one that accepts writes",
-        ),
-        UrlError::BadEscape | UrlError::Unescaped => wrong(error.to_string(), error.help()),
-        UrlError::BadHost | UrlError::BadPort | UrlError::NoHost => {
-            wrong(error.to_string(), error.help())
-        }
-        _ => wrong(error.to_string(), HELP),
+    let of_url = |error: UrlError| {
+        let help = match error {
+            UrlError::BareIpv6 => "an IPv6 address stands in brackets, such as [::1]:5432",
+            UrlError::SeveralHosts => "name one host: the one that accepts writes",
+            UrlError::BadEscape | UrlError::Unescaped => error.help(),
+            UrlError::BadHost | UrlError::BadPort | UrlError::NoHost => error.help(),
+            _ => HELP,
+        };
+        BadValue::new(error.to_string(), help)
     };
     // The driver reads the parameters, such as sslmode.
     let (address_part, query) = match text.rfind('@') {
@@ -130,28 +120,24 @@ pub(crate) fn check(text: &str) -> Result<String, BadUrl> {
         None => text.split_at(text.find('?').unwrap_or(text.len())),
     };
     if query.contains('#') || !query.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let message = "the parameters of the URL are malformed".to_owned();
-        return Err(wrong(
-            message,
-            "write ?name=value, such as ?sslmode=require",
+        let help = "write ?name=value, such as ?sslmode=require";
+        return Err(BadValue::new(
+            "the parameters of the URL are malformed",
+            help,
         ));
     }
     let parts = Parts::of(address_part).map_err(of_url)?;
     if !matches!(parts.scheme.as_str(), "postgres" | "postgresql") {
         let message = format!("`{}` is not a scheme of PostgreSQL", parts.scheme);
-        return Err(wrong(message, "use postgres://"));
+        return Err(BadValue::new(message, "use postgres://"));
     }
     parts.login().map_err(of_url)?;
     let (host, port) = address(parts.hosts, PORT).map_err(of_url)?;
     let database = decode(parts.path).map_err(of_url)?;
     if database.is_empty() || database.contains('/') {
-        return Err(wrong("the URL does not name a database".to_owned(), HELP));
+        return Err(BadValue::new("the URL does not name a database", HELP));
     }
-    let host = match host.contains(':') {
-        true => format!("[{host}]"),
-        false => host,
-    };
-    Ok(format!("postgres://{host}:{port}/{database}"))
+    Ok(format!("postgres://{}/{database}", host_port(&host, port)))
 }
 
 section! {
@@ -188,14 +174,25 @@ pub(crate) fn ledger(
         return None;
     };
     let raw = &at.value;
-    let flush_interval = duration_in(
+    let (mut flush_interval, mut max_queued) = (Span::from_millis(200), 100_000);
+    duration_in(
         &raw.flush_interval,
-        Span::from_millis(200),
-        Span::from_millis(10)..=Span::MINUTE,
+        &mut flush_interval,
+        10..=60_000,
         problems,
     );
-    let max_queued = number_in(&raw.max_queued, 100_000, 1_000..=10_000_000, problems);
-    let max_spill = max_spill(raw, problems);
+    let queued = 1_000..=10_000_000;
+    number_in(&raw.max_queued, &mut max_queued, queued, problems);
+    let max_spill = raw
+        .max_spill
+        .value()
+        .map_or(1_000 * MEGABYTE, |size| size.0);
+    if let Some(at) = raw.max_spill.get()
+        && !(MEGABYTE..=1_000_000 * MEGABYTE).contains(&max_spill)
+    {
+        let message = format!("{max_spill} bytes are not between 1MB and 1TB");
+        problems.report(at.place, message, "write a size such as 512MB or 10GB");
+    }
     let database = database(raw, *key, env, problems);
     let given = text("spill", &raw.spill, env, problems).map(PathBuf::from);
     let database = database?;
@@ -203,11 +200,8 @@ pub(crate) fn ledger(
     if let (LedgerDatabase::Sqlite(file), Some(at)) = (&database, raw.spill.get())
         && *file == spill
     {
-        problems.report(
-            at.place,
-            "`spill` is the database itself",
-            "name another file: entries wait there while the database is down",
-        );
+        let help = "name another file: entries wait there while the database is down";
+        problems.report(at.place, "`spill` is the database itself", help);
     }
     Some(Ledger {
         database,
@@ -216,21 +210,6 @@ pub(crate) fn ledger(
         spill,
         max_spill,
     })
-}
-
-fn max_spill(raw: &RawLedger, problems: &mut Problems<'_>) -> u64 {
-    let Some(at) = raw.max_spill.get() else {
-        return 1_000 * MEGABYTE;
-    };
-    let size = at.value.0;
-    if !(MEGABYTE..=1_000_000 * MEGABYTE).contains(&size) {
-        problems.report(
-            at.place,
-            format!("{size} bytes are not between 1MB and 1TB"),
-            "write a size such as 512MB or 10GB",
-        );
-    }
-    size
 }
 
 /// Exactly one database.
@@ -245,10 +224,10 @@ fn database(
         ("postgres", &raw.postgres),
         ("postgres_url_file", &raw.postgres_url_file),
     ];
-    let given = fields
-        .into_iter()
-        .filter_map(|(name, field)| Some((name, field.key()?)));
-    let given: Vec<_> = given.collect();
+    let given = fields.iter();
+    let given: Vec<_> = given
+        .filter_map(|(name, it)| Some((name, it.key()?)))
+        .collect();
     match given.as_slice() {
         [] => {
             problems.report(key, "`ledger` does not name a database", NO_DATABASE);
@@ -271,10 +250,7 @@ fn database(
     }
     if let Some(url) = text("postgres", &raw.postgres, env, problems) {
         let at = raw.postgres.get()?;
-        if let Err(wrong) = check(&url) {
-            problems.report(at.place, wrong.message, wrong.help);
-            return None;
-        }
+        problems.accept(at.place, check(&url))?;
         let url = PostgresUrl::Text(Secret::new(url));
         return Some(LedgerDatabase::Postgres(url));
     }
@@ -322,10 +298,6 @@ mod tests {
 
     use super::*;
 
-    fn shown(text: &str) -> Option<String> {
-        check(text).ok()
-    }
-
     #[test]
     fn addresses_are_shown_without_secrets() {
         for (text, expected) in [
@@ -343,7 +315,7 @@ mod tests {
                 "postgres://db:5432/t",
             ),
         ] {
-            assert_eq!(shown(text).as_deref(), Some(expected), "{text}");
+            assert_eq!(check(text).as_deref(), Ok(expected), "{text}");
             let url = PostgresUrl::Text(Secret::new(text.to_owned()));
             assert_eq!(url.to_string(), expected);
             assert!(!format!("{url:?}").contains("hunter2"));

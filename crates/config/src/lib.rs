@@ -35,8 +35,6 @@ mod headers;
 mod ledger;
 mod path;
 mod route;
-#[cfg(feature = "schema")]
-mod schema;
 mod secrets;
 mod server;
 mod store;
@@ -44,6 +42,8 @@ mod subjects;
 mod telemetry;
 mod tenant_files;
 
+#[cfg(feature = "schema")]
+pub use config::json_schema;
 pub use config::{Config, load, parse, read_text, tenant_paths};
 pub use diff::diff;
 pub use events::{Events, Webhook, WebhookUrl};
@@ -51,8 +51,6 @@ pub use headers::{Families, Headers};
 pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
 pub use path::{MAX_PATH, normal_path};
 pub use route::Routes;
-#[cfg(feature = "schema")]
-pub use schema::json_schema;
 pub use secrets::Secret;
 pub use server::{
     Admin, Grpc, Listen, Resp, Role, Server, ThrottleFailure, TlsFiles, Token, UnknownDomain,

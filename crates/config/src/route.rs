@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use tollgate_rules::Pattern;
-use tollgate_rules::document::{At, Field, List, Place, Problems, Short, Text, Texts, section};
+use tollgate_rules::document::{
+    At, BadValue, Field, List, Place, Problems, Short, Text, Texts, section,
+};
 
 use crate::path::normal_path;
 
@@ -41,10 +43,8 @@ impl Routes {
     /// its [normal form](crate::normal_path) and without its query.
     #[must_use]
     pub fn action(&self, method: &str, host: Option<&str>, path: &str) -> Option<&str> {
-        let route = self
-            .0
-            .iter()
-            .find(|route| route.matches(method, host, path))?;
+        let mut routes = self.0.iter();
+        let route = routes.find(|route| route.matches(method, host, path))?;
         Some(&route.action)
     }
 
@@ -106,11 +106,8 @@ pub(crate) fn routes(raw: Option<&List<RawRoute>>, problems: &mut Problems<'_>) 
         if let Some(first) = all {
             let line = problems.line_of(first);
             let place = Place::new(at.place.start, at.place.start);
-            problems.report(
-                place,
-                "this route is never reached",
-                format!("the route on line {line} matches everything: move it to the end"),
-            );
+            let help = format!("the route on line {line} matches everything: move it to the end");
+            problems.report(place, "this route is never reached", help);
             break;
         }
         if let Some(route) = route(at, problems) {
@@ -138,11 +135,9 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
     let name = action.value.0.as_str();
     let is_plain = |byte: u8| byte.is_ascii_graphic();
     if name.is_empty() || name.len() > MAX_ACTION || !name.bytes().all(is_plain) {
-        problems.report(
-            action.place,
-            format!("`{}` cannot be an action", Short(name)),
-            format!("use letters, digits and signs without spaces, {MAX_ACTION} at most"),
-        );
+        let message = format!("`{}` cannot be an action", Short(name));
+        let help = format!("use letters, digits and signs without spaces, {MAX_ACTION} at most");
+        problems.report(action.place, message, help);
     }
     Some(Route {
         methods: methods?,
@@ -156,7 +151,7 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
 fn values<T>(
     name: &str,
     field: &Field<Texts>,
-    read: fn(&str) -> Result<T, Wrong>,
+    read: fn(&str) -> Result<T, BadValue>,
     problems: &mut Problems<'_>,
 ) -> Option<Vec<T>> {
     let given = match field {
@@ -165,35 +160,20 @@ fn values<T>(
         Field::Given { at, .. } => at,
     };
     if given.value.0.is_empty() {
-        problems.report(
-            given.place,
-            format!("no {name} would match"),
-            format!("list at least one, or leave `{name}` out to match any"),
-        );
+        let help = format!("list at least one, or leave `{name}` out to match any");
+        problems.report(given.place, format!("no {name} would match"), help);
     }
-    let mut values = Vec::with_capacity(given.value.0.len());
-    for at in &given.value.0 {
-        match read(&at.value.0) {
-            Ok(value) => values.push(value),
-            Err(Wrong { message, help }) => problems.report(at.place, message, help),
-        }
-    }
+    let values = given.value.0.iter();
+    let values = values.filter_map(|at| problems.accept(at.place, read(&at.value.0)));
+    let values: Vec<T> = values.collect();
     (values.len() == given.value.0.len() && !values.is_empty()).then_some(values)
 }
 
-struct Wrong {
-    message: String,
-    help: String,
+fn wrong<T>(message: impl Into<String>, help: impl Into<String>) -> Result<T, BadValue> {
+    Err(BadValue::new(message, help))
 }
 
-fn wrong<T>(message: impl Into<String>, help: impl Into<String>) -> Result<T, Wrong> {
-    Err(Wrong {
-        message: message.into(),
-        help: help.into(),
-    })
-}
-
-fn method(text: &str) -> Result<String, Wrong> {
+fn method(text: &str) -> Result<String, BadValue> {
     let is_method = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     if text.is_empty() || text.len() > 32 || !text.bytes().all(is_method) {
         let help = "write one such as GET; leave `method` out to match any";
@@ -201,68 +181,44 @@ fn method(text: &str) -> Result<String, Wrong> {
     }
     let upper = text.to_ascii_uppercase();
     if upper != text {
-        return wrong(
-            format!("`{text}` is not a method"),
-            format!("methods are in capital letters: write {upper}"),
-        );
+        let help = format!("methods are in capital letters: write {upper}");
+        return wrong(format!("`{text}` is not a method"), help);
     }
     Ok(upper)
 }
 
-fn host(text: &str) -> Result<Pattern, Wrong> {
-    let text_shown = Short(text);
+fn host(text: &str) -> Result<Pattern, BadValue> {
+    let shown = Short(text);
     if !text.is_ascii() {
-        return wrong(
-            format!("`{text_shown}` is not ASCII"),
-            "clients send hosts in ASCII: write other letters in the xn-- form",
-        );
+        let help = "clients send hosts in ASCII: write other letters in the xn-- form";
+        return wrong(format!("`{shown}` is not ASCII"), help);
     }
-    if text.is_empty()
-        || text
-            .bytes()
-            .any(|byte| byte == b'/' || !byte.is_ascii_graphic())
-    {
+    let is_host = |byte: u8| byte != b'/' && byte.is_ascii_graphic();
+    if text.is_empty() || !text.bytes().all(is_host) {
         let help = "write a host such as api.example.com, or a glob such as *.example.com";
-        return wrong(format!("`{text_shown}` is not a host"), help);
+        return wrong(format!("`{shown}` is not a host"), help);
     }
     let after = text.rsplit_once(']').map_or(text, |(_, after)| after);
     if after.contains(':') {
-        return wrong(
-            format!("`{text_shown}` has a port"),
-            "remove the port: hosts are compared without it",
-        );
+        let help = "remove the port: hosts are compared without it";
+        return wrong(format!("`{shown}` has a port"), help);
     }
-    pattern(&text.to_ascii_lowercase())
+    Ok(Pattern::parse(&text.to_ascii_lowercase())?)
 }
 
-fn path(text: &str) -> Result<Pattern, Wrong> {
+fn path(text: &str) -> Result<Pattern, BadValue> {
     let shown = Short(text);
     if !text.starts_with(['/', '*']) {
-        return wrong(
-            format!("`{shown}` is not a path"),
-            format!("paths start with a slash: write \"/{shown}\""),
-        );
+        let help = format!("paths start with a slash: write \"/{shown}\"");
+        return wrong(format!("`{shown}` is not a path"), help);
     }
     let normal = normal_pattern(text);
     if normal != text {
-        return wrong(
-            format!("no path would match `{shown}`"),
-            format!(
-                "paths are compared in their normal form: write \"{}\"",
-                Short(&normal)
-            ),
-        );
+        let normal = Short(&normal);
+        let help = format!("paths are compared in their normal form: write \"{normal}\"");
+        return wrong(format!("no path would match `{shown}`"), help);
     }
-    pattern(text)
-}
-
-fn pattern(text: &str) -> Result<Pattern, Wrong> {
-    Pattern::parse(text).or_else(|_| {
-        wrong(
-            "a `\\` stands before a character that has no special meaning",
-            "write `\\\\` for a backslash, and a backslash only before `*`, `?` and `\\`",
-        )
-    })
+    Ok(Pattern::parse(text)?)
 }
 
 /// A glob of paths, with all but its wildcards in the normal form.

@@ -4,10 +4,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tollgate_rules::document::{
-    At, Field, List, Place, Problems, Short, Text, TextOrOff, Whole, section, words,
+    BadValue, Field, List, Problems, Short, Text, TextOrOff, Whole, section, words,
 };
 
-use crate::fields::{Env, MIN_SECRET, expand, number_in};
+use crate::fields::{Env, MIN_SECRET, expand, number_in, secret_help};
 use crate::secrets::Secret;
 
 words! {
@@ -194,66 +194,66 @@ pub(crate) fn subjects(
         if let Some(secret) = &subjects.hash_secret
             && secret.expose().len() < MIN_SECRET
         {
-            problems.report(
-                at.place,
-                format!("the secret has only {} bytes", secret.expose().len()),
-                format!(
-                    "use at least {MIN_SECRET} random bytes, such as `openssl rand -hex 32` prints"
-                ),
-            );
+            let message = format!("the secret has only {} bytes", secret.expose().len());
+            problems.report(at.place, message, secret_help());
         }
     }
     subjects.trusted_proxies = networks(&raw.trusted_proxies, problems);
     subjects.client_header = raw.client_header.value().copied();
     subjects.internal = networks(&raw.internal, problems);
-    let mut names = Names(Vec::new());
     if let Some(raw) = raw.headers.value() {
-        names.headers(raw, &mut subjects.headers, problems);
+        read_headers(raw, &mut subjects.headers, problems);
     }
-    names.check(&subjects.headers, problems);
-    if let Some(at) = raw.test_header.get() {
-        subjects.test_header = names.test(at, &subjects.headers, problems);
+    if let Some(at) = raw.test_header.get()
+        && let Some(header) = problems.accept(at.place, header_name(&at.value.0))
+    {
+        let named = named(&subjects.headers);
+        if let Some((other, _)) = named.iter().find(|(_, it)| *it == Some(&header)) {
+            let message = format!("`{header}` marks test traffic and names the `{other}`");
+            problems.report(at.place, message, "name another header");
+        }
+        subjects.test_header = Some(header);
     }
-    subjects.ipv6_prefix = number_in(&raw.ipv6_prefix, 64, 1..=128, problems);
-    subjects.max_keys = number_in(&raw.max_keys, 10_000_000, 1_000..=1_000_000_000, problems);
+    let prefix = &mut subjects.ipv6_prefix;
+    number_in(&raw.ipv6_prefix, prefix, 1..=128, problems);
+    let most = 1_000..=1_000_000_000;
+    number_in(&raw.max_keys, &mut subjects.max_keys, most, problems);
     subjects
 }
 
 fn networks(field: &Field<List<Text>>, problems: &mut Problems<'_>) -> Vec<IpNet> {
     let list = field.value().map_or(&[][..], |list| &list.0);
-    list.iter().filter_map(|at| network(at, problems)).collect()
+    let networks = list.iter().map(|at| (at.place, network(&at.value.0)));
+    networks
+        .filter_map(|(place, it)| problems.accept(place, it))
+        .collect()
 }
 
-fn network(at: &At<Text>, problems: &mut Problems<'_>) -> Option<IpNet> {
-    let text = at.value.0.as_str();
-    let message = format!("`{}` is not a network", Short(text));
-    match text.parse::<IpNet>() {
-        Ok(network) if network.trunc() != network => problems.report(
-            at.place,
-            format!("`{text}` is an address inside a network"),
-            format!("write the network, {}", network.trunc()),
-        ),
-        Ok(network) => match as_ipv4(network) {
-            None => return Some(network),
-            Some(plain) => problems.report(
-                at.place,
-                format!("`{text}` is an IPv4 network in IPv6 notation"),
-                format!("write {plain}: addresses are compared in their own notation"),
-            ),
-        },
-        Err(_) => match text.parse::<std::net::IpAddr>() {
-            Ok(address) => {
-                let network = IpNet::from(address.to_canonical());
-                problems.report(at.place, message, format!("write {network}"));
-            }
-            Err(_) => problems.report(
-                at.place,
-                message,
-                "write one such as 10.0.0.0/8 or fd00::/8",
-            ),
-        },
+fn network(text: &str) -> Result<IpNet, BadValue> {
+    let Ok(network) = text.parse::<IpNet>() else {
+        let help = match text.parse::<IpAddr>() {
+            Ok(address) => format!("write {}", IpNet::from(address.to_canonical())),
+            Err(_) => "write one such as 10.0.0.0/8 or fd00::/8".to_owned(),
+        };
+        return Err(BadValue::new(
+            format!("`{}` is not a network", Short(text)),
+            help,
+        ));
+    };
+    let whole = network.trunc();
+    if whole != network {
+        let message = format!("`{text}` is an address inside a network");
+        return Err(BadValue::new(
+            message,
+            format!("write the network, {whole}"),
+        ));
     }
-    None
+    let Some(plain) = as_ipv4(network) else {
+        return Ok(network);
+    };
+    let message = format!("`{text}` is an IPv4 network in IPv6 notation");
+    let help = format!("write {plain}: addresses are compared in their own notation");
+    Err(BadValue::new(message, help))
 }
 
 /// The IPv4 network that an IPv4-mapped IPv6 network stands for.
@@ -266,74 +266,42 @@ fn as_ipv4(network: IpNet) -> Option<IpNet> {
     IpNet::new(address.into(), prefix).ok()
 }
 
-/// The headers that the config names, and where.
-struct Names(Vec<(&'static str, Place)>);
-
-impl Names {
-    fn headers(
-        &mut self,
-        raw: &RawSubjectHeaders,
-        headers: &mut SubjectHeaders,
-        problems: &mut Problems<'_>,
-    ) {
-        let fields: [(&'static str, &Field<TextOrOff>, &mut Option<String>); 4] = [
-            ("api_key", &raw.api_key, &mut headers.api_key),
-            ("user", &raw.user, &mut headers.user),
-            (
-                "service_account",
-                &raw.service_account,
-                &mut headers.service_account,
-            ),
-            ("tenant", &raw.tenant, &mut headers.tenant),
-        ];
-        for (name, field, header) in fields {
-            if let Some(at) = field.get() {
-                let given = at.value.0.as_deref();
-                *header = given.and_then(|given| header_name(given, at.place, problems));
-                self.0.push((name, at.place));
-            }
+/// Reads the headers that the config names, and reports two fields with the same header.
+fn read_headers(
+    raw: &RawSubjectHeaders,
+    headers: &mut SubjectHeaders,
+    problems: &mut Problems<'_>,
+) {
+    let account = &mut headers.service_account;
+    let fields = [&raw.api_key, &raw.user, &raw.service_account, &raw.tenant];
+    let read = [
+        &mut headers.api_key,
+        &mut headers.user,
+        account,
+        &mut headers.tenant,
+    ];
+    for (field, header) in fields.iter().zip(read) {
+        if let Some(at) = field.get() {
+            let given = at.value.0.as_deref().map(header_name);
+            *header = given.and_then(|name| problems.accept(at.place, name));
         }
     }
-
-    /// Reports two that would be read from the same header.
-    fn check(&self, headers: &SubjectHeaders, problems: &mut Problems<'_>) {
-        let all = named(headers);
-        for (name, place) in &self.0 {
-            let own = all.iter().find(|(it, _)| it == name);
-            let Some((_, Some(header))) = own else {
-                continue;
-            };
-            let place_of = |name| self.0.iter().find(|(it, _)| *it == name).map(|it| it.1);
-            // If both are written, the later one is reported.
-            let clashes = all.iter().find(|(other, value)| {
-                let earlier = place_of(*other).is_none_or(|at| at.start < place.start);
-                other != name && *value == Some(header) && earlier
-            });
-            if let Some((other, _)) = clashes {
-                problems.report(
-                    *place,
-                    format!("`{name}` and `{other}` would be read from the same header"),
-                    format!("`{other}` is read from {header}: name another one, or write `off`"),
-                );
-            }
+    let all = named(headers);
+    for (field, (name, header)) in fields.iter().zip(all) {
+        let (Some(at), Some(header)) = (field.get(), header) else {
+            continue;
+        };
+        // If both are written, the later one is reported.
+        let mut others = fields.iter().zip(all);
+        let clash = others.find(|(field, (other, value))| {
+            let earlier = field.get().is_none_or(|it| it.place.start < at.place.start);
+            *other != name && *value == Some(header) && earlier
+        });
+        if let Some((_, (other, _))) = clash {
+            let message = format!("`{name}` and `{other}` would be read from the same header");
+            let help = format!("`{other}` is read from {header}: name another one, or write `off`");
+            problems.report(at.place, message, help);
         }
-    }
-
-    fn test(
-        &self,
-        at: &At<Text>,
-        headers: &SubjectHeaders,
-        problems: &mut Problems<'_>,
-    ) -> Option<String> {
-        let header = header_name(&at.value.0, at.place, problems)?;
-        if let Some((other, _)) = named(headers).iter().find(|(_, it)| *it == Some(&header)) {
-            problems.report(
-                at.place,
-                format!("`{header}` marks test traffic and names the `{other}`"),
-                "name another header",
-            );
-        }
-        Some(header)
     }
 }
 
@@ -347,32 +315,27 @@ fn named(headers: &SubjectHeaders) -> [(&'static str, Option<&String>); 4] {
 }
 
 /// The name of a header, in lower case.
-fn header_name(given: &str, place: Place, problems: &mut Problems<'_>) -> Option<String> {
+fn header_name(given: &str) -> Result<String, BadValue> {
     let name = given.to_ascii_lowercase();
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     if name.is_empty() || name.len() > MAX_HEADER || !name.bytes().all(is_token) {
-        problems.report(
-            place,
-            format!("`{}` cannot be the name of a header", Short(given)),
-            format!("use letters, digits and `-`, {MAX_HEADER} characters at most"),
-        );
-        return None;
+        let message = format!("`{}` cannot be the name of a header", Short(given));
+        let help = format!("use letters, digits and `-`, {MAX_HEADER} characters at most");
+        return Err(BadValue::new(message, help));
     }
     if name.ends_with("authorization") {
-        problems.report(
-            place,
+        let help = "one credential has many spellings there: let the proxy or the application put the key or the user into its own header";
+        return Err(BadValue::new(
             format!("`{given}` cannot identify the caller"),
-            "one credential has many spellings there: let the proxy or the application put the key or the user into its own header",
-        );
-        return None;
+            help,
+        ));
     }
     if TAKEN.contains(&name.as_str()) {
-        problems.report(
-            place,
+        let help = "name a header without another meaning, such as x-api-key";
+        return Err(BadValue::new(
             format!("`{given}` has another meaning"),
-            "name a header without another meaning, such as x-api-key",
-        );
-        return None;
+            help,
+        ));
     }
-    Some(name)
+    Ok(name)
 }

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use tollgate_rules::document::{Percent, Problems, Text, Whole, section};
+use tollgate_rules::document::{BadValue, Percent, Problems, Text, Whole, section};
 
 use crate::fields::{Env, expand, number_in};
-use crate::store::{Parts, UrlError, address};
+use crate::store::{Parts, UrlError, address, host_port};
 
 /// Traces and logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,12 +47,8 @@ pub struct OtlpUrl {
 impl fmt::Display for OtlpUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
-        let (host, port, path) = (&self.host, self.port, &self.path);
-        if host.contains(':') {
-            write!(f, "{scheme}://[{host}]:{port}{path}")
-        } else {
-            write!(f, "{scheme}://{host}:{port}{path}")
-        }
+        let address = host_port(&self.host, self.port);
+        write!(f, "{scheme}://{address}{}", self.path)
     }
 }
 
@@ -75,37 +71,30 @@ pub(crate) fn telemetry(
     env: Env<'_>,
     problems: &mut Problems<'_>,
 ) -> Telemetry {
-    let default = Telemetry::default();
+    let mut telemetry = Telemetry::default();
     let Some(raw) = raw else {
-        return default;
+        return telemetry;
     };
-    let mut otlp = None;
     if let Some(at) = raw.otlp.get()
         && let Some(text) = expand(at, env, problems)
     {
-        match url(&text) {
-            Ok(url) => otlp = Some(url),
-            Err((message, help)) => problems.report(at.place, message, help),
-        }
+        telemetry.otlp = problems.accept(at.place, url(&text));
     }
-    Telemetry {
-        otlp,
-        sample: raw.sample.get().map_or(default.sample, |at| at.value.0),
-        rejections_per_second: number_in(
-            &raw.rejections_per_second,
-            default.rejections_per_second,
-            0..=10_000,
-            problems,
-        ),
+    if let Some(sample) = raw.sample.value() {
+        telemetry.sample = sample.0;
     }
+    let rejections = &mut telemetry.rejections_per_second;
+    number_in(&raw.rejections_per_second, rejections, 0..=10_000, problems);
+    telemetry
 }
 
 /// Errors never quote the URL: it may hold a password.
-fn url(text: &str) -> Result<OtlpUrl, (String, &'static str)> {
+fn url(text: &str) -> Result<OtlpUrl, BadValue> {
     let wrong = |error: UrlError| match error {
-        UrlError::NoScheme => ("the URL has no scheme".to_owned(), HELP),
-        UrlError::Query => (error.to_string(), "end the URL after the port or the path"),
-        error => (error.to_string(), HELP),
+        UrlError::Query => {
+            BadValue::new(error.to_string(), "end the URL after the port or the path")
+        }
+        error => BadValue::new(error.to_string(), HELP),
     };
     let parts = Parts::of(text).map_err(wrong)?;
     let tls = match parts.scheme.as_str() {
@@ -113,31 +102,33 @@ fn url(text: &str) -> Result<OtlpUrl, (String, &'static str)> {
         "https" => true,
         "grpc" | "grpcs" => {
             let help = "traces are sent over HTTP: write http:// and the port for that, often 4318";
-            return Err(("OTLP over gRPC is not supported".to_owned(), help));
+            return Err(BadValue::new("OTLP over gRPC is not supported", help));
         }
         scheme => {
             let message = format!("`{scheme}` is not a scheme of OTLP");
-            return Err((message, "use http://, or https:// for TLS"));
+            return Err(BadValue::new(message, "use http://, or https:// for TLS"));
         }
     };
     if parts.has_login() {
-        let message = "the URL has a user or a password".to_owned();
-        return Err((message, "write only the host after `//`"));
+        let message = "the URL has a user or a password";
+        return Err(BadValue::new(message, "write only the host after `//`"));
     }
     let (host, port) = address(parts.hosts, if tls { 443 } else { 80 }).map_err(wrong)?;
     let path = parts.path.trim_end_matches('/');
     if path.ends_with("v1/traces") {
-        let message = "the URL ends with `/v1/traces`".to_owned();
-        return Err((message, "remove that: Tollgate adds it"));
+        let message = "the URL ends with `/v1/traces`";
+        return Err(BadValue::new(message, "remove that: Tollgate adds it"));
     }
     if !path.bytes().all(|byte| byte.is_ascii_graphic()) {
-        let message = "the path of the URL is malformed".to_owned();
-        return Err((message, "write it without spaces and in ASCII"));
+        let message = "the path of the URL is malformed";
+        return Err(BadValue::new(
+            message,
+            "write it without spaces and in ASCII",
+        ));
     }
-    let path = if path.is_empty() {
-        String::new()
-    } else {
-        format!("/{path}")
+    let path = match path {
+        "" => String::new(),
+        path => format!("/{path}"),
     };
     Ok(OtlpUrl {
         tls,

@@ -1,7 +1,7 @@
 //! Reading the files of a config: its own text, and its tenant files.
 //!
 //! A tenant file is YAML or JSON (a map of names to tenants, or a list of rows with a `tenant` each), or
-//! CSV with a column for each number. Every form becomes the map that `tenants` of a config is, and is
+//! CSV with a column for each number. Every form becomes the same map as `tenants` of a config, and is
 //! checked like it.
 
 use std::path::{Path, PathBuf};
@@ -20,42 +20,31 @@ const MAX_BYTES: u64 = 32 * 1024 * 1024;
 /// A directory with more files was named by mistake.
 const MAX_FILES: usize = 10_000;
 
-/// The form of a tenant file, by its extension.
-#[derive(Clone, Copy)]
-enum Form {
-    Yaml,
-    Csv,
-}
-
-impl Form {
-    fn of(path: &Path) -> Option<Form> {
-        match path.extension()?.to_str()? {
-            "yaml" | "yml" | "json" => Some(Form::Yaml),
-            "csv" => Some(Form::Csv),
-            _ => None,
-        }
-    }
+/// Whether the name of a file ends like that of a tenant file.
+fn is_tenant_file(path: &Path) -> bool {
+    let extension = path.extension().and_then(|it| it.to_str());
+    matches!(extension, Some("yaml" | "yml" | "json" | "csv"))
 }
 
 /// Reads the text of a file of at most `most` bytes.
 pub(crate) fn read(path: &Path, what: &str, most: u64) -> Result<String, ConfigError> {
     let name = path.display().to_string();
-    let unreadable = |error: &std::io::Error| {
-        let help = "check the path and its permissions";
-        ConfigError::unreadable(&name, format!("cannot read the {what}: {error}"), help)
-    };
-    let size = std::fs::metadata(path)
-        .map_err(|error| unreadable(&error))?
-        .len();
-    if size > most {
+    let unreadable = |error: std::io::Error| unreadable(path, what, &error);
+    if std::fs::metadata(path).map_err(unreadable)?.len() > most {
         return Err(too_large(&name, what, most));
     }
-    let bytes = std::fs::read(path).map_err(|error| unreadable(&error))?;
+    let bytes = std::fs::read(path).map_err(unreadable)?;
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         let message = format!("the {what} is not UTF-8 text (byte {at})");
         ConfigError::unreadable(&name, message, "save the file as UTF-8")
     })
+}
+
+fn unreadable(path: &Path, what: &str, error: &std::io::Error) -> ConfigError {
+    let message = format!("cannot read the {what}: {error}");
+    let help = "check the path and its permissions";
+    ConfigError::unreadable(&path.display().to_string(), message, help)
 }
 
 pub(crate) fn too_large(name: &str, what: &str, most: u64) -> ConfigError {
@@ -80,13 +69,13 @@ pub(crate) fn add_tenants(
     version.update(text.as_bytes());
     let paths = paths(&config.tenant_files, folder)?;
     let mut reader = TenantReader::new(&config.policy);
-    for (path, form) in &paths {
+    for path in &paths {
         let text = read(path, "tenant file", MAX_BYTES)?;
         version.update(&(text.len() as u64).to_le_bytes());
         version.update(text.as_bytes());
         let name = path.display().to_string();
         let mut problems = Problems::new(&text);
-        if let Some(root) = tenants(*form, &mut problems) {
+        if let Some(root) = tenants(path, &mut problems) {
             reader.add(&name, &root, &mut problems);
         }
         if !problems.is_empty() {
@@ -97,7 +86,7 @@ pub(crate) fn add_tenants(
     config.policy.version = version.finalize().to_hex()[..12].to_owned();
     let given = config.tenant_files.iter().map(|given| folder.join(given));
     config.watched = given.filter(|path| path.is_dir()).collect();
-    config.files = paths.into_iter().map(|(path, _)| path).collect();
+    config.files = paths;
     Ok(())
 }
 
@@ -107,8 +96,7 @@ pub(crate) fn all_paths(given: &[String], folder: &Path) -> Vec<PathBuf> {
     for given in given {
         let path = folder.join(given);
         if path.is_dir() {
-            let held = held(&path).unwrap_or_default();
-            all.extend(held.into_iter().map(|(path, _)| path));
+            all.extend(held(&path).unwrap_or_default());
         }
         all.push(path);
     }
@@ -116,19 +104,15 @@ pub(crate) fn all_paths(given: &[String], folder: &Path) -> Vec<PathBuf> {
 }
 
 /// The tenant files in order, with directories replaced by the files in them.
-fn paths(given: &[String], folder: &Path) -> Result<Vec<(PathBuf, Form)>, ConfigError> {
+fn paths(given: &[String], folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let mut paths = Vec::with_capacity(given.len());
     for given in given {
         let path = folder.join(given);
         if path.is_dir() {
-            let held = held(&path).map_err(|error| {
-                let message = format!("cannot read the tenant files: {error}");
-                let help = "check the path and its permissions";
-                ConfigError::unreadable(&path.display().to_string(), message, help)
-            })?;
+            let held = held(&path).map_err(|error| unreadable(&path, "tenant files", &error))?;
             paths.extend(held);
-        } else if let Some(form) = Form::of(&path) {
-            paths.push((path, form));
+        } else if is_tenant_file(&path) {
+            paths.push(path);
         } else {
             let message = "the name of this tenant file does not show its format".to_owned();
             let help = "end it with .yaml, .yml, .json or .csv";
@@ -140,7 +124,7 @@ fn paths(given: &[String], folder: &Path) -> Result<Vec<(PathBuf, Form)>, Config
 }
 
 /// The tenant files of a directory, by name. Other files and hidden files are ignored.
-fn held(folder: &Path) -> std::io::Result<Vec<(PathBuf, Form)>> {
+fn held(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut held = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -148,29 +132,25 @@ fn held(folder: &Path) -> std::io::Result<Vec<(PathBuf, Form)>> {
             let many = format!("the directory holds more than {MAX_FILES} files");
             return Err(std::io::Error::other(many));
         }
-        let hidden = path.file_name().is_some_and(|name| {
-            let name = name.as_encoded_bytes();
-            name.starts_with(b".")
-        });
-        if let (Some(form), false, false) = (Form::of(&path), hidden, path.is_dir()) {
-            held.push((path, form));
+        let name = path.file_name().unwrap_or_default();
+        let hidden = name.as_encoded_bytes().starts_with(b".");
+        if is_tenant_file(&path) && !hidden && !path.is_dir() {
+            held.push(path);
         }
     }
-    held.sort_by(|(a, _), (b, _)| a.cmp(b));
+    held.sort();
     Ok(held)
 }
 
 /// The tenants of a file as a map of names to tenants, unchecked.
-fn tenants(form: Form, problems: &mut Problems<'_>) -> Option<Node> {
-    match form {
-        Form::Csv => csv::parse(problems),
-        Form::Yaml => {
-            let root = parse_document(EMPTY_HELP, problems)?;
-            match &root.value {
-                Value::List(rows) => Some(by_name(root.place, rows, problems)),
-                _ => Some(root),
-            }
-        }
+fn tenants(path: &Path, problems: &mut Problems<'_>) -> Option<Node> {
+    if path.extension().is_some_and(|it| it == "csv") {
+        return csv::parse(problems);
+    }
+    let root = parse_document(EMPTY_HELP, problems)?;
+    match &root.value {
+        Value::List(rows) => Some(by_name(root.place, rows, problems)),
+        _ => Some(root),
     }
 }
 
@@ -190,11 +170,10 @@ fn by_name(place: Place, rows: &[Node], problems: &mut Problems<'_>) -> Node {
                 let rest = Node::map(row.place, rest.cloned().collect());
                 tenants.push((name.clone(), rest));
             }
-            None => problems.report(
-                row.place,
-                "this row has no `tenant`",
-                "write the value that the attribute `tenant` has for it",
-            ),
+            None => {
+                let help = "write the value that the attribute `tenant` has for it";
+                problems.report(row.place, "this row has no `tenant`", help);
+            }
         }
     }
     Node::map(place, tenants)

@@ -41,10 +41,8 @@ impl<'a> Attributes<'a> {
     /// The value of an attribute.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&'a str> {
-        self.0
-            .iter()
-            .find(|(known, _)| *known == name)
-            .map(|(_, value)| *value)
+        let found = self.0.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| *value)
     }
 
     /// All attributes, in the order they were first given.

@@ -5,11 +5,9 @@
 //! and a rule from code is the same as a rule from a file.
 
 use std::fmt::{self, Write as _};
-use std::num::NonZeroU16;
 
 use tollgate_core::backoff::Backoff;
 use tollgate_core::meter::Meter;
-use tollgate_core::quota::Quota;
 use tollgate_core::{Algorithm, Anchor, CarryOver, Leaky, Limit, Limiting, Rate, Span, Tick};
 
 use crate::document::{Short, percentage};
@@ -18,9 +16,6 @@ use crate::placement::Placement;
 use crate::policy::Policy;
 use crate::raw::AttributeType;
 use crate::rule::{Ceiling, FailurePolicy, Missing, Rule, RuleState};
-
-/// The text before the fields of the rule, and how many lines it has.
-const HEAD: &str = "version: 1";
 
 /// Builds a [`Rule`] in code.
 ///
@@ -168,10 +163,8 @@ impl RuleBuilder {
 
     /// Gives each subject an allowance of its own. These attributes make the subject.
     pub fn per<N: AsRef<str>>(self, attributes: impl IntoIterator<Item = N>) -> Self {
-        let names: Vec<String> = attributes
-            .into_iter()
-            .map(|it| quoted(it.as_ref()))
-            .collect();
+        let names = attributes.into_iter().map(|it| quoted(it.as_ref()));
+        let names: Vec<String> = names.collect();
         self.with("per", format!("[{}]", names.join(", ")))
     }
 
@@ -206,34 +199,30 @@ impl RuleBuilder {
     /// Lets denials lengthen the wait.
     pub fn backoff(self, backoff: &Backoff) -> Self {
         let it = backoff.schedule();
-        let mut text = format!(
-            "{{ after: {}, base: {}, factor: {}",
-            it.after, it.base, it.factor
-        );
-        let _ = write!(text, ", max: {}, forget: {}", it.max, it.forget);
+        let (after, base, factor, max) = (it.after, it.base, it.factor, it.max);
+        let mut text = format!("after: {after}, base: {base}, factor: {factor}, max: {max}");
+        let _ = write!(text, ", forget: {}", it.forget);
         if it.penalty > Span::ZERO {
             let _ = write!(text, ", penalty: {}", it.penalty);
         }
-        self.with("backoff", text + " }")
+        self.with("backoff", format!("{{ {text} }}"))
     }
 
     /// Sets what happens to counts when the numbers of the limit change.
     pub fn carry_over(mut self, carry_over: CarryOver) -> Self {
-        if carry_over != CarryOver::Keep && self.fields.iter().any(|(it, _)| *it == "carry_over") {
+        if !self.fields.iter().any(|(it, _)| *it == "carry_over") {
+            return self.with("carry_over", carry_over.name().to_owned());
+        }
+        if carry_over != CarryOver::Keep {
+            let message = "a quota that moves units into its next period keeps its counts";
+            let help = "leave `carry_over` out, or build the quota without rollover";
             self.problems.push(RuleProblem {
                 field: "carry_over",
-                message: "a quota that moves units into its next period keeps its counts"
-                    .to_owned(),
-                help: Some(
-                    "leave `carry_over` out, or build the quota without rollover".to_owned(),
-                ),
+                message: message.to_owned(),
+                help: Some(help.to_owned()),
             });
-            return self;
         }
-        if self.fields.iter().any(|(it, _)| *it == "carry_over") {
-            return self;
-        }
-        self.with("carry_over", carry_over.name().to_owned())
+        self
     }
 
     /// Sets how far below zero the allowance may go when a reservation is settled for more than it held.
@@ -241,7 +230,7 @@ impl RuleBuilder {
         self.with("overdraft", amount.to_string())
     }
 
-    /// Takes the limit from an attribute of the request, if it has it, up to `ceiling`.
+    /// Takes the limit from an attribute of the request, if the request has it, up to `ceiling`.
     pub fn limit_from(self, attribute: &str, ceiling: Ceiling) -> Self {
         self.with("limit_from", quoted(&format!("attributes.{attribute}")))
             .with("ceiling", ceiling.to_string())
@@ -265,7 +254,7 @@ impl RuleBuilder {
             Placement::Tenant => "tenant".to_owned(),
             Placement::Subject => "subject".to_owned(),
             Placement::Rule => "rule".to_owned(),
-            Placement::Sharded(parts) => format!("sharded({})", NonZeroU16::get(parts)),
+            Placement::Sharded(parts) => format!("sharded({parts})"),
         };
         self.with("placement", text)
     }
@@ -293,23 +282,23 @@ impl RuleBuilder {
     pub fn build(self) -> Result<Rule, RuleError> {
         // One line for each field, so that the line of a problem names the field.
         let mut names = vec!["version"];
-        let mut text = HEAD.to_owned();
+        let mut text = "version: 1".to_owned();
         if !self.attributes.is_empty() {
-            let kinds = self.attributes.iter();
-            let kinds: Vec<String> = kinds
-                .map(|(name, kind)| format!("{}: {}", quoted(name), kind.name()))
-                .collect();
+            let kind = |(name, kind): &(String, AttributeType)| {
+                format!("{}: {}", quoted(name), kind.name())
+            };
+            let kinds: Vec<String> = self.attributes.iter().map(kind).collect();
             let _ = write!(text, "\nattributes: {{ {} }}", kinds.join(", "));
             names.push("attributes");
         }
         let _ = write!(text, "\nrules:\n- id: {}", quoted(&self.id));
         names.extend(["rules", "id"]);
         if !self.matches.is_empty() {
-            let conditions = self.matches.iter().map(|(name, values)| {
+            let condition = |(name, values): &(String, Vec<String>)| {
                 let values: Vec<String> = values.iter().map(|it| quoted(it)).collect();
                 format!("{}: [{}]", quoted(name), values.join(", "))
-            });
-            let conditions: Vec<String> = conditions.collect();
+            };
+            let conditions: Vec<String> = self.matches.iter().map(condition).collect();
             let _ = write!(text, "\n  match: {{ {} }}", conditions.join(", "));
             names.push("match");
         }
@@ -340,7 +329,7 @@ impl RuleBuilder {
         })
     }
 
-    /// With this field in place of an earlier one of the same name.
+    /// Sets a field, in the place of an earlier one of the same name.
     fn with(mut self, name: &'static str, value: String) -> Self {
         self.set(name, value);
         self
@@ -364,15 +353,17 @@ impl RuleBuilder {
         }
         self.set("algorithm", limit.algorithm().name());
         match limit {
-            Limit::FixedWindow(_) | Limit::SlidingLog(_) | Limit::TwoWindow(_) => {
-                self.write_window(limit);
-                if matches!(limit, Limit::TwoWindow(_)) {
-                    self.set("estimate", "two-window");
+            Limit::FixedWindow(_)
+            | Limit::SlidingLog(_)
+            | Limit::TwoWindow(_)
+            | Limit::SlidingCounter(_) => {
+                self.set("limit", limit.capacity());
+                self.set("window", limit.window());
+                match limit {
+                    Limit::TwoWindow(_) => self.set("estimate", "two-window"),
+                    Limit::SlidingCounter(counter) => self.set("buckets", counter.parts().1),
+                    _ => {}
                 }
-            }
-            Limit::SlidingCounter(counter) => {
-                self.write_window(limit);
-                self.set("buckets", counter.parts().1);
             }
             Limit::TokenBucket(meter) => {
                 self.set("capacity", meter.capacity());
@@ -392,35 +383,28 @@ impl RuleBuilder {
                     }
                 }
             }
-            Limit::Quota(quota) => self.write_quota(quota),
+            Limit::Quota(quota) => {
+                let calendar = quota.calendar();
+                let (count, unit) = calendar.unit();
+                self.set("limit", quota.limit());
+                self.set("period", Every { count, unit });
+                self.set("timezone", calendar.zone().name());
+                if calendar.anchor() != Anchor::First {
+                    self.set("anchor", Start(calendar.anchor()));
+                }
+                if quota.grace() > 0 {
+                    self.set("grace", quota.grace());
+                }
+                if quota.rollover() > 0 {
+                    self.set("carry_over", quota.rollover());
+                }
+            }
             Limit::Concurrency(slots) => {
                 self.set("limit", slots.limit());
                 self.set("lease", slots.lease());
             }
             Limit::Unlimited(algorithm) => self.write_unlimited(*algorithm),
             Limit::Backoff(_) => {}
-        }
-    }
-
-    fn write_window(&mut self, limit: &Limit) {
-        self.set("limit", limit.capacity());
-        self.set("window", limit.window());
-    }
-
-    fn write_quota(&mut self, quota: &Quota) {
-        let calendar = quota.calendar();
-        let (count, unit) = calendar.unit();
-        self.set("limit", quota.limit());
-        self.set("period", Every { count, unit });
-        self.set("timezone", calendar.zone().name());
-        if calendar.anchor() != Anchor::First {
-            self.set("anchor", Start(calendar.anchor()));
-        }
-        if quota.grace() > 0 {
-            self.set("grace", quota.grace());
-        }
-        if quota.rollover() > 0 {
-            self.set("carry_over", quota.rollover());
         }
     }
 

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_core::{Enforcement, Key, Keyring, RuleSalt};
+use tollgate_core::{Enforcement, Key, Keyring};
 
 use crate::address;
 use crate::index::{Exact, Index};
-use crate::layers::{Layers, Tables};
+use crate::layers::{Layers, Tables, is_by_tenant};
 use crate::overrides::Override;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
@@ -61,17 +61,13 @@ impl RuleSet {
         overrides: &[Arc<Override>],
     ) -> RuleSet {
         let options = options.into();
-        let idle = overrides.iter().filter_map(|it| {
-            let why = it.misfit(policy)?;
-            Some((Arc::clone(it), why))
-        });
+        let idle = overrides.iter();
+        let idle = idle.filter_map(|it| Some((Arc::clone(it), it.misfit(policy)?)));
         let layers = Layers::new(policy, overrides);
         let tables = Tables::new(policy, &layers);
         let mut rules = policy.rules.clone();
         for rule in &mut rules {
-            if let Some(state) = layers.state(&rule.id, rule.state) {
-                rule.state = state;
-            }
+            rule.state = layers.state(&rule.id, rule.state).unwrap_or(rule.state);
         }
         let mut set = RuleSet {
             rules: Vec::new(),
@@ -119,10 +115,14 @@ impl RuleSet {
             Enforcement::Shadow | Enforcement::Instead(_) => &rule.id,
         };
         let salt = self.keyring.rule(name);
-        let tag = if self.tagged {
-            self.tag_from(rule, salt, subjects)
-        } else {
-            TagFrom::Nothing
+        let tag = match rule.placement {
+            _ if !self.tagged => TagFrom::Nothing,
+            Placement::Tenant if is_by_tenant(&rule.per) => {
+                TagFrom::Part(self.subject_of(&[TENANT], subjects))
+            }
+            Placement::Tenant | Placement::Subject => TagFrom::Subject,
+            Placement::Rule => TagFrom::Rule(salt.tag()),
+            Placement::Sharded(groups) => TagFrom::Group(salt.tag(), u64::from(groups.get())),
         };
         let source = rule.limit_from.as_ref();
         let source = source.map(|it| Source::new(it, &rule.counting.numbers, &mut self.symbols));
@@ -175,12 +175,9 @@ impl RuleSet {
             Cost::Fixed(cost) => CompiledCost::Fixed(*cost),
             Cost::Expr(expr) => CompiledCost::Expr(Arc::clone(expr)),
             Cost::Table(table) => {
-                let rows = table
-                    .rows
-                    .iter()
-                    .map(|(conditions, cost)| (self.conditions(conditions), self.cost(cost)))
-                    .collect();
-                CompiledCost::Table(rows, Box::new(self.cost(&table.otherwise)))
+                let rows = table.rows.iter();
+                let rows = rows.map(|(of, cost)| (self.conditions(of), self.cost(cost)));
+                CompiledCost::Table(rows.collect(), Box::new(self.cost(&table.otherwise)))
             }
         }
     }
@@ -194,29 +191,14 @@ impl RuleSet {
             self.subjects.len() - 1
         })
     }
-
-    fn tag_from(&mut self, rule: &Rule, salt: RuleSalt, subjects: &mut Subjects) -> TagFrom {
-        match rule.placement {
-            Placement::Tenant if rule.per.iter().any(|name| name == TENANT) => {
-                TagFrom::Part(self.subject_of(&[TENANT], subjects))
-            }
-            Placement::Tenant | Placement::Subject => TagFrom::Subject,
-            Placement::Rule => TagFrom::Rule(salt.tag()),
-            Placement::Sharded(groups) => TagFrom::Group(salt.tag(), u64::from(groups.get())),
-        }
-    }
 }
 
 /// The enabled candidates, and the rules that they may replace.
 fn candidates(rules: &[Rule]) -> Box<[(u32, u32)]> {
-    let place = |id: &str| (0..).zip(rules).find(|(_, rule)| *rule.id == *id);
-    let on = (0..)
-        .zip(rules)
-        .filter(|(_, rule)| rule.state != RuleState::Disabled);
-    let pairs = on.filter_map(|(candidate, rule): (u32, _)| {
-        let (current, _): (u32, _) = place(rule.candidate_of()?)?;
-        Some((candidate, current))
-    });
+    let place = |id: &str| (0u32..).zip(rules).find(|(_, rule)| *rule.id == *id);
+    let all = (0..).zip(rules);
+    let enabled = all.filter(|(_, rule)| rule.state != RuleState::Disabled);
+    let pairs = enabled.filter_map(|(at, rule)| Some((at, place(rule.candidate_of()?)?.0)));
     pairs.collect()
 }
 

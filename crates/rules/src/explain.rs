@@ -58,8 +58,8 @@ pub enum Effect {
 /// A number of a limit, and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumberFrom {
-    /// Which: its name in the config; `scale` for a share of the limit, `limit_from` for what a request
-    /// brings along.
+    /// The name of the number in the config; `scale` for a share of the limit, `limit_from` for a limit
+    /// that the request brings.
     pub name: &'static str,
     /// As it would be written.
     pub value: String,

@@ -34,7 +34,7 @@ struct Guard {
 pub(crate) type Exact<'r> = Vec<(Slot, Vec<&'r str>)>;
 
 impl Index {
-    /// An index of rules that ask for these values. Those that are not to be found are `None`.
+    /// An index of rules that ask for these values. A rule that must not be found is `None`.
     pub(crate) fn new(rules: &[Option<Exact<'_>>]) -> Index {
         let mut shared: HashMap<(Slot, &str), usize> = HashMap::new();
         let conditions = rules.iter().flatten().flatten();

@@ -85,17 +85,15 @@ pub enum Scope {
 /// The change that an override makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Replaces numbers.
     Numbers(Box<Numbers>),
-    /// Scales the limit, in hundredths of a percent.
+    /// The share of the limit that remains, in hundredths of a percent.
     Scale(u32),
-    /// Enforces, observes or disables the rule.
     State(RuleState),
 }
 
 impl Override {
-    /// Reads an override from a JSON object. Without a time at which it was set, that is `now`, in
-    /// milliseconds since 1970. A duration counts from then.
+    /// Reads an override from a JSON object. If the object does not say when the override was set, that
+    /// is `now`, in milliseconds since 1970. Its duration counts from then.
     ///
     /// ```
     /// let text = r#"{ "tenant": "acme", "rule": "api", "numbers": { "burst": 500 }, "for": "1d", "reason": "launch" }"#;
@@ -108,7 +106,7 @@ impl Override {
     /// # Errors
     /// If the text is not an override: everything that is wrong with it.
     pub fn parse(text: &str, now: u64) -> Result<Override, ConfigError> {
-        read(text, now, |_, _| {})
+        read(text, now, false)
     }
 
     /// Reads an override from a request, which must not contain the author, the time at which it was set
@@ -126,7 +124,7 @@ impl Override {
     /// If the text is not an override, or contains a field that a request must not have: everything that
     /// is wrong with it.
     pub fn parse_request(text: &str, now: u64) -> Result<Override, ConfigError> {
-        read(text, now, check_request)
+        read(text, now, true)
     }
 
     /// Sets the author.
@@ -140,29 +138,29 @@ impl Override {
     #[must_use]
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
+        let mut insert = |field: &str, value| drop(object.insert(field.to_owned(), value));
         match &self.scope {
             Scope::Everyone => {}
-            Scope::Plan(plan) => drop(object.insert("plan".to_owned(), json!(**plan))),
-            Scope::Tenant(tenant) => drop(object.insert("tenant".to_owned(), json!(**tenant))),
+            Scope::Plan(plan) => insert("plan", json!(**plan)),
+            Scope::Tenant(tenant) => insert("tenant", json!(**tenant)),
         }
         if let Some(rule) = &self.rule {
-            object.insert("rule".to_owned(), json!(**rule));
+            insert("rule", json!(**rule));
         }
-        let (field, value) = match &self.change {
+        match &self.change {
             Change::Numbers(numbers) => {
                 let given = numbers.given();
                 let given = given.map(|(name, value)| (name.to_owned(), Value::String(value)));
-                ("numbers", Value::Object(given.collect()))
+                insert("numbers", Value::Object(given.collect()));
             }
-            Change::Scale(hundredths) => ("scale", json!(percentage(*hundredths))),
-            Change::State(state) => ("state", json!(state.name())),
-        };
-        object.insert(field.to_owned(), value);
-        object.insert("reason".to_owned(), json!(self.reason));
-        object.insert("author".to_owned(), json!(self.author));
-        object.insert("setAtEpochMillis".to_owned(), json!(self.set_at));
+            Change::Scale(hundredths) => insert("scale", json!(percentage(*hundredths))),
+            Change::State(state) => insert("state", json!(state.name())),
+        }
+        insert("reason", json!(self.reason));
+        insert("author", json!(self.author));
+        insert("setAtEpochMillis", json!(self.set_at));
         if let Some(at) = self.expires_at {
-            object.insert("expiresAtEpochMillis".to_owned(), json!(at));
+            insert("expiresAtEpochMillis", json!(at));
         }
         Value::Object(object)
     }
@@ -190,13 +188,7 @@ impl Override {
     #[must_use]
     pub fn effect(&self) -> String {
         match &self.change {
-            Change::Numbers(numbers) => {
-                let given = numbers.given();
-                let given: Vec<String> = given
-                    .map(|(name, value)| format!("{name} {value}"))
-                    .collect();
-                given.join(", ")
-            }
+            Change::Numbers(numbers) => numbers.to_string(),
             Change::Scale(hundredths) => format!("{} of the limit", percentage(*hundredths)),
             Change::State(state) => format!("state {}", state.name()),
         }
@@ -240,13 +232,18 @@ impl Override {
         {
             return Some(format!("there is no plan `{plan}`"));
         }
-        let Some(name) = &self.rule else {
-            return None;
-        };
+        let name = self.rule.as_ref()?;
         let of_rules = policy.rules.iter();
         let of_rules = of_rules.map(|it| (&it.id, it.allowance(), &it.per, &it.counting));
         let of_budgets = policy.budgets.iter();
-        let of_budgets = of_budgets.map(|it| (&it.name, &it.name, &it.per, &it.counting));
+        let of_budgets = of_budgets.map(|it| {
+            (
+                &it.name,
+                &it.name,
+                &it.allowance.per,
+                &it.allowance.counting,
+            )
+        });
         let mut all = of_rules.chain(of_budgets);
         let Some((_, allowance, per, counting)) = all.find(|(id, ..)| *id == name) else {
             return Some(format!("there is no rule or budget `{name}`"));
@@ -265,8 +262,8 @@ impl Override {
                 "tenants share the allowance of `{name}`: its `per` has no tenant"
             )),
             (Change::Scale(_), _) => None,
-            (Change::Numbers(numbers), _)
-                if numbers.timezone == Some(ZoneFrom::Tenant) && !is_by_tenant(per) =>
+            (Change::Numbers(it), _)
+                if it.timezone == Some(ZoneFrom::Tenant) && !is_by_tenant(per) =>
             {
                 Some(format!(
                     "tenants share the allowance of `{name}`, and it has one time zone"
@@ -287,12 +284,8 @@ impl fmt::Display for Scope {
     }
 }
 
-/// Reads an override; `check` may report further problems.
-fn read(
-    text: &str,
-    now: u64,
-    check: impl FnOnce(&RawOverride, &mut Problems<'_>),
-) -> Result<Override, ConfigError> {
+/// Reads an override. A `request` must not contain the fields that Tollgate sets itself.
+fn read(text: &str, now: u64, request: bool) -> Result<Override, ConfigError> {
     if text.len() > MAX_BYTES {
         let message = format!("an override is larger than {MAX_BYTES} bytes");
         return Err(ConfigError::unreadable("override", message, "shorten it"));
@@ -301,7 +294,9 @@ fn read(
     let raw = parse_document(EMPTY, &mut problems)
         .and_then(|root| RawOverride::read(&root, &mut problems));
     let parsed = raw.and_then(|raw| {
-        check(&raw, &mut problems);
+        if request {
+            check_request(&raw, &mut problems);
+        }
         validated(&raw, now, &mut problems)
     });
     match parsed {
@@ -312,49 +307,34 @@ fn read(
 
 /// Reports fields that Tollgate sets itself.
 fn check_request(raw: &RawOverride, problems: &mut Problems<'_>) {
-    for (name, key, help) in [
-        (
-            "author",
-            raw.author.key(),
-            "remove it: Tollgate records the name of the token",
-        ),
-        (
-            "setAtEpochMillis",
-            raw.set_at.key(),
-            "remove it: Tollgate records the time",
-        ),
-        (
-            "expiresAtEpochMillis",
-            raw.expires_at.key(),
-            "write a duration instead, such as \"for\": \"1h\"",
-        ),
-    ] {
+    let mut check = |name, key, help| {
         if let Some(key) = key {
-            let message = format!("a request cannot set `{name}`");
-            problems.report(key, message, help);
+            problems.report(key, format!("a request cannot set `{name}`"), help);
         }
-    }
+    };
+    let help = "remove it: Tollgate records the name of the token";
+    check("author", raw.author.key(), help);
+    let help = "remove it: Tollgate records the time";
+    check("setAtEpochMillis", raw.set_at.key(), help);
+    let help = "write a duration instead, such as \"for\": \"1h\"";
+    check("expiresAtEpochMillis", raw.expires_at.key(), help);
 }
 
 fn validated(raw: &RawOverride, now: u64, problems: &mut Problems<'_>) -> Option<Override> {
     let scope = scope(raw, problems);
     let rule = raw.rule.get().map(|at| name(at, problems));
     let change = change(raw, &scope, problems);
-    let reason = match raw.reason.get() {
-        Some(at) if at.value.0.trim().is_empty() || at.value.0.len() > MAX_REASON => {
-            let help = format!("write the reason in a few words, {MAX_REASON} bytes at most");
-            problems.report(at.place, "the reason is empty or too long", help);
-            return None;
-        }
-        Some(at) => at.value.0.clone(),
-        None => {
-            if raw.reason.is_absent() {
-                let help = "add a `reason` in a few words";
-                problems.report(Place::default(), "an override needs a `reason`", help);
-            }
-            return None;
-        }
-    };
+    if raw.reason.is_absent() {
+        let help = "add a `reason` in a few words";
+        problems.report(Place::default(), "an override needs a `reason`", help);
+    }
+    let at = raw.reason.get()?;
+    let reason = at.value.0.clone();
+    if reason.trim().is_empty() || reason.len() > MAX_REASON {
+        let help = format!("write the reason in a few words, {MAX_REASON} bytes at most");
+        problems.report(at.place, "the reason is empty or too long", help);
+        return None;
+    }
     let set_at = raw.set_at.value().map_or(now, |it| it.0);
     let expires_at = match (raw.expires_at.value(), raw.lasts.value()) {
         (Some(at), _) => Some(at.0),
@@ -362,21 +342,17 @@ fn validated(raw: &RawOverride, now: u64, problems: &mut Problems<'_>) -> Option
         (None, None) => None,
     };
     if scope == Scope::Everyone && expires_at.is_none() {
-        problems.report(
-            Place::default(),
-            "an override for everyone needs an end",
-            "add a duration, such as \"for\": \"1h\", or name a `tenant` or a `plan`",
-        );
+        let message = "an override for everyone needs an end";
+        let help = "add a duration, such as \"for\": \"1h\", or name a `tenant` or a `plan`";
+        problems.report(Place::default(), message, help);
     }
+    let author = raw.author.get().map(|at| name(at, problems).to_string());
     Some(Override {
         scope,
         rule,
         change: change?,
         reason,
-        author: raw
-            .author
-            .get()
-            .map_or_else(String::new, |at| name(at, problems).as_ref().to_owned()),
+        author: author.unwrap_or_default(),
         set_at,
         expires_at,
     })
@@ -408,11 +384,8 @@ fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Opti
     let given: Vec<Place> = given.into_iter().flatten().collect();
     let [place] = given.as_slice() else {
         let place = given.get(1).copied().unwrap_or_default();
-        problems.report(
-            place,
-            "an override makes exactly one change",
-            "write one of `numbers`, `scale` and `state`",
-        );
+        let help = "write one of `numbers`, `scale` and `state`";
+        problems.report(place, "an override makes exactly one change", help);
         return None;
     };
     if let Some(state) = raw.state.value() {
@@ -421,12 +394,8 @@ fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Opti
             problems.report(*place, "an override of `state` applies to everyone", help);
         }
         if *state == RuleState::Enforce && raw.rule.is_absent() {
-            let help = "add the `rule` to enforce";
-            problems.report(
-                *place,
-                "`enforce` needs a rule: some rules only observe on purpose",
-                help,
-            );
+            let message = "`enforce` needs a rule: some rules only observe on purpose";
+            problems.report(*place, message, "add the `rule` to enforce");
         }
         return Some(Change::State(*state));
     }

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::document::BadValue;
+
 /// A value to match, or a glob of values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
@@ -30,6 +32,14 @@ enum Token {
 /// A backslash that escapes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrayBackslash;
+
+impl From<StrayBackslash> for BadValue {
+    fn from(_: StrayBackslash) -> BadValue {
+        let help = "write `\\\\` for a backslash, and a backslash only before `*`, `?` and `\\`";
+        let message = "a `\\` stands before a character that has no special meaning";
+        BadValue::new(message, help)
+    }
+}
 
 impl Pattern {
     /// Reads a value or a glob.
@@ -91,12 +101,11 @@ impl fmt::Display for Pattern {
 }
 
 fn literal(tokens: &[Token]) -> Option<Box<str>> {
-    tokens
-        .iter()
-        .map(|token| match token {
-            Token::Char(c) => Some(*c),
-            Token::One | Token::Run => None,
-        })
+    let chars = tokens.iter().map(|token| match token {
+        Token::Char(c) => Some(*c),
+        Token::One | Token::Run => None,
+    });
+    chars
         .collect::<Option<String>>()
         .map(String::into_boxed_str)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::document::{BadNumber, Node, Problems, Read, Short, nearest, number, schema, whole};
+use crate::document::{BadValue, Node, Problems, Read, Short, nearest, number, schema, whole};
 use tollgate_core::calendar::MAX_EVERY;
 use tollgate_core::{Anchor, Calendar, Span, Unit, Zone};
 
@@ -10,7 +10,7 @@ const HELP: &str = "write hour, day, week, month or year, or several, such as `3
 const ANCHOR_HELP: &str =
     "write the day that a period begins on: 15 of a month, monday of a week, 04-01 of a year";
 
-/// The days of the week, Monday first.
+/// Monday first, as [`Anchor::Weekday`] counts.
 const WEEKDAYS: [&str; 7] = [
     "monday",
     "tuesday",
@@ -64,7 +64,7 @@ schema!(Every, "Period", _generator => {
     "examples": ["hour", "day", "week", "month", "year", "3 months"],
 });
 
-fn every(text: &str) -> Result<Every, BadNumber> {
+fn every(text: &str) -> Result<Every, BadValue> {
     let (count, name) = match text.split_once(' ') {
         Some((count, name)) => (Some(count), name.trim_start()),
         None => (None, text),
@@ -76,48 +76,43 @@ fn every(text: &str) -> Result<Every, BadNumber> {
     let count = count.map_or(Ok(1), whole)?;
     let fits = (1..=u64::from(MAX_EVERY)).contains(&count);
     let Some(count) = u16::try_from(count).ok().filter(|_| fits) else {
-        return Err(BadNumber::new(
+        let help = format!("write from 1 to {MAX_EVERY} of a unit, such as `3 months`");
+        return Err(BadValue::new(
             format!("`{}` is not a period", Short(text)),
-            format!("write from 1 to {MAX_EVERY} of a unit, such as `3 months`"),
+            help,
         ));
     };
     let nominal = Calendar::new(count, unit, Anchor::First, Zone::utc());
     if nominal.is_ok_and(|it| it.nominal() >= Span::MAX) {
         let message = format!("`{}` is longer than 71 years", Short(text));
-        return Err(BadNumber::new(message, "write a shorter period"));
+        return Err(BadValue::new(message, "write a shorter period"));
     }
     Ok(Every { count, unit })
 }
 
 /// Why a text is not a period, with the period that was probably meant.
-fn no_period(text: &str) -> BadNumber {
+fn no_period(text: &str) -> BadValue {
     let digits = text.find(|c: char| !c.is_ascii_digit());
     let (amount, unit) = text.split_at(digits.unwrap_or(text.len()));
     if let (Ok(count), false) = (whole(amount), unit.contains(' ')) {
-        let span = format!("`{}` is a duration, not a calendar period", Short(text));
-        let instead = "`algorithm: fixed-window` counts durations";
+        let message = format!("`{}` is a duration, not a calendar period", Short(text));
+        let instead =
+            format!("`algorithm: fixed-window` counts durations such as `window: {text}`");
+        let counted = |unit: &str| match count {
+            1 => unit.to_owned(),
+            _ => format!("{count} {unit}s"),
+        };
         let help = match unit {
-            "" => {
-                let message = format!("`{}` has no unit", Short(text));
-                return BadNumber::new(message, HELP);
-            }
-            "us" | "ms" | "s" | "m" => {
-                format!("the shortest period is an `hour`; {instead} such as `window: {text}`")
-            }
-            "h" => format!(
-                "write {}; {instead} such as `window: {text}`",
-                or(count, "hour", "day")
-            ),
-            "d" => format!(
-                "write {}; {instead} such as `window: {text}`",
-                or(count, "day", "month")
-            ),
-            "w" => format!("write `{}`", counted(count, "week")),
-            "mo" => format!("write `{}`", counted(count, "month")),
-            "y" => format!("write `{}`", counted(count, "year")),
+            "" => return BadValue::new(format!("`{}` has no unit", Short(text)), HELP),
+            "us" | "ms" | "s" | "m" => format!("the shortest period is an `hour`; {instead}"),
+            "h" => format!("write `{}`, or `day`; {instead}", counted("hour")),
+            "d" => format!("write `{}`, or `month`; {instead}", counted("day")),
+            "w" => format!("write `{}`", counted("week")),
+            "mo" => format!("write `{}`", counted("month")),
+            "y" => format!("write `{}`", counted("year")),
             _ => HELP.to_owned(),
         };
-        return BadNumber::new(span, help);
+        return BadValue::new(message, help);
     }
     let lower = text.to_lowercase();
     let known = WORDS.iter().find(|(word, _)| *word == lower);
@@ -127,18 +122,7 @@ fn no_period(text: &str) -> BadNumber {
         Some(meant) => format!("write `{meant}`"),
         None => HELP.to_owned(),
     };
-    BadNumber::new(format!("`{}` is not a period", Short(text)), help)
-}
-
-fn counted(count: u64, unit: &str) -> String {
-    match count {
-        1 => unit.to_owned(),
-        _ => format!("{count} {unit}s"),
-    }
-}
-
-fn or(count: u64, unit: &str, next: &str) -> String {
-    format!("`{}`, or `{next}`", counted(count, unit))
+    BadValue::new(format!("`{}` is not a period", Short(text)), help)
 }
 
 /// The day that a period begins on.
@@ -171,17 +155,15 @@ schema!(Start, "Anchor", _generator => { "anyOf": [
             { "type": "string", "pattern": "^([1-9]|[12][0-9]|3[01]|[01][0-9]-[0-3][0-9])$", "examples": ["04-01"] },
         ] });
 
-fn anchor(text: &str) -> Result<Anchor, BadNumber> {
+fn anchor(text: &str) -> Result<Anchor, BadValue> {
     if let Some(day) = (1u8..).zip(WEEKDAYS).find(|(_, name)| *name == text) {
         return Ok(Anchor::Weekday(day.0));
     }
     if let Ok(day) = whole(text) {
         let day = u8::try_from(day).ok().filter(|day| (1..=31).contains(day));
         return day.map(Anchor::Day).ok_or_else(|| {
-            BadNumber::new(
-                format!("no month has a day {}", Short(text)),
-                "write a day from 1 to 31: a shorter month uses its last day",
-            )
+            let help = "write a day from 1 to 31: a shorter month uses its last day";
+            BadValue::new(format!("no month has a day {}", Short(text)), help)
         });
     }
     let parts: Vec<&str> = text.split('-').collect();
@@ -193,25 +175,22 @@ fn anchor(text: &str) -> Result<Anchor, BadNumber> {
     let meant = match lower.as_str() {
         "last" | "end" => Some("31"),
         "first" | "start" => Some("1"),
-        short if short.len() >= 3 => {
-            let mut days = WEEKDAYS.into_iter();
-            days.find(|day| day.starts_with(short))
-        }
-        _ => None,
+        short if short.len() < 3 => None,
+        short => WEEKDAYS.into_iter().find(|day| day.starts_with(short)),
     };
     let help = match meant.or_else(|| nearest(text, WEEKDAYS)) {
         Some("31") => "write 31: a shorter month uses its last day".to_owned(),
         Some(meant) => format!("write `{meant}`"),
         None => ANCHOR_HELP.to_owned(),
     };
-    Err(BadNumber::new(
+    Err(BadValue::new(
         format!("`{}` is not a day", Short(text)),
         help,
     ))
 }
 
 /// A month and a day, such as `04-01`.
-fn month_day(text: &str, parts: &[&str]) -> Result<Anchor, BadNumber> {
+fn month_day(text: &str, parts: &[&str]) -> Result<Anchor, BadValue> {
     let parsed = match parts {
         [month, day] => month.parse::<u8>().ok().zip(day.parse::<u8>().ok()),
         _ => None,
@@ -221,21 +200,18 @@ fn month_day(text: &str, parts: &[&str]) -> Result<Anchor, BadNumber> {
             [_, month, day] => format!("remove the year: write {month:0>2}-{day:0>2}"),
             _ => "write a month and a day, such as 04-01".to_owned(),
         };
-        return Err(BadNumber::new(
-            format!("`{}` is not a day of a year", Short(text)),
-            help,
-        ));
+        let message = format!("`{}` is not a day of a year", Short(text));
+        return Err(BadValue::new(message, help));
     };
     let anchor = Anchor::MonthDay(month, day);
     if Calendar::new(1, Unit::Year, anchor, Zone::utc()).is_err() {
-        return Err(BadNumber::new(
-            format!("there is no {month:02}-{day:02} in any year"),
-            "write a month and a day, such as 04-01 for the first of April",
-        ));
+        let message = format!("there is no {month:02}-{day:02} in any year");
+        let help = "write a month and a day, such as 04-01 for the first of April";
+        return Err(BadValue::new(message, help));
     }
     if text.len() != 5 {
         let help = format!("write {month:02}-{day:02}: the month, then the day");
-        return Err(BadNumber::new(
+        return Err(BadValue::new(
             format!("`{text}` is not a month and a day"),
             help,
         ));
@@ -248,6 +224,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn rejected<T: fmt::Debug>(text: &str, read: Result<T, BadValue>, help: &str) {
+        let bad = read.expect_err(text);
+        assert!(bad.help.starts_with(help), "{text}: {}", bad.help);
+    }
 
     #[test]
     fn periods_are_units_or_several_of_them() {
@@ -282,8 +263,7 @@ mod tests {
             ("1.5 months", "write a whole number"),
             ("", "write hour, day"),
         ] {
-            let bad = every(text).expect_err(text);
-            assert!(bad.help.starts_with(help), "{text}: {}", bad.help);
+            rejected(text, every(text), help);
         }
     }
 
@@ -315,8 +295,7 @@ mod tests {
             ("someday", "write the day"),
             ("-1", "write the day"),
         ] {
-            let bad = anchor(text).expect_err(text);
-            assert!(bad.help.starts_with(help), "{text}: {}", bad.help);
+            rejected(text, anchor(text), help);
         }
     }
 

@@ -26,39 +26,29 @@ impl Read for Placement {
             Some("tenant") => return Some(Placement::Tenant),
             Some("subject") => return Some(Placement::Subject),
             Some("rule") => return Some(Placement::Rule),
-            Some("sharded") => problems.report(
-                node.place,
-                "`sharded` has no number of parts",
-                "add the number, such as sharded(16)",
-            ),
-            Some(text) => match shards(text) {
-                Some(Ok(shards)) => return Some(Placement::Sharded(shards)),
-                Some(Err(())) => problems.report(
-                    node.place,
-                    format!("`{}` has no usable number of parts", Short(text)),
-                    format!("write a number from 1 to {MAX_SHARDS}, such as sharded(16)"),
-                ),
-                None => unknown(node, problems),
-            },
-            None => unknown(node, problems),
+            Some("sharded") => {
+                let help = "add the number, such as sharded(16)";
+                problems.report(node.place, "`sharded` has no number of parts", help);
+                return None;
+            }
+            _ => {}
         }
-        None
+        let text = node.text().unwrap_or_default();
+        let parts = text.strip_prefix("sharded(");
+        let Some(parts) = parts.and_then(|parts| parts.strip_suffix(')')) else {
+            let words = ["tenant", "subject", "rule", "sharded(16)"];
+            no_such_word("a placement", &words, node, problems);
+            return None;
+        };
+        let parts = whole(parts).ok().filter(|parts| *parts <= MAX_SHARDS);
+        let parts = parts.and_then(|parts| NonZeroU16::new(u16::try_from(parts).ok()?));
+        if parts.is_none() {
+            let message = format!("`{}` has no usable number of parts", Short(text));
+            let help = format!("write a number from 1 to {MAX_SHARDS}, such as sharded(16)");
+            problems.report(node.place, message, help);
+        }
+        parts.map(Placement::Sharded)
     }
-}
-
-fn unknown(node: &Node, problems: &mut Problems<'_>) {
-    let words = ["tenant", "subject", "rule", "sharded(16)"];
-    no_such_word("a placement", &words, node, problems);
-}
-
-/// `None` if the text is not of this form.
-fn shards(text: &str) -> Option<Result<NonZeroU16, ()>> {
-    let number = text.strip_prefix("sharded(")?.strip_suffix(')')?;
-    let shards = whole(number)
-        .ok()
-        .filter(|shards| *shards <= MAX_SHARDS)
-        .and_then(|shards| NonZeroU16::new(u16::try_from(shards).ok()?));
-    Some(shards.ok_or(()))
 }
 
 schema!(Placement, "Placement", _generator => {

@@ -87,7 +87,7 @@ impl Policy {
     pub fn record_in_ledger(&mut self) {
         for rule in self.rules.iter_mut().filter(|it| it.durable_by_default) {
             rule.durability = Durability::Async;
-            // Other words are rejected beside a ledger.
+            // Beside a ledger, any other `carry_over` would have been rejected.
             rule.carry_over = CarryOver::Keep;
         }
     }
@@ -126,18 +126,15 @@ impl<'p> TenantReader<'p> {
             let name = tenant.value.as_str();
             if self.tenants.contains_key(name) {
                 let first = self.files.get(name).map_or("the config", |file| file);
-                problems.report(
-                    tenant.place,
-                    format!("the tenant `{name}` is given twice"),
-                    format!("it stands in {first} too: keep one of the two"),
-                );
+                let message = format!("the tenant `{name}` is given twice");
+                let help = format!("it stands in {first} too: keep one of the two");
+                problems.report(tenant.place, message, help);
             }
         }
         if problems.is_empty() {
             let file: Arc<str> = file.into();
-            let names = added.keys().cloned();
-            self.files
-                .extend(names.map(|name| (name, Arc::clone(&file))));
+            let names = added.keys().map(|name| (name.clone(), Arc::clone(&file)));
+            self.files.extend(names);
             self.tenants.extend(added);
         }
     }

@@ -176,12 +176,11 @@ impl Rule {
             Limit::Quota(quota) => {
                 let (count, unit) = quota.calendar().unit();
                 let (limit, every) = (quota.limit(), Every { count, unit });
-                match quota.grace() {
-                    0 => format!("{name}: {limit} in each {every}"),
-                    grace => {
-                        format!("{name}: {limit} in each {every}, and {grace} more with a warning")
-                    }
-                }
+                let grace = match quota.grace() {
+                    0 => String::new(),
+                    grace => format!(", and {grace} more with a warning"),
+                };
+                format!("{name}: {limit} in each {every}{grace}")
             }
             Limit::Concurrency(slots) => {
                 let (limit, lease) = (slots.limit(), slots.lease());
@@ -236,7 +235,7 @@ impl Rule {
         self.missing
     }
 
-    /// Whether the rule may deny. Do not ask a disabled rule.
+    /// Whether the rule may deny. The answer has no meaning for a disabled rule.
     #[must_use]
     pub fn enforcement(&self) -> Enforcement {
         match self.state {

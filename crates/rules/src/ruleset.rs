@@ -84,7 +84,7 @@ pub(crate) struct Compiled {
     /// Whether its usage is recorded in a ledger.
     pub(crate) ledgered: bool,
     pub(crate) overdraft: Overdraft,
-    /// The back-off that follows its denials, and the salt of the keys of that.
+    /// The back-off that follows the rule's denials, and the salt of the back-off's keys.
     pub(crate) backoff: Option<(Limit, RuleSalt)>,
 }
 
@@ -200,7 +200,7 @@ impl RuleSet {
         &self.rules
     }
 
-    /// The part of its keys that belongs to the rule at `index`.
+    /// The part of a key that belongs to the rule at `index`.
     #[must_use]
     pub fn salt(&self, index: u32) -> RuleSalt {
         self.compiled[index as usize].salt

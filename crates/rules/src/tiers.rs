@@ -22,14 +22,12 @@ pub struct Tiers {
     pub(crate) tenants: Arc<HashMap<Box<str>, Tenant>>,
 }
 
-/// A plan.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) name: Arc<str>,
     pub(crate) patches: Patches,
 }
 
-/// A tenant.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tenant {
     /// As an index of the plans.
@@ -43,11 +41,18 @@ pub(crate) struct Tenant {
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     pub(crate) name: Arc<str>,
+    pub(crate) allowance: Allowance,
+}
+
+/// The subject, the algorithm and the terms of a rule's own allowance or of a budget.
+#[derive(Clone, Debug)]
+pub(crate) struct Allowance {
     pub(crate) per: Vec<String>,
     pub(crate) counting: Counting,
     pub(crate) placement: Placement,
     pub(crate) carry_over: CarryOver,
     pub(crate) durability: Durability,
+    /// Whether the text leaves `durability` out, so that it is `async` if there is a ledger.
     pub(crate) durable_by_default: bool,
     pub(crate) overdraft: Option<Overdraft>,
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::document::{Node, Place, Problems, Read, Short, nearest, schema, wanted};
+use crate::document::{Node, Place, Problems, Read, Short, schema, suggestion, wanted};
 use tollgate_core::Zone;
 
 const HELP: &str = "write a name of the IANA database, such as Europe/Berlin or UTC";
@@ -71,10 +71,9 @@ fn help(text: &str) -> String {
         let city = name.rsplit('/').next().unwrap_or(name);
         city.eq_ignore_ascii_case(&spaced)
     });
-    let meant = city.map(String::as_str);
-    match meant.or_else(|| nearest(text, names.iter().map(String::as_str))) {
-        Some(meant) => format!("did you mean `{meant}`?"),
-        None => HELP.to_owned(),
+    match city {
+        Some(city) => format!("did you mean `{city}`?"),
+        None => suggestion(text, names.iter().map(String::as_str), HELP),
     }
 }
 

@@ -3,16 +3,14 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use tollgate_rules::document::{At, Field, Place, Problems, Short, Text};
+use tollgate_rules::document::{At, Field, List, Place, Problems, Short};
 use tollgate_rules::{ID_HELP, is_id};
 
-use super::raw::{Door, Listening, RawServer, RawTls, RawToken, TlsOrOff};
+use super::raw::{Door, Listening, RawServer, RawToken, TlsOrOff};
 use super::{
     Admin, Grpc, HTTP, Listen, OPEN_ADMIN, OPEN_ADMIN_HELP, Resp, Server, TlsFiles, Token, overlap,
 };
-use crate::fields::{Env, expand, text};
-use crate::secrets::Secret;
-use crate::store::Password;
+use crate::fields::{Env, expand, password, text};
 
 const MAX_TOKENS: usize = 256;
 /// Names that the audit trail gives to changes that no token asked for.
@@ -49,7 +47,9 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
     }
     server.resp = reader.listen("resp", &raw.resp, problems).map(Resp::new);
     if let Some(more) = raw.resp.value().and_then(Door::more) {
-        let password = reader.password(&more.password, &more.password_file, problems);
+        let given = ("password", &more.password);
+        let file = ("password_file", &more.password_file);
+        let password = password(given, file, env, problems);
         if let Some(resp) = &mut server.resp {
             resp.password = password;
             if let Some(policy) = more.on_store_failure.value() {
@@ -60,9 +60,7 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
     server.admin = reader.listen("admin", &raw.admin, problems).map(Admin::new);
     let more = raw.admin.value().and_then(Door::more);
     let given = more.map_or(&Field::Absent, |more| &more.tokens);
-    let tokens = given
-        .get()
-        .map(|at| tokens(&at.value.0, at.place, problems));
+    let tokens = given.get().map(|at| tokens(at, problems));
     if let Some(admin) = &mut server.admin {
         admin.tokens = tokens.unwrap_or_default();
         if let (true, true, Some(key)) = (admin.is_open(), given.is_absent(), raw.admin.key()) {
@@ -96,48 +94,21 @@ impl Reader<'_> {
             Door::Address(text) => (at.place, text),
             Door::More(more) => {
                 if more.address().is_absent() {
-                    problems.report(
-                        *key,
-                        format!("`{name}` has no `address`"),
-                        "add the address to listen on, such as `address: 127.0.0.1:8080`",
-                    );
+                    let help = "add the address to listen on, such as `address: 127.0.0.1:8080`";
+                    problems.report(*key, format!("`{name}` has no `address`"), help);
                 }
                 let at = more.address().get()?;
                 (at.place, &at.value)
             }
         };
-        let address = self.address(place, written, problems)?;
-        self.take(name, place, address, problems);
-        let tls = own.unwrap_or_else(|| self.tls.clone());
-        Some(Listen::new(address, tls))
-    }
-
-    fn address(
-        &self,
-        place: Place,
-        written: &Text,
-        problems: &mut Problems<'_>,
-    ) -> Option<SocketAddr> {
         let value = written.clone();
         let text = expand(&At { place, value }, self.env, problems)?;
-        let parsed = text.parse().ok();
-        if parsed.is_none() {
-            problems.report(
-                place,
-                format!("`{}` is not an address to listen on", Short(&text)),
-                "write an IP address and a port, such as 127.0.0.1:8080 or [::]:8080",
-            );
-        }
-        parsed
-    }
-
-    fn take(
-        &mut self,
-        name: &'static str,
-        place: Place,
-        address: SocketAddr,
-        problems: &mut Problems<'_>,
-    ) {
+        let Ok(address) = text.parse() else {
+            let message = format!("`{}` is not an address to listen on", Short(&text));
+            let help = "write an IP address and a port, such as 127.0.0.1:8080 or [::]:8080";
+            problems.report(place, message, help);
+            return None;
+        };
         let same = |(_, _, other): &&(&str, Option<Place>, SocketAddr)| overlap(*other, address);
         if let Some((other, at, taken)) = self.taken.iter().find(same) {
             let help = match at {
@@ -151,6 +122,8 @@ impl Reader<'_> {
             problems.report(place, message, help);
         }
         self.taken.push((name, Some(place), address));
+        let tls = own.unwrap_or_else(|| self.tls.clone());
+        Some(Listen::new(address, tls))
     }
 
     /// The files of a `tls` field: the outer `None` if there is no such field, the inner one for `off`.
@@ -166,14 +139,13 @@ impl Reader<'_> {
             TlsOrOff::Off => return Some(None),
             TlsOrOff::Files(raw) => raw,
         };
-        for (name, what, missing) in missing(raw) {
-            if missing {
-                let message = format!("this `tls` has no `{name}`");
-                problems.report(
-                    *key,
-                    message,
-                    format!("add the path of the {what} (a PEM file)"),
-                );
+        for (name, what, field) in [
+            ("cert", "certificate", &raw.cert),
+            ("key", "private key", &raw.key),
+        ] {
+            if field.is_absent() {
+                let help = format!("add the path of the {what} (a PEM file)");
+                problems.report(*key, format!("this `tls` has no `{name}`"), help);
             }
         }
         let mut path = |name, field| text(name, field, self.env, problems).map(PathBuf::from);
@@ -185,39 +157,13 @@ impl Reader<'_> {
             client_ca,
         }))
     }
-
-    fn password(
-        &self,
-        password: &Field<Text>,
-        file: &Field<Text>,
-        problems: &mut Problems<'_>,
-    ) -> Option<Password> {
-        if let (Some(_), Some(key)) = (password.key(), file.key()) {
-            let message = "`password` and `password_file` cannot be used together";
-            problems.report(key, message, "keep one of the two");
-        }
-        let given = text("password", password, self.env, problems);
-        let path = text("password_file", file, self.env, problems);
-        given
-            .map(|password| Password::Text(Secret::new(password)))
-            .or(path.map(|path| Password::File(path.into())))
-    }
 }
 
-fn missing(raw: &RawTls) -> [(&'static str, &'static str, bool); 2] {
-    [
-        ("cert", "certificate", raw.cert.is_absent()),
-        ("key", "private key", raw.key.is_absent()),
-    ]
-}
-
-fn tokens(raw: &[At<RawToken>], place: Place, problems: &mut Problems<'_>) -> Vec<Token> {
+fn tokens(given: &At<List<RawToken>>, problems: &mut Problems<'_>) -> Vec<Token> {
+    let List(raw) = &given.value;
     if raw.is_empty() {
-        problems.report(
-            place,
-            "`tokens` is empty",
-            "list at least one token; on a loopback address you may leave `tokens` out to admit everyone",
-        );
+        let help = "list at least one token; on a loopback address you may leave `tokens` out to admit everyone";
+        problems.report(given.place, "`tokens` is empty", help);
     }
     if let Some(at) = raw.get(MAX_TOKENS) {
         let message = format!("there are more than {MAX_TOKENS} tokens");
@@ -229,17 +175,15 @@ fn tokens(raw: &[At<RawToken>], place: Place, problems: &mut Problems<'_>) -> Ve
             continue;
         };
         if let Some(other) = tokens.iter().find(|it| it.name == token.name) {
-            problems.report(
-                at.value.name.get().map_or(at.place, |it| it.place),
-                format!("there are two tokens named `{}`", other.name),
-                "give each token its own name: the audit trail records the name",
-            );
+            let place = at.value.name.get().map_or(at.place, |it| it.place);
+            let message = format!("there are two tokens named `{}`", other.name);
+            let help = "give each token its own name: the audit trail records the name";
+            problems.report(place, message, help);
         } else if let Some(other) = tokens.iter().find(|it| it.sha256 == token.sha256) {
-            problems.report(
-                at.value.sha256.get().map_or(at.place, |it| it.place),
-                format!("`{}` and `{}` are the same token", other.name, token.name),
-                "give each its own token: the audit trail tells callers apart by it",
-            );
+            let place = at.value.sha256.get().map_or(at.place, |it| it.place);
+            let message = format!("`{}` and `{}` are the same token", other.name, token.name);
+            let help = "give each its own token: the audit trail tells callers apart by it";
+            problems.report(place, message, help);
         }
         tokens.push(token);
     }
@@ -249,22 +193,16 @@ fn tokens(raw: &[At<RawToken>], place: Place, problems: &mut Problems<'_>) -> Ve
 fn token(at: &At<RawToken>, problems: &mut Problems<'_>) -> Option<Token> {
     let raw = &at.value;
     let start = Place::new(at.place.start, at.place.start);
-    for (name, help, missing) in [
-        (
-            "name",
-            "name its owner for the audit trail, such as `name: ops`",
-            raw.name.is_absent(),
-        ),
-        (
-            "role",
-            "write `role: read`, `operate` or `admin`",
-            raw.role.is_absent(),
-        ),
-        ("sha256", TOKEN_HELP, raw.sha256.is_absent()),
-    ] {
-        if missing {
-            problems.report(start, format!("this token has no `{name}`"), help);
-        }
+    if raw.name.is_absent() {
+        let help = "name its owner for the audit trail, such as `name: ops`";
+        problems.report(start, "this token has no `name`", help);
+    }
+    if raw.role.is_absent() {
+        let help = "write `role: read`, `operate` or `admin`";
+        problems.report(start, "this token has no `role`", help);
+    }
+    if raw.sha256.is_absent() {
+        problems.report(start, "this token has no `sha256`", TOKEN_HELP);
     }
     let name = raw.name.get();
     if let Some(name) = name {
@@ -297,12 +235,10 @@ fn token(at: &At<RawToken>, problems: &mut Problems<'_>) -> Option<Token> {
 /// The bytes of 64 hexadecimal digits.
 fn digest(text: &str) -> Option<[u8; 32]> {
     let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
-    let bytes: Option<Vec<u8>> = digits?
-        .chunks(2)
-        .map(|pair| match pair {
-            [high, low] => u8::try_from(high * 16 + low).ok(),
-            _ => None,
-        })
-        .collect();
-    bytes?.try_into().ok()
+    let digits: [u32; 64] = digits?.try_into().ok()?;
+    let mut bytes = [0; 32];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+        *byte = u8::try_from(pair[0] * 16 + pair[1]).ok()?;
+    }
+    Some(bytes)
 }

@@ -3,10 +3,8 @@
 //! Plain data, validated, so that code that connects need not check it again. Nothing here connects.
 
 mod flag;
-mod login;
 mod raw;
 mod url;
-mod urls;
 mod validate;
 
 use std::io::{self, Read as _};
@@ -19,7 +17,7 @@ use crate::secrets::Secret;
 use tollgate_rules::document::words;
 
 pub(crate) use raw::RawStore;
-pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address, decode};
+pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address, decode, host_port};
 pub use url::{RedisUrl, UrlError};
 pub(crate) use validate::store;
 
@@ -55,8 +53,8 @@ pub enum Store {
 pub struct Redis {
     /// What the addresses lead to (default: one Redis).
     pub mode: Mode,
-    /// The addresses: exactly one of a standalone Redis, 1 to 32 otherwise. All are with TLS, or
-    /// none is.
+    /// The addresses: exactly one of a standalone Redis, 1 to 32 otherwise. Either all use TLS, or none
+    /// does.
     pub urls: Vec<RedisUrl>,
     /// The login. It takes precedence over the URL: see [`Redis::login_at`].
     pub login: Login,
@@ -152,13 +150,28 @@ pub(crate) fn is_master(name: &str) -> bool {
 }
 
 impl Store {
-    /// Replaces the store of the file by that of the command line, read by [`Store::from_flag`]. If both
+    /// Replaces the store of the config file by `flag`, which [`Store::from_flag`] has read. If both
     /// are a Redis, only the addresses and the login that the flag names are replaced.
     ///
     /// Call [`Config::check_store`] afterwards.
     pub fn override_by(&mut self, flag: Store) {
         match (&mut *self, flag) {
-            (Store::Redis(file), Store::Redis(flag)) => file.move_to(*flag),
+            (Store::Redis(file), Store::Redis(flag)) => {
+                // A login on the command line replaces the one in the file.
+                if flag.urls.iter().any(|url| url.username.is_some()) {
+                    file.login.username = None;
+                }
+                if flag.urls.iter().any(|url| url.password.is_some()) {
+                    file.login.password = None;
+                }
+                if !flag.tls() {
+                    file.tls_ca = None;
+                }
+                if !matches!(flag.mode, Mode::Sentinel { .. }) {
+                    file.sentinel_login = Login::default();
+                }
+                (file.mode, file.urls) = (flag.mode, flag.urls);
+            }
             (store, flag) => *store = flag,
         }
     }
@@ -208,31 +221,6 @@ impl Redis {
             password: self.login.password.clone().or_else(of_url),
         }
     }
-
-    fn move_to(&mut self, flag: Redis) {
-        // A login on the command line replaces the one in the file.
-        if flag.urls.iter().any(|url| url.username.is_some()) {
-            self.login.username = None;
-        }
-        if flag.urls.iter().any(|url| url.password.is_some()) {
-            self.login.password = None;
-        }
-        if !flag.tls() {
-            self.tls_ca = None;
-        }
-        if !matches!(flag.mode, Mode::Sentinel { .. }) {
-            self.sentinel_login = Login::default();
-        }
-        self.mode = flag.mode;
-        self.urls = flag.urls;
-    }
-}
-
-impl Login {
-    /// Whether there is a user without a password.
-    pub(crate) fn has_user_alone(&self) -> bool {
-        self.username.is_some() && self.password.is_none()
-    }
 }
 
 impl Password {
@@ -241,20 +229,18 @@ impl Password {
     /// # Errors
     /// If the file cannot be read, is empty, or is not text.
     pub fn read(&self) -> io::Result<Secret> {
-        let path = match self {
-            Password::Text(secret) => return Ok(secret.clone()),
-            Password::File(path) => path,
-        };
-        read_secret_file(path, "a password")
+        match self {
+            Password::Text(secret) => Ok(secret.clone()),
+            Password::File(path) => read_secret_file(path, "a password"),
+        }
     }
 }
 
 /// Reads a file that holds only a secret, without a line break at the end.
 pub(crate) fn read_secret_file(path: &Path, what: &str) -> io::Result<Secret> {
     let mut text = String::new();
-    std::fs::File::open(path)?
-        .take(MAX_PASSWORD + 1)
-        .read_to_string(&mut text)?;
+    let file = std::fs::File::open(path)?;
+    file.take(MAX_PASSWORD + 1).read_to_string(&mut text)?;
     let line = text.strip_suffix('\n').unwrap_or(&text);
     let line = line.strip_suffix('\r').unwrap_or(line);
     if line.is_empty() || text.len() as u64 > MAX_PASSWORD {
@@ -287,11 +273,8 @@ impl Config {
         if self.subjects.hash_secret.is_none() {
             return Err(format!("{NO_SECRET}; {SECRET_HELP}"));
         }
-        if redis
-            .urls
-            .iter()
-            .any(|url| redis.login_at(url).has_user_alone())
-        {
+        let mut logins = redis.urls.iter().map(|url| redis.login_at(url));
+        if logins.any(|it| it.username.is_some() && it.password.is_none()) {
             return Err(format!("{USER_ALONE}; {USER_ALONE_HELP}"));
         }
         Ok(())

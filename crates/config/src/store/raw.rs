@@ -3,7 +3,7 @@
 use crate::store::ClockSource;
 use tollgate_rules::document::{
     Duration, DurationOrOff, Factor, Field, List, Node, Place, Problems, Read, Text, Value, Whole,
-    nearest, schema, section, wanted, words,
+    schema, section, suggestion, wanted, words,
 };
 
 /// The store: a word, or a map that names it.
@@ -23,20 +23,14 @@ impl Read for RawStore {
         match &node.value {
             Value::Scalar { text, .. } => match &**text {
                 "memory" => return Some(RawStore::Memory),
-                "redis" => {
-                    let message = "`redis` needs an address";
-                    problems.report(node.place, message, help);
-                }
+                "redis" => problems.report(node.place, "`redis` needs an address", help),
                 url if url.contains("://") => {
                     problems.report(node.place, "a URL alone is not a store", help);
                 }
-                word => match nearest(word, ["memory", "redis"]) {
-                    Some(meant) => {
-                        let help = format!("did you mean `{meant}`?");
-                        wanted("a store", &help, node, problems);
-                    }
-                    None => wanted("a store", help, node, problems),
-                },
+                word => {
+                    let help = suggestion(word, ["memory", "redis"], help);
+                    wanted("a store", &help, node, problems);
+                }
             },
             Value::Map(entries) if !entries.is_empty() => {
                 // Without `redis` the map has an unknown field, which was reported.

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 
+use tollgate_rules::document::BadValue;
+
 use crate::secrets::Secret;
 
 /// The default port of Redis.
@@ -66,7 +68,10 @@ impl RedisUrl {
             tls,
             username,
             password,
-            database: database(parts.path)?,
+            database: match parts.path {
+                "" => 0,
+                path => digits(path).ok_or(UrlError::BadDatabase)?,
+            },
         })
     }
 }
@@ -75,12 +80,16 @@ impl RedisUrl {
 impl fmt::Display for RedisUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "rediss" } else { "redis" };
-        let (host, port, database) = (&self.host, self.port, self.database);
-        if host.contains(':') {
-            write!(f, "{scheme}://[{host}]:{port}/{database}")
-        } else {
-            write!(f, "{scheme}://{host}:{port}/{database}")
-        }
+        let address = host_port(&self.host, self.port);
+        write!(f, "{scheme}://{address}/{}", self.database)
+    }
+}
+
+/// A host and its port, as a URL has them.
+pub(crate) fn host_port(host: &str, port: u16) -> String {
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
     }
 }
 
@@ -141,6 +150,12 @@ impl UrlError {
 
 impl std::error::Error for UrlError {}
 
+impl From<UrlError> for BadValue {
+    fn from(error: UrlError) -> BadValue {
+        BadValue::new(error.to_string(), error.help())
+    }
+}
+
 impl fmt::Display for UrlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -188,10 +203,9 @@ impl<'t> Parts<'t> {
             None => (None, authority),
         };
         if path.contains(['?', '#']) {
-            return Err(if path.contains('@') {
-                UrlError::Unescaped
-            } else {
-                UrlError::Query
+            return Err(match path.contains('@') {
+                true => UrlError::Unescaped,
+                false => UrlError::Query,
             });
         }
         Ok(Parts {
@@ -212,12 +226,9 @@ impl<'t> Parts<'t> {
             return Ok((None, None));
         };
         let (username, password) = userinfo.split_once(':').unwrap_or((userinfo, ""));
-        let given = |text: &str| match decode(text) {
-            Ok(text) if text.is_empty() => Ok(None),
-            Ok(text) => Ok(Some(text)),
-            Err(error) => Err(error),
-        };
-        Ok((given(username)?, given(password)?.map(Secret::new)))
+        let given = |text: String| (!text.is_empty()).then_some(text);
+        let (username, password) = (given(decode(username)?), given(decode(password)?));
+        Ok((username, password.map(Secret::new)))
     }
 }
 
@@ -253,17 +264,8 @@ pub(crate) fn address(text: &str, default: u16) -> Result<(String, u16), UrlErro
 }
 
 fn port(text: &str) -> Result<u16, UrlError> {
-    match digits(text) {
-        Some(port @ 1..=0xffff) => u16::try_from(port).map_err(|_| UrlError::BadPort),
-        _ => Err(UrlError::BadPort),
-    }
-}
-
-fn database(path: &str) -> Result<u32, UrlError> {
-    match path {
-        "" => Ok(0),
-        _ => digits(path).ok_or(UrlError::BadDatabase),
-    }
+    let port = digits(text).and_then(|port| u16::try_from(port).ok());
+    port.filter(|port| *port != 0).ok_or(UrlError::BadPort)
 }
 
 /// A number that consists of digits, without a sign.
@@ -301,72 +303,33 @@ mod tests {
 
     #[test]
     fn every_part_is_read() {
-        type Expected = (
-            &'static str,
-            u16,
-            bool,
-            Option<&'static str>,
-            Option<&'static str>,
-            u32,
-        );
-        let table: [(&str, Expected); 16] = [
-            (
-                "redis://localhost",
-                ("localhost", 6379, false, None, None, 0),
-            ),
-            (
-                "redis://localhost/",
-                ("localhost", 6379, false, None, None, 0),
-            ),
-            (
-                "rediss://localhost:1",
-                ("localhost", 1, true, None, None, 0),
-            ),
-            ("REDIS://h:65535/15", ("h", 65535, false, None, None, 15)),
-            (
-                "redis://10.0.0.1:6380",
-                ("10.0.0.1", 6380, false, None, None, 0),
-            ),
-            ("redis://[::1]", ("::1", 6379, false, None, None, 0)),
-            (
-                "rediss://[2001:db8::1]:7/3",
-                ("2001:db8::1", 7, true, None, None, 3),
-            ),
-            (
-                "redis://my_cache-1.internal",
-                ("my_cache-1.internal", 6379, false, None, None, 0),
-            ),
-            (
-                "redis://u:p@h:1/2",
-                ("h", 1, false, Some("u"), Some("p"), 2),
-            ),
-            ("redis://:p@h", ("h", 6379, false, None, Some("p"), 0)),
-            ("redis://u@h", ("h", 6379, false, Some("u"), None, 0)),
-            ("redis://u:@h", ("h", 6379, false, Some("u"), None, 0)),
-            ("redis://@h", ("h", 6379, false, None, None, 0)),
-            (
-                "redis://a%40b:p%2Fq%3a@h",
-                ("h", 6379, false, Some("a@b"), Some("p/q:"), 0),
-            ),
-            (
-                "redis://u:p:q@r@h",
-                ("h", 6379, false, Some("u"), Some("p:q@r"), 0),
-            ),
-            (
-                "redis://u:%C3%A4+@h",
-                ("h", 6379, false, Some("u"), Some("ä+"), 0),
-            ),
-        ];
-        for (text, expected) in table {
-            let url = RedisUrl::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
-            let found = (
-                url.host.as_str(),
-                url.port,
-                url.tls,
-                url.username.as_deref(),
-                exposed(&url),
-                url.database,
-            );
+        // Host, port, encryption, user, password, database.
+        let table = "
+            redis://localhost => localhost 6379 plain - - 0
+            redis://localhost/ => localhost 6379 plain - - 0
+            rediss://localhost:1 => localhost 1 tls - - 0
+            REDIS://h:65535/15 => h 65535 plain - - 15
+            redis://10.0.0.1:6380 => 10.0.0.1 6380 plain - - 0
+            redis://[::1] => ::1 6379 plain - - 0
+            rediss://[2001:db8::1]:7/3 => 2001:db8::1 7 tls - - 3
+            redis://my_cache-1.internal => my_cache-1.internal 6379 plain - - 0
+            redis://u:p@h:1/2 => h 1 plain u p 2
+            redis://:p@h => h 6379 plain - p 0
+            redis://u@h => h 6379 plain u - 0
+            redis://u:@h => h 6379 plain u - 0
+            redis://@h => h 6379 plain - - 0
+            redis://a%40b:p%2Fq%3a@h => h 6379 plain a@b p/q: 0
+            redis://u:p:q@r@h => h 6379 plain u p:q@r 0
+            redis://u:%C3%A4+@h => h 6379 plain u ä+ 0
+        ";
+        for (text, expected) in table.lines().filter_map(|line| line.split_once(" => ")) {
+            let url =
+                RedisUrl::parse(text.trim()).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let tls = if url.tls { "tls" } else { "plain" };
+            let user = url.username.as_deref().unwrap_or("-");
+            let password = exposed(&url).unwrap_or("-");
+            let (host, port, database) = (&url.host, url.port, url.database);
+            let found = format!("{host} {port} {tls} {user} {password} {database}");
             assert_eq!(found, expected, "{text}");
         }
     }

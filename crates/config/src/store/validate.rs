@@ -1,16 +1,17 @@
-//! Checks the store.
+//! Checks the store: each field of a Redis, its addresses and its logins.
 
 use std::path::PathBuf;
 
 use tollgate_core::Span;
 
-use super::login::{LOGIN, SENTINEL_LOGIN};
 use super::raw::{RawRedis, RawRedisMode, RawStore};
-use super::{CircuitBreaker, MASTER_HELP, Mode, Redis, Store, is_master};
-use crate::fields::{Env, duration_in, expand, number_in};
-use tollgate_rules::document::{At, DurationOrOff, Field, Place, Problems, Short, Text};
+use super::{
+    Login, MASTER_HELP, MAX_URLS, Mode, PORT, Redis, RedisUrl, SENTINEL_PORT, Store, USER_ALONE,
+    USER_ALONE_HELP, is_master,
+};
+use crate::fields::{Env, duration_in, expand, number_in, password, text};
+use tollgate_rules::document::{At, Field, Place, Problems, Short, Text};
 
-const MILLISECOND: Span = Span::from_millis(1);
 const MAX_PREFIX: usize = 32;
 const MAX_DENIAL_CACHE: Span = Span::MINUTE;
 
@@ -18,16 +19,16 @@ pub(crate) fn store(raw: Option<&RawStore>, env: Env<'_>, problems: &mut Problem
     match raw {
         None | Some(RawStore::Memory) => Store::Memory,
         Some(RawStore::Redis { key, redis }) => {
-            let redis = Reader { raw: redis, env }.redis(*key, problems);
-            Store::Redis(Box::new(redis))
+            let reader = Reader { raw: redis, env };
+            Store::Redis(Box::new(reader.redis(*key, problems)))
         }
     }
 }
 
 /// Reads one Redis.
-pub(super) struct Reader<'r> {
-    pub(super) raw: &'r RawRedis,
-    pub(super) env: Env<'r>,
+struct Reader<'r> {
+    raw: &'r RawRedis,
+    env: Env<'r>,
 }
 
 impl Reader<'_> {
@@ -41,72 +42,73 @@ impl Reader<'_> {
         };
         let master = self.master(mode, problems);
         let urls = self.urls(mode, key, problems);
-        let login = self.login(&LOGIN, problems);
-        let sentinel_login = self.login(&SENTINEL_LOGIN, problems);
+        let fields = [&raw.username, &raw.password, &raw.password_file];
+        let login = self.login("", fields, problems);
+        let (user, given) = (&raw.sentinel_username, &raw.sentinel_password);
+        let fields = [user, given, &raw.sentinel_password_file];
+        let sentinel_login = self.login("sentinel_", fields, problems);
         self.check_users(&urls, problems);
-        let tls_ca = self.path("tls_ca", &raw.tls_ca, problems);
+        let tls_ca = text("tls_ca", &raw.tls_ca, self.env, problems).map(PathBuf::from);
         if let (Some(key), Some((_, url))) = (raw.tls_ca.key(), urls.first())
             && !url.tls
         {
-            problems.report(
-                key,
-                "`tls_ca` has no effect without TLS",
-                "write rediss:// in the URL, or remove `tls_ca`",
-            );
+            let help = "write rediss:// in the URL, or remove `tls_ca`";
+            problems.report(key, "`tls_ca` has no effect without TLS", help);
         }
         let mode = match (mode, master) {
             (Some(RawRedisMode::Cluster), _) => Mode::Cluster,
             (Some(RawRedisMode::Sentinel), Some(master)) => Mode::Sentinel { master },
             _ => Mode::Standalone,
         };
-        let default = Redis::new(mode, urls.into_iter().map(|(_, url)| url).collect());
-        let second = Span::SECOND;
-        Redis {
-            login,
-            sentinel_login,
-            tls_ca,
-            timeout: duration_in(
-                &raw.timeout,
-                default.timeout,
-                MILLISECOND..=Span::from_secs(10),
-                problems,
-            ),
-            connect_timeout: duration_in(
-                &raw.connect_timeout,
-                default.connect_timeout,
-                MILLISECOND..=Span::from_secs(30),
-                problems,
-            ),
-            idle_timeout: duration_in(
-                &raw.idle_timeout,
-                default.idle_timeout,
-                second..=Span::HOUR,
-                problems,
-            ),
-            max_connections: number_in(
-                &raw.max_connections,
-                default.max_connections,
-                1..=64,
-                problems,
-            ),
-            max_in_flight: number_in(
-                &raw.max_in_flight,
-                default.max_in_flight,
-                1..=1_000_000,
-                problems,
-            ),
-            batch: number_in(&raw.batch, default.batch, 1..=256, problems),
-            clock: raw.clock.value().copied().unwrap_or(default.clock),
-            key_prefix: self.key_prefix(problems).unwrap_or(default.key_prefix),
-            circuit_breaker: self.breaker(default.circuit_breaker, problems),
-            replicas: number_in(&raw.replicas, default.replicas, 1..=10_000, problems),
-            fallback_factor: self.factor(problems).unwrap_or(default.fallback_factor),
-            denial_cache: match raw.denial_cache.get() {
-                None => default.denial_cache,
-                Some(at) => denial_cache(at, problems),
-            },
-            ..default
+        let mut redis = Redis::new(mode, urls.into_iter().map(|(_, url)| url).collect());
+        (redis.login, redis.sentinel_login, redis.tls_ca) = (login, sentinel_login, tls_ca);
+        for (field, value, millis) in [
+            (&raw.timeout, &mut redis.timeout, 1..=10_000),
+            (&raw.connect_timeout, &mut redis.connect_timeout, 1..=30_000),
+            (&raw.idle_timeout, &mut redis.idle_timeout, 1000..=3_600_000),
+        ] {
+            duration_in(field, value, millis, problems);
         }
+        for (field, value, range) in [
+            (&raw.max_connections, &mut redis.max_connections, 1..=64),
+            (&raw.max_in_flight, &mut redis.max_in_flight, 1..=1_000_000),
+            (&raw.batch, &mut redis.batch, 1..=256),
+        ] {
+            number_in(field, value, range, problems);
+        }
+        number_in(&raw.replicas, &mut redis.replicas, 1..=10_000, problems);
+        if let Some(raw) = raw.circuit_breaker.value() {
+            let breaker = &mut redis.circuit_breaker;
+            let failures = &mut breaker.consecutive_failures;
+            number_in(&raw.consecutive_failures, failures, 1..=1000, problems);
+            let probes = &mut breaker.half_open_max_requests;
+            number_in(&raw.half_open_max_requests, probes, 1..=100, problems);
+            let pause = &mut breaker.timeout_duration;
+            duration_in(&raw.timeout_duration, pause, 1..=3_600_000, problems);
+        }
+        if let Some(clock) = raw.clock.value() {
+            redis.clock = *clock;
+        }
+        if let Some(prefix) = self.key_prefix(problems) {
+            redis.key_prefix = prefix;
+        }
+        if let Some(at) = raw.fallback_factor.get() {
+            redis.fallback_factor = at.value.0;
+            if at.value.0 == 0 {
+                let message = "a `fallback_factor` of 0% would deny every request";
+                let help = "write `on_store_failure: fail-closed` in the rules to deny, or a factor above 0%";
+                problems.report(at.place, message, help);
+            }
+        }
+        if let Some(at) = raw.denial_cache.get() {
+            redis.denial_cache = at.value.0;
+            if let Some(longest) = at.value.0.filter(|it| *it > MAX_DENIAL_CACHE) {
+                let message = format!("{longest} is longer than {MAX_DENIAL_CACHE}");
+                let help = format!("write a duration up to {MAX_DENIAL_CACHE}, or `off`");
+                problems.report(at.place, message, help);
+            }
+        }
+        redis
     }
 
     /// The master of the Sentinels. Reports fields of Sentinels in other modes.
@@ -120,21 +122,17 @@ impl Reader<'_> {
                 ("sentinel_password_file", &raw.sentinel_password_file),
             ] {
                 if let Some(key) = field.key() {
-                    problems.report(
-                        key,
-                        format!("`{name}` is only for `mode: sentinel`"),
-                        format!("write `mode: sentinel`, or remove `{name}`"),
-                    );
+                    let message = format!("`{name}` is only for `mode: sentinel`");
+                    let help = format!("write `mode: sentinel`, or remove `{name}`");
+                    problems.report(key, message, help);
                 }
             }
             return None;
         }
         if let (Some(at), true) = (raw.mode.get(), raw.sentinel_master.is_absent()) {
-            problems.report(
-                at.place,
-                "`mode: sentinel` needs a `sentinel_master`",
-                "add the name by which the Sentinels know the Redis, such as `sentinel_master: mymaster`",
-            );
+            let message = "`mode: sentinel` needs a `sentinel_master`";
+            let help = "add the name by which the Sentinels know the Redis, such as `sentinel_master: mymaster`";
+            problems.report(at.place, message, help);
         }
         let at = raw.sentinel_master.get()?;
         let master = expand(at, self.env, problems)?;
@@ -145,22 +143,111 @@ impl Reader<'_> {
         Some(master)
     }
 
-    pub(super) fn text(
-        &self,
-        name: &str,
-        field: &Field<Text>,
+    /// The addresses, as text and parsed.
+    fn urls<'t>(
+        &'t self,
+        mode: Option<RawRedisMode>,
+        key: Place,
         problems: &mut Problems<'_>,
-    ) -> Option<String> {
-        crate::fields::text(name, field, self.env, problems)
+    ) -> Vec<(&'t At<Text>, RedisUrl)> {
+        let raw = self.raw;
+        let given: Vec<&At<Text>> = match (raw.url.get(), raw.urls.get()) {
+            (None, Some(list)) if raw.url.is_absent() => {
+                if list.value.0.is_empty() {
+                    let help = "list at least one, such as [redis://localhost:6379]";
+                    problems.report(list.place, "`urls` is empty", help);
+                }
+                list.value.0.iter().collect()
+            }
+            (Some(url), None) if raw.urls.is_absent() => vec![url],
+            _ => {
+                match (raw.url.key(), raw.urls.key()) {
+                    (Some(url), Some(_)) => {
+                        let help = "keep `url` for one address, or `urls` for several";
+                        problems.report(url, "`url` and `urls` cannot be used together", help);
+                    }
+                    (None, None) => {
+                        let help = "add its address, such as `url: redis://localhost:6379`, or several as `urls`";
+                        problems.report(key, "this Redis has no `url`", help);
+                    }
+                    _ => {}
+                }
+                return Vec::new();
+            }
+        };
+        if let Some(at) = given.get(MAX_URLS) {
+            let message = format!("there are more than {MAX_URLS} URLs");
+            let help = "list a few: the other nodes are found through them";
+            problems.report(at.place, message, help);
+        } else if let (Some(at), Some(RawRedisMode::Standalone)) = (given.get(1), mode) {
+            let help = "keep one, or write `mode: cluster` or `mode: sentinel`";
+            problems.report(at.place, "a standalone Redis has one URL", help);
+        }
+        let mut urls: Vec<(&At<Text>, RedisUrl)> = Vec::with_capacity(given.len());
+        for at in given.into_iter().take(MAX_URLS) {
+            if let Some(url) = self.url(at, mode, problems) {
+                check_alike(&urls, at.place, &url, problems);
+                urls.push((at, url));
+            }
+        }
+        urls
     }
 
-    pub(super) fn path(
+    fn url(
         &self,
-        name: &str,
-        field: &Field<Text>,
+        at: &At<Text>,
+        mode: Option<RawRedisMode>,
         problems: &mut Problems<'_>,
-    ) -> Option<PathBuf> {
-        self.text(name, field, problems).map(PathBuf::from)
+    ) -> Option<RedisUrl> {
+        let text = expand(at, self.env, problems)?;
+        let port = match mode {
+            Some(RawRedisMode::Sentinel) => SENTINEL_PORT,
+            _ => PORT,
+        };
+        let url = problems.accept(at.place, RedisUrl::parse_or(&text, port))?;
+        if mode == Some(RawRedisMode::Cluster) && url.database != 0 {
+            let message = format!("a cluster has no database {}", url.database);
+            let help = "leave the database out: a cluster has only 0";
+            problems.report(at.place, message, help);
+        }
+        Some(url)
+    }
+
+    /// The login in the fields whose names have this prefix: user, password, file of the password.
+    fn login(
+        &self,
+        prefix: &str,
+        [user, given, file]: [&Field<Text>; 3],
+        problems: &mut Problems<'_>,
+    ) -> Login {
+        let names = ["username", "password", "password_file"];
+        let [name, given_name, file_name] = names.map(|name| format!("{prefix}{name}"));
+        let (given, file) = ((given_name.as_str(), given), (file_name.as_str(), file));
+        Login {
+            password: password(given, file, self.env, problems),
+            username: text(&name, user, self.env, problems),
+        }
+    }
+
+    /// Reports a user without a password.
+    fn check_users(&self, urls: &[(&At<Text>, RedisUrl)], problems: &mut Problems<'_>) {
+        let raw = self.raw;
+        if let Some(at) = raw.sentinel_username.get()
+            && raw.sentinel_password.is_absent()
+            && raw.sentinel_password_file.is_absent()
+        {
+            let help = "add `sentinel_password` or `sentinel_password_file`";
+            problems.report(at.place, USER_ALONE, help);
+        }
+        let in_urls = urls.iter().all(|(_, url)| url.password.is_some());
+        if in_urls || !raw.password.is_absent() || !raw.password_file.is_absent() {
+            return;
+        }
+        let alone = |(_, url): &&(_, RedisUrl)| url.username.is_some() && url.password.is_none();
+        let in_url = urls.iter().find(alone).map(|(at, _)| *at);
+        if let Some(at) = raw.username.get().or(in_url) {
+            problems.report(at.place, USER_ALONE, USER_ALONE_HELP);
+        }
     }
 
     fn key_prefix(&self, problems: &mut Problems<'_>) -> Option<String> {
@@ -168,64 +255,39 @@ impl Reader<'_> {
         let prefix = expand(at, self.env, problems)?;
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
         if !(1..=MAX_PREFIX).contains(&prefix.len()) || !prefix.bytes().all(allowed) {
-            problems.report(
-                at.place,
-                format!("`{}` cannot be the prefix of keys", Short(&prefix)),
-                format!(
-                    "use letters, digits, `.`, `_` and `-`, {MAX_PREFIX} characters at most; a `:` is added after it"
-                ),
+            let message = format!("`{}` cannot be the prefix of keys", Short(&prefix));
+            let help = format!(
+                "use letters, digits, `.`, `_` and `-`, {MAX_PREFIX} characters at most; a `:` is added after it"
             );
+            problems.report(at.place, message, help);
         }
         Some(prefix)
     }
-
-    fn breaker(&self, default: CircuitBreaker, problems: &mut Problems<'_>) -> CircuitBreaker {
-        let Some(raw) = self.raw.circuit_breaker.value() else {
-            return default;
-        };
-        CircuitBreaker {
-            consecutive_failures: number_in(
-                &raw.consecutive_failures,
-                default.consecutive_failures,
-                1..=1000,
-                problems,
-            ),
-            timeout_duration: duration_in(
-                &raw.timeout_duration,
-                default.timeout_duration,
-                MILLISECOND..=Span::HOUR,
-                problems,
-            ),
-            half_open_max_requests: number_in(
-                &raw.half_open_max_requests,
-                default.half_open_max_requests,
-                1..=100,
-                problems,
-            ),
-        }
-    }
-
-    fn factor(&self, problems: &mut Problems<'_>) -> Option<u32> {
-        let at = self.raw.fallback_factor.get()?;
-        if at.value.0 == 0 {
-            problems.report(
-                at.place,
-                "a `fallback_factor` of 0% would deny every request",
-                "write `on_store_failure: fail-closed` in the rules to deny, or a factor above 0%",
-            );
-        }
-        Some(at.value.0)
-    }
 }
 
-fn denial_cache(at: &At<DurationOrOff>, problems: &mut Problems<'_>) -> Option<Span> {
-    let longest = at.value.0?;
-    if longest > MAX_DENIAL_CACHE {
-        problems.report(
-            at.place,
-            format!("{longest} is longer than {MAX_DENIAL_CACHE}"),
-            format!("write a duration up to {MAX_DENIAL_CACHE}, or `off`"),
-        );
+/// Reports a URL that does not fit those before it.
+fn check_alike(
+    before: &[(&At<Text>, RedisUrl)],
+    place: Place,
+    url: &RedisUrl,
+    problems: &mut Problems<'_>,
+) {
+    let Some((_, first)) = before.first() else {
+        return;
+    };
+    if first.tls != url.tls {
+        let help = "write redis:// in all of them, or rediss:// in all of them";
+        problems.report(place, "some URLs use TLS and some do not", help);
+    } else if first.database != url.database {
+        let help = "name the same database in all URLs";
+        problems.report(place, "the URLs name different databases", help);
     }
-    Some(longest)
+    let same =
+        |(_, other): &&(&At<Text>, RedisUrl)| (&other.host, other.port) == (&url.host, url.port);
+    if let Some((at, _)) = before.iter().find(same) {
+        let line = problems.line_of(at.place);
+        let message = format!("{}:{} is listed twice", url.host, url.port);
+        let help = format!("the first one is on line {line}: list it once");
+        problems.report(place, message, help);
+    }
 }

@@ -1,10 +1,9 @@
 //! Changed numbers, and the plans they concern.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tollgate_core::concurrency::Concurrency;
 use tollgate_core::{Limit, Outcome};
 
 use super::Found;
@@ -25,11 +24,10 @@ pub(super) fn counting(
 ) {
     if old.algorithm != new.algorithm {
         let (was, is) = (counted(old), counted(new));
-        found.note(
+        return found.note(
             about,
             format!("{was} becomes {is}: its counts start from zero"),
         );
-        return;
     }
     let changes = numbers(&old.numbers, &new.numbers);
     if !changes.is_empty() {
@@ -57,15 +55,10 @@ pub(super) fn counting(
 pub(super) fn numbers(old: &Numbers, new: &Numbers) -> Vec<String> {
     let old: BTreeMap<&str, String> = old.given().collect();
     let new: BTreeMap<&str, String> = new.given().collect();
-    let mut names: Vec<&str> = old.keys().chain(new.keys()).copied().collect();
-    names.sort_unstable();
-    names.dedup();
+    let names: BTreeSet<&str> = old.keys().chain(new.keys()).copied().collect();
     let differing = names.into_iter().filter_map(|name| {
-        let said = |numbers: &BTreeMap<&str, String>| match numbers.get(name) {
-            Some(value) => value.clone(),
-            None => "unset".to_owned(),
-        };
-        let (old, new) = (said(&old), said(&new));
+        let said = |of: Option<&String>| of.map_or_else(|| "unset".to_owned(), String::clone);
+        let (old, new) = (said(old.get(name)), said(new.get(name)));
         (old != new).then(|| format!("{name} {old} becomes {new}"))
     });
     differing.collect()
@@ -74,30 +67,35 @@ pub(super) fn numbers(old: &Numbers, new: &Numbers) -> Vec<String> {
 /// Whether a limit allows more or less than another.
 pub(super) fn compared(old: &Limit, new: &Limit) -> &'static str {
     if let (Limit::Concurrency(old), Limit::Concurrency(new)) = (old, new) {
-        return slots(old, new);
+        // The lease does not change how many slots there are.
+        return match (old.limit().cmp(&new.limit()), old.lease().cmp(&new.lease())) {
+            (Ordering::Less, _) => "more at once",
+            (Ordering::Greater, _) => "less at once",
+            (_, Ordering::Less) => "as many, and slots of a crashed client become free later",
+            (_, Ordering::Greater) => "as many, and slots of a crashed client become free earlier",
+            (_, Ordering::Equal) => "the same in effect",
+        };
     }
     let speed = |limit: &Limit| {
         let window = u128::from(limit.window().as_micros().max(1));
         (u128::from(limit.capacity()), window)
     };
     if old.capacity() == new.capacity() && old.window() == new.window() {
-        return match (old, new) {
-            (Limit::Quota(old), Limit::Quota(new)) if old.calendar() != new.calendar() => {
-                "as much, in periods that begin at other times"
-            }
-            (Limit::Quota(old), Limit::Quota(new)) if old.rollover() < new.rollover() => {
-                "more is carried over"
-            }
-            (Limit::Quota(old), Limit::Quota(new)) if old.rollover() > new.rollover() => {
-                "less is carried over"
-            }
-            (Limit::Quota(old), Limit::Quota(new)) if old.grace() < new.grace() => {
-                "as much, and the warning comes earlier"
-            }
-            (Limit::Quota(old), Limit::Quota(new)) if old.grace() > new.grace() => {
-                "as much, and the warning comes later"
-            }
-            _ => "the same in effect",
+        let (Limit::Quota(old), Limit::Quota(new)) = (old, new) else {
+            return "the same in effect";
+        };
+        if old.calendar() != new.calendar() {
+            return "as much, in periods that begin at other times";
+        }
+        return match (
+            old.rollover().cmp(&new.rollover()),
+            old.grace().cmp(&new.grace()),
+        ) {
+            (Ordering::Less, _) => "more is carried over",
+            (Ordering::Greater, _) => "less is carried over",
+            (_, Ordering::Less) => "as much, and the warning comes earlier",
+            (_, Ordering::Greater) => "as much, and the warning comes later",
+            (_, Ordering::Equal) => "the same in effect",
         };
     }
     let unlimited = |limit: &Limit| limit.capacity() == Outcome::UNLIMITED;
@@ -112,21 +110,6 @@ pub(super) fn compared(old: &Limit, new: &Limit) -> &'static str {
         (Ordering::Less, Ordering::Greater) => "more at once and less in the long run",
         (Ordering::Greater, _) | (_, Ordering::Greater) => "less",
         _ => "more",
-    }
-}
-
-/// Compares slots. The lease does not change how many there are.
-fn slots(old: &Concurrency, new: &Concurrency) -> &'static str {
-    match (old.limit().cmp(&new.limit()), old.lease().cmp(&new.lease())) {
-        (Ordering::Less, _) => "more at once",
-        (Ordering::Greater, _) => "less at once",
-        (Ordering::Equal, Ordering::Less) => {
-            "as many, and slots of a crashed client become free later"
-        }
-        (Ordering::Equal, Ordering::Greater) => {
-            "as many, and slots of a crashed client become free earlier"
-        }
-        (Ordering::Equal, Ordering::Equal) => "the same in effect",
     }
 }
 
@@ -170,9 +153,5 @@ impl<'c> Numbered<'c> {
 }
 
 pub(super) fn counted(counting: &Counting) -> String {
-    let given = counting.numbers.given();
-    let given: Vec<String> = given
-        .map(|(name, value)| format!("{name} {value}"))
-        .collect();
-    format!("{} of {}", counting.algorithm.name(), given.join(", "))
+    format!("{} of {}", counting.algorithm.name(), counting.numbers)
 }

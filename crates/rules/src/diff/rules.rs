@@ -1,6 +1,8 @@
 //! Changes of rules and budgets.
 
-use tollgate_core::{Limit, Rate};
+use std::collections::BTreeSet;
+
+use tollgate_core::Limit;
 
 use super::Found;
 use super::numbers::{Both, Numbered, counted, counting};
@@ -30,38 +32,32 @@ pub(super) fn rules(before: &Numbered<'_>, after: &Numbered<'_>, found: &mut Fou
     }
     for budget in &new.budgets {
         let about = format!("budget {}", budget.name);
-        match old.budgets.iter().find(|it| it.name == budget.name) {
-            None => {
-                let what = format!(
-                    "is new: {}, {}",
-                    counted(&budget.counting),
-                    per(&budget.per)
-                );
-                found.note(about, what);
-            }
-            Some(before) => {
-                if sorted(&before.per) != sorted(&budget.per) {
-                    let (old, new) = (per(&before.per), per(&budget.per));
-                    found.note(
-                        &about,
-                        format!("{old} becomes {new}: its counts start from zero"),
-                    );
-                }
-                if before.placement != budget.placement {
-                    found.note(
-                        &about,
-                        "placement changes: its counts start from zero in a cluster",
-                    );
-                }
-                let name = &budget.name;
-                counting(
-                    &about,
-                    (name, &before.counting, &budget.counting),
-                    both,
-                    found,
-                );
-            }
+        let is = &budget.allowance;
+        let Some(known) = old.budgets.iter().find(|it| it.name == budget.name) else {
+            let (counted, per) = (counted(&is.counting), per(&is.per));
+            found.note(about, format!("is new: {counted}, {per}"));
+            continue;
+        };
+        let was = &known.allowance;
+        subject(&about, &was.per, &is.per, found);
+        if was.placement != is.placement {
+            let what = "placement changes: its counts start from zero in a cluster";
+            found.note(&about, what);
         }
+        let counted = (&budget.name, &was.counting, &is.counting);
+        counting(&about, counted, both, found);
+    }
+}
+
+/// Notes a change of the attributes that make the subject. Their order does not matter.
+fn subject(about: &str, old: &[String], new: &[String], found: &mut Found) {
+    let sorted = |per: &[String]| per.iter().cloned().collect::<BTreeSet<String>>();
+    if sorted(old) != sorted(new) {
+        let (old, new) = (per(old), per(new));
+        found.note(
+            about,
+            format!("{old} becomes {new}: its counts start from zero"),
+        );
     }
 }
 
@@ -130,13 +126,7 @@ fn changed(old: &Rule, new: &Rule, both: Both<'_>, found: &mut Found) {
         let (old, new) = (from(old), from(new));
         found.note(&about, format!("draws on {new}, and drew on {old}"));
     } else if new.budget.is_none() {
-        if sorted(&old.per) != sorted(&new.per) {
-            let (old, new) = (per(&old.per), per(&new.per));
-            found.note(
-                &about,
-                format!("{old} becomes {new}: its counts start from zero"),
-            );
-        }
+        subject(&about, &old.per, &new.per, found);
         let counted = (&new.id, &old.counting, &new.counting);
         counting(&about, counted, both, found);
     }
@@ -149,10 +139,6 @@ fn changed(old: &Rule, new: &Rule, both: Both<'_>, found: &mut Found) {
 
 /// The fields of a rule beside its numbers, in words.
 fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
-    let policy = |rule: &Rule| match rule.on_store_failure {
-        Some(policy) => policy.name(),
-        None => "none",
-    };
     let waits = |rule: &Rule| match &rule.backoff {
         Some(Limit::Backoff(backoff)) => {
             let it = backoff.schedule();
@@ -164,57 +150,29 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
         }
         _ => "none".to_owned(),
     };
-    let said = |rate: Option<Rate>| rate.map_or_else(|| "none".to_owned(), |it| it.to_string());
-    let yes = |flag: bool| if flag { "yes" } else { "no" };
     let source = |rule: &Rule| match &rule.limit_from {
         Some(from) => format!("attributes.{} up to {}", from.attribute, from.ceiling),
         None => "nothing".to_owned(),
     };
-    let both = [
-        (
-            "missing",
-            old.missing.name().to_owned(),
-            new.missing.name().to_owned(),
-        ),
-        (
-            "charge_denied",
-            yes(old.charge_denied).to_owned(),
-            yes(new.charge_denied).to_owned(),
-        ),
-        ("backoff", waits(old), waits(new)),
-        (
-            "carry_over",
-            old.carry_over.name().to_owned(),
-            new.carry_over.name().to_owned(),
-        ),
-        (
-            "durability",
-            old.durability.name().to_owned(),
-            new.durability.name().to_owned(),
-        ),
-        (
-            "overdraft",
-            old.overdraft().to_string(),
-            new.overdraft().to_string(),
-        ),
-        (
-            "on_store_failure",
-            policy(old).to_owned(),
-            policy(new).to_owned(),
-        ),
-        (
-            "emergency_limit",
-            said(old.emergency_limit),
-            said(new.emergency_limit),
-        ),
-        ("limit_from", source(old), source(new)),
-        (
-            "placement",
-            format!("{:?}", old.placement),
-            format!("{:?}", new.placement),
-        ),
-    ];
-    for (name, before, after) in both {
+    let none = || "none".to_owned();
+    let said = |rule: &Rule| {
+        let denied = if rule.charge_denied { "yes" } else { "no" };
+        let policy = rule.on_store_failure.map_or("none", |it| it.name());
+        let emergency = rule.emergency_limit.map(|it| it.to_string());
+        [
+            ("missing", rule.missing.name().to_owned()),
+            ("charge_denied", denied.to_owned()),
+            ("backoff", waits(rule)),
+            ("carry_over", rule.carry_over.name().to_owned()),
+            ("durability", rule.durability.name().to_owned()),
+            ("overdraft", rule.overdraft().to_string()),
+            ("on_store_failure", policy.to_owned()),
+            ("emergency_limit", emergency.unwrap_or_else(none)),
+            ("limit_from", source(rule)),
+            ("placement", format!("{:?}", rule.placement)),
+        ]
+    };
+    for ((name, before), (_, after)) in said(old).into_iter().zip(said(new)) {
         if before != after {
             found.note(about, format!("{name} {before} becomes {after}"));
         }
@@ -222,12 +180,6 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
     if old.message != new.message {
         found.note(about, "has another message for denied clients");
     }
-}
-
-fn sorted(per: &[String]) -> Vec<&String> {
-    let mut sorted: Vec<&String> = per.iter().collect();
-    sorted.sort_unstable();
-    sorted
 }
 
 fn per(per: &[String]) -> String {
@@ -242,11 +194,9 @@ fn priced(cost: &Cost) -> String {
         Cost::Fixed(cost) => cost.to_string(),
         Cost::Expr(expr) => expr.text().to_owned(),
         Cost::Table(table) => {
-            let rows = table.rows.iter();
-            let rows =
-                rows.map(|(conditions, it)| format!("{} for {}", priced(it), whom(conditions)));
-            let otherwise = format!("{} otherwise", priced(&table.otherwise));
-            let rows: Vec<String> = rows.chain([otherwise]).collect();
+            let row = |(of, it): &(Vec<_>, _)| format!("{} for {}", priced(it), whom(of));
+            let mut rows: Vec<String> = table.rows.iter().map(row).collect();
+            rows.push(format!("{} otherwise", priced(&table.otherwise)));
             rows.join(", ")
         }
     }

@@ -2,7 +2,7 @@
 //! and all problems of a file at their places.
 //!
 //! Rules are read with this, and so are other files: the config of a deployment, the configs of other
-//! rate limiters. This module finds out the content of a text, not whether the content makes sense.
+//! rate limiters. This module reads what a text contains. It does not check whether that makes sense.
 //!
 //! ```
 //! use tollgate_rules::document::{Problems, parse_document};
@@ -26,15 +26,16 @@ mod yaml;
 
 #[doc(hidden)]
 pub use crate::{schema, section, words};
-pub use problems::{ConfigError, Place, Problem, Problems};
+pub use problems::{BadValue, ConfigError, Place, Problem, Problems};
 pub use redact::{redacted, secret_part};
 pub use section::{
     At, Field, Read, Section, entries, no_such_word, read_section, unknown_field, wanted,
 };
 #[cfg(feature = "schema")]
 pub use section::{add_field, add_fields, object_schema};
-pub use suggest::{nearest, one_of};
-pub use units::{BadNumber, Short, percent, percentage, rate, span, whole};
+pub use suggest::{nearest, one_of, suggestion};
+pub use units::{Short, percent, percentage, rate, span, whole};
+pub(crate) use values::number_or;
 pub use values::{
     Amount, Duration, DurationOrOff, Factor, Flag, Lease, List, Named, Percent, PlainRate,
     RateOrUnlimited, Size, Text, TextOrOff, Texts, Whole, number,

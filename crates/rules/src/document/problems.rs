@@ -5,9 +5,10 @@
 //! Neither shows a place that was marked with [`Problems::keep_secret`].
 
 use std::collections::HashSet;
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, NamedSource};
+use tollgate_core::ParamError;
 
 /// More problems than this are counted, not shown.
 const SHOWN: usize = 50;
@@ -29,10 +30,8 @@ impl Place {
     /// From `start` to `end`, or empty if that comes earlier.
     #[must_use]
     pub fn new(start: usize, end: usize) -> Place {
-        Place {
-            start,
-            end: end.max(start),
-        }
+        let end = end.max(start);
+        Place { start, end }
     }
 }
 
@@ -63,6 +62,29 @@ impl Problem {
     #[must_use]
     pub fn position(&self) -> Option<(usize, usize)> {
         self.place.map(|_| (self.line, self.column))
+    }
+}
+
+/// Why a value was rejected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadValue {
+    /// What is wrong.
+    pub message: String,
+    /// How to write it.
+    pub help: String,
+}
+
+impl BadValue {
+    /// A value that was rejected with this message and this remedy.
+    pub fn new(message: impl Into<String>, help: impl Into<String>) -> BadValue {
+        let (message, help) = (message.into(), help.into());
+        BadValue { message, help }
+    }
+}
+
+impl From<ParamError> for BadValue {
+    fn from(error: ParamError) -> BadValue {
+        BadValue::new(error.to_string(), error.help())
     }
 }
 
@@ -108,6 +130,16 @@ impl<'s> Problems<'s> {
         });
     }
 
+    /// Returns the value that was read at `place`, or reports why it was rejected.
+    pub fn accept<T>(&mut self, place: Place, value: Result<T, impl Into<BadValue>>) -> Option<T> {
+        value
+            .map_err(|bad| {
+                let bad = bad.into();
+                self.report(place, bad.message, bad.help);
+            })
+            .ok()
+    }
+
     /// Keeps the text at `place` out of every rendering.
     pub fn keep_secret(&mut self, place: Place) {
         self.secrets.push(place);
@@ -145,25 +177,19 @@ impl<'s> Problems<'s> {
     /// Turns everything that was reported into an error. `name` is the name of the source.
     #[must_use]
     pub fn into_error(self, name: &str) -> ConfigError {
-        let Problems {
-            source,
-            lines,
-            mut found,
-            secrets,
-            hidden: _,
-        } = self;
-        found.sort_by_key(|problem| problem.place.map(|place| place.start));
-        let more = found.len().saturating_sub(SHOWN);
-        found.truncate(SHOWN);
-        for problem in &mut found {
+        let (source, mut problems) = (self.source, self.found);
+        problems.sort_by_key(|problem| problem.place.map(|place| place.start));
+        let more = problems.len().saturating_sub(SHOWN);
+        problems.truncate(SHOWN);
+        for problem in &mut problems {
             if let Some(place) = problem.place {
-                (problem.line, problem.column) = position(source, &lines, place.start);
+                (problem.line, problem.column) = position(source, &self.lines, place.start);
             }
         }
         ConfigError {
             name: name.to_owned(),
-            source: mask(source, &secrets),
-            problems: found,
+            source: mask(source, &self.secrets),
+            problems,
             more,
         }
     }
@@ -279,10 +305,9 @@ fn write_line(
     column: usize,
 ) -> fmt::Result {
     let text = source.lines().nth(line - 1).unwrap_or_default();
-    let skipped = if text.chars().count() > LINE_WIDTH {
-        (column - 1).saturating_sub(LINE_WIDTH / 2)
-    } else {
-        0
+    let skipped = match text.chars().count() > LINE_WIDTH {
+        true => (column - 1).saturating_sub(LINE_WIDTH / 2),
+        false => 0,
     };
     let shown: String = text
         .chars()
@@ -296,15 +321,10 @@ fn write_line(
         .and_then(|marked| marked.lines().next())
         .map_or(1, |marked| marked.chars().count());
     let room = shown.chars().count().saturating_sub(before);
-    let mut marker = " ".repeat(before);
-    marker.extend(std::iter::repeat_n('^', marked.min(room).max(1)));
-    let gutter = line.to_string();
-    let blank = " ".repeat(gutter.len());
-    write!(
-        f,
-        "  {blank} |\n  {gutter} | {}\n  {blank} | {marker}",
-        shown.trim_end()
-    )
+    let marker = " ".repeat(before) + &"^".repeat(marked.min(room).max(1));
+    let blank = " ".repeat(line.to_string().len());
+    let shown = shown.trim_end();
+    write!(f, "  {blank} |\n  {line} | {shown}\n  {blank} | {marker}")
 }
 
 fn line_starts(source: &str) -> Vec<usize> {
@@ -333,9 +353,7 @@ fn mask(source: &str, secrets: &[Place]) -> String {
             }
         }
     }
-    let mut masked = String::new();
-    let _ = write!(masked, "{}", String::from_utf8_lossy(&bytes));
-    masked
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

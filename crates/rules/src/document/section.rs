@@ -4,7 +4,7 @@
 //! the reader, which reports every problem and goes on, and with the feature `schema` the JSON schema.
 //! A field that could not be read is `Broken`, not `Absent`, so that no problem is reported twice.
 
-use super::{Node, Place, Problems, Short, Value, nearest, one_of};
+use super::{Node, Place, Problems, Short, Value, one_of, suggestion};
 
 /// A value that can be read from a node.
 pub trait Read: Sized {
@@ -73,22 +73,16 @@ impl<T: Read> Field<T> {
     pub fn fill(&mut self, name: &str, key: Place, node: &Node, problems: &mut Problems<'_>) {
         if let Some(first) = self.key() {
             let line = problems.line_of(first);
-            problems.report(
-                key,
-                format!("`{name}` is given twice"),
-                format!("the first one is on line {line}: keep one of the two"),
-            );
-            return;
+            let help = format!("the first one is on line {line}: keep one of the two");
+            return problems.report(key, format!("`{name}` is given twice"), help);
         }
         *self = match T::read(node, problems) {
             None => Field::Broken { key },
-            Some(value) => Field::Given {
-                key,
-                at: At {
-                    place: node.place,
-                    value,
-                },
-            },
+            Some(value) => {
+                let place = node.place;
+                let at = At { place, value };
+                Field::Given { key, at }
+            }
         };
     }
 }
@@ -97,10 +91,9 @@ impl<T: Read> Field<T> {
 pub fn wanted(what: &str, help: &str, node: &Node, problems: &mut Problems<'_>) {
     if !node.is_broken() {
         let quoted = node.text().is_some_and(|_| !node.is_null());
-        let message = if quoted && problems.hides(node.place) {
-            format!("expected {what}")
-        } else {
-            format!("expected {what}, found {}", node.describe())
+        let message = match quoted && problems.hides(node.place) {
+            true => format!("expected {what}"),
+            false => format!("expected {what}, found {}", node.describe()),
         };
         problems.report(node.place, message, help);
     }
@@ -113,12 +106,9 @@ pub fn entries<'n>(
     problems: &mut Problems<'_>,
 ) -> Option<Vec<(&'n str, Place, &'n Node)>> {
     let Value::Map(entries) = &node.value else {
-        wanted(
-            &format!("{what}, a map of names to values"),
-            "write `name: value`, one per line, or leave it out",
-            node,
-            problems,
-        );
+        let what = format!("{what}, a map of names to values");
+        let help = "write `name: value`, one per line, or leave it out";
+        wanted(&what, help, node, problems);
         return None;
     };
     let mut named = Vec::with_capacity(entries.len());
@@ -139,18 +129,16 @@ pub fn unknown_field(
     fields: &[&str],
     problems: &mut Problems<'_>,
 ) {
-    let help = if name == "<<" {
-        "merge keys are not supported: use an alias for a whole value, or repeat the fields"
-            .to_owned()
-    } else if let Some(meant) = nearest(name, fields.iter().copied()) {
-        format!("did you mean `{meant}`?")
-    } else {
-        format!("the fields of {what} are {}", fields.join(", "))
+    let merge =
+        "merge keys are not supported: use an alias for a whole value, or repeat the fields";
+    let all = format!("the fields of {what} are {}", fields.join(", "));
+    let help = match name {
+        "<<" => merge.to_owned(),
+        _ => suggestion(name, fields.iter().copied(), all),
     };
-    let message = if problems.hides(place) {
-        format!("this is not a field of {what}")
-    } else {
-        format!("`{}` is not a field of {what}", Short(name))
+    let message = match problems.hides(place) {
+        true => format!("this is not a field of {what}"),
+        false => format!("`{}` is not a field of {what}", Short(name)),
     };
     problems.report(place, message, help);
 }
@@ -300,18 +288,16 @@ pub fn add_field(
 #[doc(hidden)]
 pub fn add_fields(schema: &mut schemars::Schema, more: &schemars::Schema) {
     let of = |name: &str| more.get(name).cloned().unwrap_or_default();
-    if let (Some(all), serde_json::Value::Object(more)) = (
-        schema
-            .get_mut("properties")
-            .and_then(|it| it.as_object_mut()),
-        of("properties"),
-    ) {
+    let properties = schema.get_mut("properties");
+    if let Some(all) = properties.and_then(|it| it.as_object_mut())
+        && let serde_json::Value::Object(more) = of("properties")
+    {
         all.extend(more);
     }
-    if let (Some(all), serde_json::Value::Array(more)) = (
-        schema.get_mut("required").and_then(|it| it.as_array_mut()),
-        of("required"),
-    ) {
+    let required = schema.get_mut("required");
+    if let Some(all) = required.and_then(|it| it.as_array_mut())
+        && let serde_json::Value::Array(more) = of("required")
+    {
         all.extend(more);
     }
 }
@@ -398,12 +384,10 @@ macro_rules! schema {
 
 /// Reports a word that is not one of `words`.
 pub fn no_such_word(what: &str, words: &[&str], node: &Node, problems: &mut Problems<'_>) {
-    let meant = node
-        .text()
-        .and_then(|text| nearest(text, words.iter().copied()));
-    let help = match meant {
-        Some(meant) => format!("did you mean `{meant}`?"),
-        None => format!("write {}", one_of(words.iter().copied())),
+    let all = format!("write {}", one_of(words.iter().copied()));
+    let help = match node.text() {
+        Some(text) => suggestion(text, words.iter().copied(), all),
+        None => all,
     };
     wanted(what, &help, node, problems);
 }

@@ -17,6 +17,18 @@ pub fn nearest<'w>(given: &str, words: impl IntoIterator<Item = &'w str>) -> Opt
         .map(|(_, word)| word)
 }
 
+/// Returns the remedy for a wrong word: the one of `words` that was probably meant, or `otherwise`.
+pub fn suggestion<'w>(
+    given: &str,
+    words: impl IntoIterator<Item = &'w str>,
+    otherwise: impl Into<String>,
+) -> String {
+    match nearest(given, words) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None => otherwise.into(),
+    }
+}
+
 /// Lists words as a sentence does: `a`, `b` or `c`.
 pub fn one_of<'w>(words: impl IntoIterator<Item = &'w str>) -> String {
     let quoted: Vec<String> = words.into_iter().map(|word| format!("`{word}`")).collect();

@@ -5,8 +5,8 @@ use std::fmt;
 
 use tollgate_core::{Rate, Span};
 
-use super::units::{self, BadNumber};
-use super::{At, Node, Problems, Read, Value, entries, redacted, wanted};
+use super::units;
+use super::{At, BadValue, Node, Problems, Read, Value, entries, redacted, wanted};
 use crate::schema;
 
 /// Any text: numbers and booleans are taken as they are written.
@@ -18,8 +18,12 @@ impl Read for Text {
         if let (Some(text), false) = (node.text(), node.is_null()) {
             return Some(Text(text.to_owned()));
         }
-        let help = "write a text, or leave the field out";
-        wanted("a text", help, node, problems);
+        wanted(
+            "a text",
+            "write a text, or leave the field out",
+            node,
+            problems,
+        );
         None
     }
 }
@@ -80,17 +84,30 @@ pub fn number<T>(
     node: &Node,
     what: &str,
     help: &str,
-    parse: impl FnOnce(&str) -> Result<T, BadNumber>,
+    parse: impl FnOnce(&str) -> Result<T, BadValue>,
     problems: &mut Problems<'_>,
 ) -> Option<T> {
     match node.text() {
-        Some(text) if !node.is_null() => parse(text)
-            .map_err(|bad| problems.report(node.place, bad.message, bad.help))
-            .ok(),
+        Some(text) if !node.is_null() => problems.accept(node.place, parse(text)),
         _ => {
             wanted(what, help, node, problems);
             None
         }
+    }
+}
+
+/// Reads a number as [`number`] does, or the word that stands for none.
+#[allow(clippy::option_option)] // The outer `None` means that the value was rejected.
+pub(crate) fn number_or<T>(
+    word: &str,
+    node: &Node,
+    (what, help): (&str, &str),
+    parse: impl FnOnce(&str) -> Result<T, BadValue>,
+    problems: &mut Problems<'_>,
+) -> Option<Option<T>> {
+    match node.text() {
+        Some(text) if text == word => Some(None),
+        _ => number(node, what, help, parse, problems).map(Some),
     }
 }
 
@@ -115,12 +132,11 @@ pub struct Amount(pub Option<u64>);
 
 impl Read for Amount {
     fn read(node: &Node, problems: &mut Problems<'_>) -> Option<Amount> {
-        if node.text() == Some("unlimited") {
-            return Some(Amount(None));
-        }
-        let help = "write a number such as 100, or `unlimited`";
-        number(node, "a whole number", help, units::whole, problems)
-            .map(|amount| Amount(Some(amount)))
+        let help = (
+            "a whole number",
+            "write a number such as 100, or `unlimited`",
+        );
+        number_or("unlimited", node, help, units::whole, problems).map(Amount)
     }
 }
 schema!(Amount, "Amount", _generator => { "anyOf": [
@@ -134,11 +150,11 @@ pub struct RateOrUnlimited(pub Option<Rate>);
 
 impl Read for RateOrUnlimited {
     fn read(node: &Node, problems: &mut Problems<'_>) -> Option<RateOrUnlimited> {
-        if node.text() == Some("unlimited") {
-            return Some(RateOrUnlimited(None));
-        }
-        let help = "write an amount per time such as 100/s, or `unlimited`";
-        number(node, "a rate", help, units::rate, problems).map(|rate| RateOrUnlimited(Some(rate)))
+        let help = (
+            "a rate",
+            "write an amount per time such as 100/s, or `unlimited`",
+        );
+        number_or("unlimited", node, help, units::rate, problems).map(RateOrUnlimited)
     }
 }
 schema!(RateOrUnlimited, "RateOrUnlimited", _generator => {
@@ -228,12 +244,9 @@ pub struct DurationOrOff(pub Option<Span>);
 
 impl Read for DurationOrOff {
     fn read(node: &Node, problems: &mut Problems<'_>) -> Option<DurationOrOff> {
-        if node.text() == Some("off") {
-            return Some(DurationOrOff(None));
-        }
-        let help = "write a duration such as 1s, or `off`";
-        let span = number(node, "a duration", help, units::span, problems)?;
-        Some(DurationOrOff((span != Span::ZERO).then_some(span)))
+        let help = ("a duration", "write a duration such as 1s, or `off`");
+        let span = number_or("off", node, help, units::span, problems)?;
+        Some(DurationOrOff(span.filter(|span| *span != Span::ZERO)))
     }
 }
 schema!(DurationOrOff, "DurationOrOff", _generator => {
@@ -331,12 +344,14 @@ impl<T: Read> Read for Named<T> {
         let mut named = Vec::with_capacity(entries.len());
         for (name, key, node) in entries {
             if let Some(value) = T::read(node, problems) {
-                let name = At {
-                    place: key,
-                    value: name.to_owned(),
-                };
-                let place = node.place;
-                named.push((name, At { place, value }));
+                let (place, name) = (node.place, name.to_owned());
+                named.push((
+                    At {
+                        place: key,
+                        value: name,
+                    },
+                    At { place, value },
+                ));
             }
         }
         Some(Named(named))

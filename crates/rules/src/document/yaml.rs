@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use granit_parser::{Event, Parser, ScalarStyle, ScanError};
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
 
 use super::{Place, Problems, Short};
 
@@ -77,11 +77,15 @@ impl Node {
     #[must_use]
     pub fn scalar(place: Place, text: &str) -> Node {
         let text = text.into();
-        let value = Value::Scalar { text, plain: false };
+        Node::leaf(place, Value::Scalar { text, plain: false })
+    }
+
+    fn leaf(place: Place, value: Value) -> Node {
+        let nodes = 1;
         Node {
             place,
             value,
-            nodes: 1,
+            nodes,
         }
     }
 
@@ -144,11 +148,9 @@ pub fn parse_document(start: &str, problems: &mut Problems<'_>) -> Option<Node> 
                     .byte_range()
                     .map_or_else(Place::default, |range| Place::new(range.start, range.end));
                 if let Some(tag) = span.tag_span().and_then(|tag| tag.byte_range()) {
-                    problems.report(
-                        Place::new(tag.start, tag.end),
-                        "tags are not supported",
-                        "remove the tag; quote the value if it must be read as text",
-                    );
+                    let help = "remove the tag; quote the value if it must be read as text";
+                    let place = Place::new(tag.start, tag.end);
+                    problems.report(place, "tags are not supported", help);
                 }
                 builder.take(event, place, problems).ok()?;
             }
@@ -188,11 +190,8 @@ impl Builder {
             Event::DocumentStart(..) => {
                 self.documents += 1;
                 if self.documents > 1 {
-                    problems.report(
-                        place,
-                        "a second document starts here",
-                        "a config is one document: remove the `---` and all after it",
-                    );
+                    let help = "a config is one document: remove the `---` and all after it";
+                    problems.report(place, "a second document starts here", help);
                     return Err(GivenUp);
                 }
                 Ok(())
@@ -202,15 +201,7 @@ impl Builder {
                     text: text.into(),
                     plain: style == ScalarStyle::Plain,
                 };
-                self.complete(
-                    Node {
-                        place,
-                        value,
-                        nodes: 1,
-                    },
-                    anchor,
-                    problems,
-                )
+                self.complete(Node::leaf(place, value), anchor, problems)
             }
             Event::SequenceStart(_, anchor, _) => {
                 self.open(place, anchor, Items::List(Vec::new()));
@@ -222,38 +213,21 @@ impl Builder {
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(place, problems),
             Event::Alias(anchor) => {
-                let node = if let Some(node) = self.anchors.get(&anchor) {
-                    // Problems in the shared value are shown where it is written.
-                    node.clone()
-                } else {
-                    problems.report(
-                        place,
-                        "this alias stands inside the value it refers to",
-                        "refer to a value that ends before the alias",
-                    );
-                    Node {
-                        place,
-                        value: Value::Broken,
-                        nodes: 1,
-                    }
-                };
+                // Problems in the shared value are shown where it is written.
+                let node = self.anchors.get(&anchor).cloned().unwrap_or_else(|| {
+                    let message = "this alias stands inside the value it refers to";
+                    let help = "refer to a value that ends before the alias";
+                    problems.report(place, message, help);
+                    Node::leaf(place, Value::Broken)
+                });
                 self.complete(node, 0, problems)
             }
             Event::UnresolvedAlias(name) => {
-                problems.report(
-                    place,
-                    format!("there is no anchor `&{name}` above this alias"),
-                    "define the anchor before its use, or quote a value that starts with `*`",
-                );
-                self.complete(
-                    Node {
-                        place,
-                        value: Value::Broken,
-                        nodes: 1,
-                    },
-                    0,
-                    problems,
-                )
+                let message = format!("there is no anchor `&{name}` above this alias");
+                let help =
+                    "define the anchor before its use, or quote a value that starts with `*`";
+                problems.report(place, message, help);
+                self.complete(Node::leaf(place, Value::Broken), 0, problems)
             }
             _ => Ok(()),
         }
@@ -276,13 +250,16 @@ impl Builder {
             Items::List(items) => Value::List(items.into()),
             Items::Map(entries, _) => Value::Map(entries.into()),
         };
-        let place = Place::new(open.place.start, end.end);
-        let node = Node {
-            place,
-            value,
-            nodes: open.nodes,
-        };
-        self.complete(node, open.anchor, problems)
+        let (place, nodes) = (Place::new(open.place.start, end.end), open.nodes);
+        self.complete(
+            Node {
+                place,
+                value,
+                nodes,
+            },
+            open.anchor,
+            problems,
+        )
     }
 
     fn complete(
@@ -300,11 +277,9 @@ impl Builder {
         };
         parent.nodes = parent.nodes.saturating_add(node.nodes);
         if parent.nodes > MAX_NODES {
-            problems.report(
-                node.place,
-                format!("the config has more than {MAX_NODES} values"),
-                "use fewer rules, and fewer aliases of large values",
-            );
+            let message = format!("the config has more than {MAX_NODES} values");
+            let help = "use fewer rules, and fewer aliases of large values";
+            problems.report(node.place, message, help);
             return Err(GivenUp);
         }
         match &mut parent.items {
@@ -321,29 +296,21 @@ impl Builder {
 fn report_syntax(error: &ScanError, problems: &mut Problems<'_>) {
     let source = problems.source();
     let at = error.marker().byte_offset().unwrap_or(0).min(source.len());
-    let line = source.as_bytes()[..at]
-        .iter()
-        .rposition(|byte| *byte == b'\n');
-    let indent = source[line.map_or(0, |newline| newline + 1)..]
-        .chars()
-        .take_while(|c| c.is_whitespace() && *c != '\n');
-    let help = if indent.into_iter().any(|c| c == '\t') {
-        "YAML is indented with spaces: replace the tab"
-    } else {
-        "the file is not valid YAML here; check the indentation, the brackets and the quotes"
-    };
     let place = Place::new(at, at + 1);
-    if matches!(
-        error.kind(),
-        granit_parser::ErrorKind::RecursionLimitExceeded
-    ) {
+    if matches!(error.kind(), ErrorKind::RecursionLimitExceeded) {
         let message = format!("more than {MAX_DEPTH} levels of nesting");
-        problems.report(
-            place,
-            message,
-            "check the brackets: no config needs so many levels",
-        );
-    } else {
-        problems.report(place, error.info(), help);
+        let help = "check the brackets: no config needs so many levels";
+        return problems.report(place, message, help);
     }
+    let before = &source.as_bytes()[..at];
+    let newline = before.iter().rposition(|byte| *byte == b'\n');
+    let line = &source[newline.map_or(0, |newline| newline + 1)..];
+    let mut indent = line.chars().take_while(|c| c.is_whitespace() && *c != '\n');
+    let help = match indent.any(|c| c == '\t') {
+        true => "YAML is indented with spaces: replace the tab",
+        false => {
+            "the file is not valid YAML here; check the indentation, the brackets and the quotes"
+        }
+    };
+    problems.report(place, error.info(), help);
 }

@@ -13,7 +13,7 @@ use cel::common::ast::{
 
 use super::types::{FUNCTIONS, MACROS, Ty};
 use super::{Declared, Fault};
-use crate::document::nearest;
+use crate::document::suggestion;
 use crate::raw::AttributeType;
 use crate::validate::is_attribute_name;
 
@@ -105,21 +105,17 @@ impl Checker<'_> {
     /// The part of the text that `expr` was parsed from.
     fn range(&self, expr: &IdedExpr) -> Option<Range<usize>> {
         let info = self.program.source_info();
-        let own = info
-            .offset_for(expr.id)
-            .map(|(start, stop)| start as usize..stop as usize + 1)
-            .map(|token| self.widen(expr, token));
+        let own = info.offset_for(expr.id);
+        let own = own.map(|(start, stop)| self.widen(expr, start as usize..stop as usize + 1));
         let join = |a: Option<Range<usize>>, b: Option<Range<usize>>| match (a, b) {
             (Some(a), Some(b)) => Some(a.start.min(b.start)..a.end.max(b.end)),
             (a, b) => a.or(b),
         };
         let inner = match &expr.expr {
-            Expr::Call(call) => call
-                .target
-                .as_deref()
-                .into_iter()
-                .chain(&call.args)
-                .fold(None, |range, part| join(range, self.range(part))),
+            Expr::Call(call) => {
+                let parts = call.target.as_deref().into_iter().chain(&call.args);
+                parts.fold(None, |range, part| join(range, self.range(part)))
+            }
             Expr::Select(select) => self.range(&select.operand),
             _ => None,
         };
@@ -138,10 +134,9 @@ impl Checker<'_> {
             }
             Expr::Select(select) => {
                 let after = self.text.get(token.end..).unwrap_or_default();
-                if after.starts_with(select.field.as_str()) {
-                    token.start..token.end + select.field.len()
-                } else {
-                    token
+                match after.starts_with(select.field.as_str()) {
+                    true => token.start..token.end + select.field.len(),
+                    false => token,
                 }
             }
             _ => token,
@@ -243,12 +238,8 @@ impl Checker<'_> {
                 self.fault(expr, message, "write has(attributes.name)")
             }
             other => {
-                let message = format!("{other} has no field `{field}`");
-                self.fault(
-                    expr,
-                    message,
-                    "attributes are text: compare them, or convert with int(…)",
-                )
+                let help = "attributes are text: compare them, or convert with int(…)";
+                self.fault(expr, format!("{other} has no field `{field}`"), help)
             }
         }
     }
@@ -260,11 +251,10 @@ impl Checker<'_> {
                 let known = self.scope.iter().any(|(known, _)| known == name);
                 (!known && name != "attributes" && !name.starts_with('@')).then(|| name.clone())
             }
-            Expr::Select(select) if !select.test => Some(format!(
-                "{}.{}",
-                self.dotted(&select.operand)?,
-                select.field
-            )),
+            Expr::Select(select) if !select.test => {
+                let before = self.dotted(&select.operand)?;
+                Some(format!("{before}.{}", select.field))
+            }
             _ => None,
         }
     }
@@ -274,10 +264,8 @@ impl Checker<'_> {
     fn take_names(&mut self) -> Vec<String> {
         let names = std::mem::take(&mut self.names);
         for (name, range) in &names {
-            let prefix = |other: &str| {
-                name.strip_prefix(other)
-                    .is_some_and(|rest| rest.starts_with('.'))
-            };
+            let rest = |other: &str| name.strip_prefix(other).unwrap_or_default();
+            let prefix = |other: &str| rest(other).starts_with('.');
             if let Some((other, _)) = names.iter().find(|(other, _)| prefix(other)) {
                 self.faults.push(Fault {
                     range: Some(range.clone()),
@@ -300,12 +288,9 @@ impl Checker<'_> {
             Ty::Map(key, _) => *key,
             Ty::Any => Ty::Any,
             other => {
+                let message = format!("{other} has no elements to go through");
                 let help = "call it on a list, such as [\"a\", \"b\"].exists(x, x == tenant)";
-                self.fault(
-                    &it.iter_range,
-                    format!("{other} has no elements to go through"),
-                    help,
-                )
+                self.fault(&it.iter_range, message, help)
             }
         };
         let start = self.ty(&it.accu_init);
@@ -335,30 +320,20 @@ impl Checker<'_> {
         {
             return ty;
         }
-        let mut types = Vec::with_capacity(call.args.len() + 1);
-        if let Some(target) = &call.target {
-            types.push(self.ty(target));
-        }
-        for argument in &call.args {
-            types.push(self.ty(argument));
-        }
+        let arguments = call.target.as_deref().into_iter().chain(&call.args);
+        let types: Vec<Ty> = arguments.map(|argument| self.ty(argument)).collect();
         let member = call.target.is_some();
-        let mut known = FUNCTIONS
-            .iter()
-            .filter(|function| function.name == name)
-            .peekable();
+        let known = FUNCTIONS.iter().filter(|function| function.name == name);
+        let mut known = known.peekable();
         let Some(first) = known.peek() else {
             return self.unknown_function(expr, name);
         };
         let usage = first.usage;
         let result = known.find(|function| {
+            let mut pairs = function.arguments.iter().zip(&types);
             function.member == member
                 && function.arguments.len() == types.len()
-                && function
-                    .arguments
-                    .iter()
-                    .zip(&types)
-                    .all(|(wanted, ty)| wanted.takes(ty))
+                && pairs.all(|(wanted, ty)| wanted.takes(ty))
         });
         match result {
             Some(function) => function.result.clone(),
@@ -387,17 +362,13 @@ impl Checker<'_> {
                           or a glob in `match`"
                 .to_owned(),
             "min" | "max" => "choose with a condition, such as 'a > b ? a : b'".to_owned(),
-            _ => match nearest(
-                name,
-                names.clone().chain(MACROS.iter().map(|(name, _)| *name)),
-            ) {
-                Some(meant) => format!("did you mean `{meant}`?"),
-                None => {
-                    let mut names: Vec<&str> = names.collect();
-                    names.dedup();
-                    format!("the functions are {}", names.join(", "))
-                }
-            },
+            _ => {
+                let mut all: Vec<&str> = names.clone().collect();
+                all.dedup();
+                let macros = MACROS.iter().map(|(name, _)| *name);
+                let all = format!("the functions are {}", all.join(", "));
+                suggestion(name, names.chain(macros), all)
+            }
         };
         self.fault(expr, format!("there is no function `{name}`"), help)
     }

@@ -43,16 +43,14 @@ impl Expr {
     /// The value of a `cost`.
     pub(crate) fn cost(&self, attributes: &Attributes<'_>) -> Result<u64, Failure> {
         self.evaluate(attributes, |value| {
-            let cost = value
-                .downcast_ref::<CelInt>()
-                .ok_or_else(|| Failure::Broken("it yields no int".to_owned()))?;
+            let broken = |how: String| Err(Failure::Broken(how));
+            let Some(cost) = value.downcast_ref::<CelInt>() else {
+                return broken("it yields no int".to_owned());
+            };
             match u64::try_from(*cost.inner()) {
                 Ok(cost) if cost <= MAX_AMOUNT => Ok(cost),
-                Ok(cost) => Err(Failure::Broken(format!("a cost of {cost} is too large"))),
-                Err(_) => Err(Failure::Broken(format!(
-                    "a cost of {} is negative",
-                    cost.inner()
-                ))),
+                Ok(cost) => broken(format!("a cost of {cost} is too large")),
+                Err(_) => broken(format!("a cost of {} is negative", cost.inner())),
             }
         })
     }
@@ -83,20 +81,17 @@ impl Expr {
             Err(error) => Err(Failure::Broken(error.to_string())),
         }
     }
-}
 
-impl Expr {
     /// Fails if an attribute does not have its declared type.
     fn check_types(&self, attributes: &Attributes<'_>) -> Result<(), Failure> {
         for (name, ty) in self.names.iter().zip(&self.types) {
             if let (Some(ty), Some(value)) = (ty, attributes.get(name))
                 && typed(*ty, value).is_none()
             {
-                let how = format!(
-                    "{name} is declared as {}, but its value in this request is not one",
-                    ty.name()
-                );
-                return Err(Failure::Broken(how));
+                let (ty, but) = (ty.name(), "but its value in this request is not one");
+                return Err(Failure::Broken(format!(
+                    "{name} is declared as {ty}, {but}"
+                )));
             }
         }
         Ok(())

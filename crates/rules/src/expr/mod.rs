@@ -42,7 +42,6 @@ pub(crate) enum Want {
 #[derive(Debug)]
 pub(crate) struct Expr {
     program: Program,
-    /// The text.
     text: String,
     /// The attributes that the expression reads by name.
     names: Vec<String>,
@@ -104,10 +103,8 @@ fn parse_and_check(text: &str, want: Want, declared: &Declared) -> Result<Expr, 
     let program = Program::compile(text).map_err(|errors| {
         // Later errors are usually consequences of the first.
         let Some(error) = errors.errors.first() else {
-            return Fault::whole(
-                "not an expression",
-                "write CEL, such as 'method != \"OPTIONS\"'",
-            );
+            let help = "write CEL, such as 'method != \"OPTIONS\"'";
+            return Fault::whole("not an expression", help);
         };
         let (message, help) = syntax(&error.msg);
         vec![Fault {
@@ -135,7 +132,6 @@ fn parse_and_check(text: &str, want: Want, declared: &Declared) -> Result<Expr, 
 }
 
 impl Expr {
-    /// The text of the expression.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
@@ -148,9 +144,8 @@ impl Expr {
 
 fn mismatch(text: &str, want: Want, found: &Ty) -> Vec<Fault> {
     let text = text.trim();
-    let simple = text
-        .chars()
-        .all(|c| c.is_ascii_alphanumeric() || "_.()".contains(c));
+    let is_simple = |c: char| c.is_ascii_alphanumeric() || "_.()".contains(c);
+    let simple = text.chars().all(is_simple);
     let wrapped = if simple { text } else { "…" };
     match (want, found) {
         (Want::Bool, found) => Fault::whole(

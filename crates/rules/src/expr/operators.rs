@@ -30,11 +30,13 @@ impl Checker<'_> {
             }
             ("-_", [operand]) => match self.ty(operand) {
                 ty @ (Ty::Int | Ty::Double | Ty::Any) => ty,
-                other => self.fault(
-                    expr,
-                    format!("`-` takes a number, not {other}"),
-                    convert(&other),
-                ),
+                other => {
+                    let help = match other {
+                        Ty::String => "attributes are text: write int(…) around it",
+                        _ => "make it a number",
+                    };
+                    self.fault(expr, format!("`-` takes a number, not {other}"), help)
+                }
             },
             ("_?_:_", [condition, left, right]) => {
                 self.must_be_bool(condition, "?:");
@@ -81,12 +83,8 @@ impl Checker<'_> {
                         self.never_equal(expr, &element, &of.clone());
                     }
                     other => {
-                        let help = "write it as in 'action in [\"a\", \"b\"]'";
-                        self.fault(
-                            expr,
-                            format!("`in` looks into a list or a map, not {other}"),
-                            help,
-                        );
+                        let message = format!("`in` looks into a list or a map, not {other}");
+                        self.fault(expr, message, "write it as in 'action in [\"a\", \"b\"]'");
                     }
                 }
                 Ty::Bool
@@ -97,22 +95,18 @@ impl Checker<'_> {
                     Ty::Any => Ty::Any,
                     Ty::List(element) if index.may_equal(&Ty::Int) => *element,
                     Ty::Map(key, value) if index.may_equal(&key) => *value,
-                    other => self.fault(
-                        expr,
-                        format!("{other} cannot be indexed with {index}"),
-                        "write it as in attributes[\"x-name\"]",
-                    ),
+                    other => {
+                        let message = format!("{other} cannot be indexed with {index}");
+                        self.fault(expr, message, "write it as in attributes[\"x-name\"]")
+                    }
                 }
             }
             _ if name.starts_with(['_', '@', '!', '-'])
                 && name.contains(['_', '@'])
                 && !is_attribute_name(name) =>
             {
-                self.fault(
-                    expr,
-                    "this syntax is not supported",
-                    "write it with the plain operators",
-                )
+                let help = "write it with the plain operators";
+                self.fault(expr, "this syntax is not supported", help)
             }
             _ => return None,
         };
@@ -133,7 +127,7 @@ impl Checker<'_> {
     fn never_equal(&mut self, expr: &IdedExpr, left: &Ty, right: &Ty) {
         let help = match (left, right) {
             (Ty::Null, _) | (_, Ty::Null) => {
-                "attributes are never null: ask with '\"name\" in attributes'".to_owned()
+                "attributes are never null: ask with '\"name\" in attributes'"
             }
             _ => convert_one(left, right),
         };
@@ -141,26 +135,18 @@ impl Checker<'_> {
     }
 }
 
-fn convert(ty: &Ty) -> String {
-    match ty {
-        Ty::String => "attributes are text: write int(…) around it".to_owned(),
-        _ => "make it a number".to_owned(),
-    }
-}
+const CONVERT: &str = "convert one of them, with int(…), double(…) or string(…)";
 
 /// The remedy for two types that do not go together.
-fn convert_one(left: &Ty, right: &Ty) -> String {
+fn convert_one(left: &Ty, right: &Ty) -> &'static str {
     match (left, right) {
-        (Ty::String, Ty::Int) | (Ty::Int, Ty::String) => {
-            "write int(…) around the text, or the number in quotes".to_owned()
-        }
-        (Ty::String, Ty::String) => "attributes are text: write int(…) around each".to_owned(),
-        (Ty::String, Ty::Bool) | (Ty::Bool, Ty::String) => {
-            "attributes are text: write bool(…) around the text, or the word in quotes".to_owned()
-        }
-        (Ty::String, Ty::Double) | (Ty::Double, Ty::String) => {
-            "attributes are text: write double(…) around the text".to_owned()
-        }
-        _ => "convert one of them, with int(…), double(…) or string(…)".to_owned(),
+        (Ty::String, Ty::String) => "attributes are text: write int(…) around each",
+        (Ty::String, other) | (other, Ty::String) => match other {
+            Ty::Int => "write int(…) around the text, or the number in quotes",
+            Ty::Bool => "attributes are text: write bool(…) around the text, or the word in quotes",
+            Ty::Double => "attributes are text: write double(…) around the text",
+            _ => CONVERT,
+        },
+        _ => CONVERT,
     }
 }

@@ -143,18 +143,11 @@ impl Layers {
         let of_plan = plan.and_then(|plan| self.plans.get(plan));
         steps.extend(of_plan.into_iter().flat_map(|it| applicable(it, allowance)));
         if let Some(name) = tenant {
-            let numbers = self
-                .tiers
-                .tenants
-                .get(name)
-                .and_then(|it| own(&it.patches, allowance));
+            let known = self.tiers.tenants.get(name);
+            let numbers = known.and_then(|it| own(&it.patches, allowance));
             steps.extend(numbers.map(|numbers| (Layer::Tenant(name), Step::Numbers(numbers))));
-            let of_tenant = self.tenants.get(name);
-            steps.extend(
-                of_tenant
-                    .into_iter()
-                    .flat_map(|it| applicable(it, allowance)),
-            );
+            let overrides = self.tenants.get(name).into_iter();
+            steps.extend(overrides.flat_map(|it| applicable(it, allowance)));
         }
         steps.extend(applicable(&self.everyone, allowance));
         steps
@@ -184,10 +177,8 @@ impl Layers {
                     if let Some((patched, limit)) = replaced(counting, &numbers, patch, zone) {
                         numbers = patched;
                         resolved.limit = limit;
-                        resolved.fixed = matches!(
-                            layer,
-                            Layer::Override(it) if *it.scope() == Scope::Everyone
-                        );
+                        let everyone = |it: &Override| *it.scope() == Scope::Everyone;
+                        resolved.fixed = matches!(layer, Layer::Override(it) if everyone(it));
                     }
                 }
             }
@@ -199,8 +190,8 @@ impl Layers {
     }
 }
 
-/// Replaces `numbers` by those of `patch`, for a tenant in `zone`. Each layer was checked against the
-/// rule's own numbers: if it does not fit the other layers, it replaces the rule's own.
+/// Replaces `numbers` by those of `patch`, for a tenant in `zone`. Every patch fits the numbers of the
+/// rule itself. A patch that does not fit `numbers` replaces numbers of the rule instead.
 pub(crate) fn replaced(
     counting: &Counting,
     numbers: &Numbers,
@@ -216,8 +207,8 @@ pub(crate) fn replaced(
 
 /// The numbers of `patches` for an allowance.
 fn own<'p>(patches: &'p [(Arc<str>, Numbers)], allowance: &str) -> Option<&'p Numbers> {
-    let mut own = patches.iter().filter(|(name, _)| **name == *allowance);
-    own.next().map(|(_, numbers)| numbers)
+    let own = patches.iter().find(|(name, _)| **name == *allowance);
+    own.map(|(_, numbers)| numbers)
 }
 
 /// The overrides of one scope for an allowance: the one that names it, and the one for all.

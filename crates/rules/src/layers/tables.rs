@@ -68,12 +68,6 @@ impl Rows<'_> {
         let next = u32::try_from(self.known.len()).ok()?;
         Some(*self.known.entry(row).or_insert(next))
     }
-
-    fn into_own(self) -> Vec<Own> {
-        let mut rows: Vec<(Own, u32)> = self.known.into_iter().collect();
-        rows.sort_unstable_by_key(|(_, place)| *place);
-        rows.into_iter().map(|(row, _)| row).collect()
-    }
 }
 
 impl Tables {
@@ -81,7 +75,7 @@ impl Tables {
         let own = policy.rules.iter().filter(|rule| rule.budget.is_none());
         let own = own.map(|rule| (&rule.id, &rule.per, &rule.counting));
         let shared = policy.budgets.iter();
-        let shared = shared.map(|budget| (&budget.name, &budget.per, &budget.counting));
+        let shared = shared.map(|it| (&it.name, &it.allowance.per, &it.allowance.counting));
         let all = own.chain(shared).map(|(name, per, counting)| Allowance {
             name: Arc::clone(name),
             by_tenant: is_by_tenant(per),
@@ -107,34 +101,29 @@ impl Tables {
     }
 
     fn add_tenants(&mut self, policy: &Policy, layers: &Layers) {
-        let places: HashMap<&str, u32> = (0..)
-            .zip(&self.allowances)
-            .map(|(place, it)| (&*it.name, place))
-            .collect();
+        let places = (0..).zip(&self.allowances).map(|(at, it)| (&*it.name, at));
+        let places: HashMap<&str, u32> = places.collect();
         let known = &policy.tiers.tenants;
-        let named = known.iter();
-        let named = named.map(|(name, tenant)| (&**name, Some(tenant)));
-        let others = layers.tenants.keys().map(|name| &**name);
-        let others = others.filter(|name| !known.contains_key(*name));
-        let others = others.map(|name| (name, None));
+        let named = known.iter().map(|(name, tenant)| (&**name, Some(tenant)));
+        let others = layers.tenants.keys().map(|name| (&**name, None));
+        let others = others.filter(|(name, _)| !known.contains_key(*name));
         let mut rows = Rows::default();
         let mut tenants = HashMap::default();
         for (name, tenant) in named.chain(others) {
             let plan = layers.tiers.plan_of(tenant);
-            let own = match only_zone(layers, name, tenant) {
-                Some(zone) => match rows.of_zone.get(&(plan, zone)) {
-                    Some(place) => *place,
-                    None => {
-                        let place = rows.place(self.own(layers, &places, name, tenant));
-                        rows.of_zone.insert((plan, zone), place);
-                        place
-                    }
-                },
+            let zone = only_zone(layers, name, tenant);
+            let own = match zone.and_then(|zone| rows.of_zone.get(&(plan, zone))) {
+                Some(place) => *place,
                 None => rows.place(self.own(layers, &places, name, tenant)),
             };
+            if let Some(zone) = zone {
+                rows.of_zone.insert((plan, zone), own);
+            }
             tenants.insert(name.as_bytes().into(), Found { plan, own });
         }
-        self.own = rows.into_own();
+        let mut rows: Vec<(Own, u32)> = rows.known.into_iter().collect();
+        rows.sort_unstable_by_key(|(_, place)| *place);
+        self.own = rows.into_iter().map(|(row, _)| row).collect();
         self.tenants = tenants;
     }
 
@@ -148,10 +137,8 @@ impl Tables {
     ) -> Own {
         let plan = layers.tiers.plan_of(tenant);
         let patched = tenant.map_or(&[][..], |it| &it.patches);
-        let mut concerned: Vec<u32> = patched
-            .iter()
-            .filter_map(|(allowance, _)| places.get(&**allowance).copied())
-            .collect();
+        let patched = patched.iter().filter_map(|(name, _)| places.get(&**name));
+        let mut concerned: Vec<u32> = patched.copied().collect();
         for it in layers.tenants.get(name).into_iter().flatten() {
             match it.rule() {
                 Some(allowance) => concerned.extend(places.get(allowance)),
@@ -171,9 +158,8 @@ impl Tables {
             let allowance = &self.allowances[place as usize];
             (place, layers.resolve(allowance, plan, Some(name)))
         });
-        resolved
-            .filter(|(place, resolved)| resolved != self.of(on_plan, *place))
-            .collect()
+        let differing = resolved.filter(|(place, it)| it != self.of(on_plan, *place));
+        differing.collect()
     }
 
     /// Whether all requests have the same numbers.

@@ -68,11 +68,6 @@ impl Written<'_> {
         })
     }
 
-    fn key_of(&self, name: &str) -> Option<Place> {
-        let mut fields = self.fields().into_iter();
-        fields.find(|(known, ..)| *known == name)?.1
-    }
-
     /// Reports numbers that are not the algorithm's.
     fn check_taken(&self, raw: RawAlgorithm, problems: &mut Problems<'_>) {
         let (needed, optional) = takes(raw);
@@ -95,12 +90,10 @@ impl Written<'_> {
         if let Some(at) = self.carry_over.get()
             && let Carried::Counts(word) = at.value
         {
-            problems.report(
-                at.place,
-                format!("`{}` is not a number", word.name()),
-                "write this word in the rule or the budget; here write how much a quota carries into its \
-                 next period, such as 10%",
-            );
+            let message = format!("`{}` is not a number", word.name());
+            let help = "write this word in the rule or the budget; here write how much a quota \
+                        carries into its next period, such as 10%";
+            problems.report(at.place, message, help);
         }
     }
 }
@@ -140,18 +133,15 @@ fn stranger(name: &str, raw: RawAlgorithm) -> (String, String) {
 /// The numbers that an algorithm takes, in words.
 fn taken(raw: RawAlgorithm) -> String {
     let (needed, optional) = takes(raw);
+    let needed = needed.join(" and ");
     match optional {
-        [] => needed.join(" and "),
-        _ => format!(
-            "{}, and optionally {}",
-            needed.join(" and "),
-            optional.join(", ")
-        ),
+        [] => needed,
+        _ => format!("{needed}, and optionally {}", optional.join(", ")),
     }
 }
 
-/// The algorithm and the numbers of a rule or a budget; `None` if they are wrong, which was reported. `what` it
-/// is, and where it starts.
+/// The algorithm and the numbers of a rule or a budget, `what`, that starts at `place`; `None` if they are
+/// wrong, which was reported.
 pub(crate) fn counting(
     algorithm: &Field<RawAlgorithm>,
     written: &Written<'_>,
@@ -171,16 +161,16 @@ pub(crate) fn counting(
             if name == "period" && written.window.key().is_some() {
                 continue;
             }
-            problems.report(
-                place,
-                format!("this {} {what} has no `{name}`", raw.name()),
-                format!(
-                    "{} takes {}; add `{name}: {}`",
-                    raw.name(),
-                    taken(raw),
-                    sample(name)
-                ),
-            );
+            let sample = match name {
+                "window" => "1m",
+                "period" => "month",
+                "rate" | "refill" => "10/s",
+                _ => "100",
+            };
+            let (own, taken) = (raw.name(), taken(raw));
+            let message = format!("this {own} {what} has no `{name}`");
+            let help = format!("{own} takes {taken}; add `{name}: {sample}`");
+            problems.report(place, message, help);
         }
     }
     complete &= consistent(written, raw, problems);
@@ -214,22 +204,17 @@ pub(crate) fn patch(
     written.check_numbers(problems);
     let patch = written.numbers()?;
     if let Some((field, why)) = base.idle(&patch) {
-        let at = written.key_of(field).unwrap_or(place);
-        problems.report(at, why, format!("remove `{field}`"));
+        let mut fields = written.fields().into_iter();
+        let key = fields.find_map(|(known, key, _)| key.filter(|_| known == field));
+        problems.report(key.unwrap_or(place), why, format!("remove `{field}`"));
         return None;
     }
-    match check_patch(algorithm, base, &patch) {
-        None => Some(patch),
-        Some(error) => {
-            report(&error, &base.with(&patch), written, place, problems);
-            None
-        }
+    let patched = base.with(&patch);
+    if let Some(Err(error)) = patched.limit(algorithm, None) {
+        report(&error, &patched, written, place, problems);
+        return None;
     }
-}
-
-/// Returns the error of the limit with the numbers of `base` and `patch`, if they do not make one.
-fn check_patch(algorithm: RawAlgorithm, base: &Numbers, patch: &Numbers) -> Option<ParamError> {
-    base.with(patch).limit(algorithm, None)?.err()
+    Some(patch)
 }
 
 /// Reports why `numbers` do not make a limit.
@@ -241,16 +226,14 @@ fn report(
     problems: &mut Problems<'_>,
 ) {
     let at = written.place_of(error.field).unwrap_or(place);
-    if let ParamProblem::ImpossibleAnchor(unit) = error.problem {
-        let day = numbers.anchor.map_or_else(String::new, |it| it.to_string());
-        let message = match unit {
-            "hour" | "day" => format!("an `anchor` has no effect on {unit}s"),
-            _ => format!("no {unit} begins on `{day}`"),
-        };
-        problems.report(at, message, error.help());
-        return;
-    }
-    problems.report(at, error.to_string(), error.help());
+    let message = match (&error.problem, numbers.anchor) {
+        (ParamProblem::ImpossibleAnchor(unit @ ("hour" | "day")), _) => {
+            format!("an `anchor` has no effect on {unit}s")
+        }
+        (ParamProblem::ImpossibleAnchor(unit), Some(day)) => format!("no {unit} begins on `{day}`"),
+        _ => error.to_string(),
+    };
+    problems.report(at, message, error.help());
 }
 
 /// Fields that only make sense together, or apart.
@@ -258,11 +241,9 @@ fn consistent(rule: &Written<'_>, raw: RawAlgorithm, problems: &mut Problems<'_>
     if raw == RawAlgorithm::SlidingCounter
         && let (Some(buckets), Some(_)) = (rule.buckets.key(), rule.estimate.key())
     {
-        problems.report(
-            buckets,
-            "`buckets` and `estimate` cannot be used together",
-            "keep `buckets` for a window in parts, or `estimate` for two weighted windows",
-        );
+        let message = "`buckets` and `estimate` cannot be used together";
+        let help = "keep `buckets` for a window in parts, or `estimate` for two weighted windows";
+        problems.report(buckets, message, help);
         return false;
     }
     let shapes = rule.shape.value().is_some_and(|shape| shape.0);
@@ -270,21 +251,9 @@ fn consistent(rule: &Written<'_>, raw: RawAlgorithm, problems: &mut Problems<'_>
         && let Some(max_wait) = rule.max_wait.key()
         && !shapes
     {
-        problems.report(
-            max_wait,
-            "`max_wait` without `shape: true` has no effect",
-            "add `shape: true`, or remove `max_wait`",
-        );
+        let message = "`max_wait` without `shape: true` has no effect";
+        problems.report(max_wait, message, "add `shape: true`, or remove `max_wait`");
         return false;
     }
     true
-}
-
-fn sample(name: &str) -> &'static str {
-    match name {
-        "window" => "1m",
-        "period" => "month",
-        "rate" | "refill" => "10/s",
-        _ => "100",
-    }
 }

@@ -4,10 +4,10 @@ use std::fmt;
 
 use tollgate_core::{Anchor, Calendar, Leaky, Limit, MAX_AMOUNT, ParamError, Span, Zone};
 
-use super::{Counting, algorithm_of, check_patch, taken, takes};
+use super::{Counting, algorithm_of, taken, takes};
 use crate::document::{Amount, Duration, Field, Flag, Lease, Place, RateOrUnlimited, Whole};
 use crate::period::{Every, Start};
-use crate::raw::{RawAlgorithm, RawEstimate};
+use crate::raw::{RawAlgorithm, RawAllowance, RawEstimate};
 use crate::share::{Carried, Grace, Share};
 use crate::zone::ZoneFrom;
 
@@ -22,7 +22,7 @@ pub(super) type Places = (&'static str, Option<Place>, Option<Place>);
 /// Declares all numbers, once: as they are known, and as they are written.
 macro_rules! numbers {
     ($( $name:ident: $ty:ty, )+) => {
-        /// Numbers as the text gives them, each optional. Those of a plan or a tenant replace those of the
+        /// Numbers as the text gives them, each optional. A plan or a tenant replaces the numbers of the
         /// rule one by one.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub(crate) struct Numbers {
@@ -35,6 +35,13 @@ macro_rules! numbers {
         }
 
         const COUNT: usize = [$( stringify!($name) ),+].len();
+
+        impl RawAllowance {
+            /// The numbers of a rule or a budget, as they are written.
+            pub(crate) fn written(&self) -> Written<'_> {
+                Written { $( $name: &self.$name, )+ }
+            }
+        }
 
         impl Written<'_> {
             /// The fields by name.
@@ -102,6 +109,17 @@ fn given<T: Clone>(field: &Field<T>) -> Option<Option<T>> {
     }
 }
 
+/// The given numbers: `rate 10/s, burst 20`.
+impl fmt::Display for Numbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let given = self.given();
+        let given: Vec<String> = given
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        f.write_str(&given.join(", "))
+    }
+}
+
 impl fmt::Display for RawEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -163,18 +181,12 @@ impl Numbers {
     /// A number of `patch` that would have no effect on these, and why.
     pub(super) fn idle(&self, patch: &Numbers) -> Option<(&'static str, &'static str)> {
         if patch.buckets.is_some() && self.estimate.is_some() {
-            return Some((
-                "buckets",
-                "the rule estimates from two windows and has no buckets",
-            ));
+            let why = "the rule estimates from two windows and has no buckets";
+            return Some(("buckets", why));
         }
-        if patch.max_wait.is_some() && self.shape != Some(Flag(true)) {
-            return Some((
-                "max_wait",
-                "the rule does not shape requests, so none of them waits",
-            ));
-        }
-        None
+        let why = "the rule does not shape requests, so none of them waits";
+        let waits = patch.max_wait.is_some() && self.shape != Some(Flag(true));
+        waits.then_some(("max_wait", why))
     }
 
     /// Why these numbers cannot replace those of `counting`, if they cannot.
@@ -182,9 +194,9 @@ impl Numbers {
         let (needed, optional) = takes(counting.algorithm);
         let mut given = self.given();
         let stranger = given.find(|(name, _)| !needed.contains(name) && !optional.contains(name));
+        let algorithm = counting.algorithm;
         if let Some((name, _)) = stranger {
-            let algorithm = counting.algorithm.name();
-            let taken = taken(counting.algorithm);
+            let (algorithm, taken) = (algorithm.name(), taken(algorithm));
             return Some(format!(
                 "`{name}` is not a number of {algorithm}, which takes {taken}"
             ));
@@ -192,16 +204,8 @@ impl Numbers {
         if let Some((_, why)) = counting.numbers.idle(self) {
             return Some(why.to_owned());
         }
-        let error = check_patch(counting.algorithm, &counting.numbers, self)?;
+        let error = counting.numbers.with(self).limit(algorithm, None)?.err()?;
         Some(error.to_string())
-    }
-
-    /// The zone of a tenant whose own zone is `tenant`; UTC by default.
-    fn zone(&self, tenant: Option<&Zone>) -> Zone {
-        match (&self.timezone, tenant) {
-            (Some(ZoneFrom::Named(zone)), _) | (_, Some(zone)) => zone.clone(),
-            (None | Some(ZoneFrom::Tenant), None) => Zone::utc(),
-        }
     }
 
     /// The terms for a tenant in the zone `tenant`; `None` if the algorithm has none, or a required number
@@ -220,7 +224,11 @@ impl Numbers {
                     Some(Carried::Most(share)) => share,
                     _ => Share::NOTHING,
                 };
-                let calendar = Calendar::new(count, unit, anchor, self.zone(tenant));
+                let zone = match (&self.timezone, tenant) {
+                    (Some(ZoneFrom::Named(zone)), _) | (_, Some(zone)) => zone.clone(),
+                    (None | Some(ZoneFrom::Tenant), None) => Zone::utc(),
+                };
+                let calendar = Calendar::new(count, unit, anchor, zone);
                 Some(calendar.map(|calendar| Terms::Quota {
                     calendar,
                     grace,

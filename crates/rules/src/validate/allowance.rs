@@ -1,30 +1,19 @@
-//! Checks the allowance of a rule: its subject, its algorithm and the sources of its numbers.
-
-use std::sync::Arc;
+//! Checks allowances: their subjects, their algorithms, their terms, and the sources of their numbers.
 
 use tollgate_core::backoff::Schedule;
-use tollgate_core::{Algorithm, Limit, Span};
+use tollgate_core::{Algorithm, CarryOver, Limit, Span};
 
-use super::rule::names;
-use super::terms::{Promised, Terms};
-use super::tiers;
+use super::rule::{check_attribute, names};
 use crate::document::{
-    At, Duration, Field, Place, Problems, Short, Text, Whole, nearest, rate, whole,
+    At, Duration, Field, Place, Problems, Short, Text, Whole, rate, suggestion, whole,
 };
-use crate::limits::{self, Counting};
-use crate::placement::Placement;
-use crate::raw::{RawBackoff, RawRule};
+use crate::layers::is_by_tenant;
+use crate::limits;
+use crate::raw::{RawAlgorithm, RawAllowance, RawBackoff, RawRule};
 use crate::rule::{Ceiling, Durability, LimitFrom};
-use crate::tiers::Budget;
-
-/// The subject and the algorithm of an allowance.
-pub(super) struct Allowance {
-    pub(super) budget: Option<Arc<str>>,
-    pub(super) per: Vec<String>,
-    pub(super) counting: Counting,
-    pub(super) placement: Placement,
-    pub(super) terms: Terms,
-}
+use crate::share::Carried;
+use crate::tiers::{Allowance, Budget};
+use crate::zone::ZoneFrom;
 
 /// The allowance of a rule without a budget. `ledger` says whether usage is recorded in one.
 pub(super) fn own(
@@ -34,33 +23,108 @@ pub(super) fn own(
     problems: &mut Problems<'_>,
 ) -> Option<Allowance> {
     if raw.algorithm.is_absent() && raw.budget.is_absent() {
-        problems.report(
-            start,
-            "this rule has no `algorithm`",
-            "write one, such as `algorithm: gcra` with a `rate`",
-        );
+        let help = "write one, such as `algorithm: gcra` with a `rate`";
+        problems.report(start, "this rule has no `algorithm`", help);
     }
-    let per = names(raw.per.value(), problems);
-    let promised = Promised {
-        durability: &raw.durability,
-        overdraft: &raw.overdraft,
-        timezone: &raw.timezone,
-        carry_over: &raw.carry_over,
-    };
     let candidate = !raw.candidate_of.is_absent();
-    // A candidate may take its subject from the rule that it may replace.
-    if !candidate {
-        promised.check_zone(&per, problems);
+    let of = ("rule", start);
+    raw.allowance
+        .validate(&raw.algorithm, of, ledger, candidate, problems)
+}
+
+impl RawAllowance {
+    /// The allowance of a rule or a budget, `what`, that starts at `start`. `ledger` says whether usage
+    /// is recorded in one. A candidate is compared, not billed.
+    pub(super) fn validate(
+        &self,
+        algorithm: &Field<RawAlgorithm>,
+        (what, start): (&str, Place),
+        ledger: bool,
+        candidate: bool,
+        problems: &mut Problems<'_>,
+    ) -> Option<Allowance> {
+        let per = names(self.per.value(), problems);
+        // A candidate may take its subject from the rule that it may replace.
+        if !candidate {
+            self.check_zone(&per, problems);
+        }
+        let counting = limits::counting(algorithm, &self.written(), what, start, problems)?;
+        let algorithm = counting.algorithm;
+        let by_default = algorithm == RawAlgorithm::Quota && !candidate;
+        let durability = match self.durability.get() {
+            Some(at) => at.value,
+            None if by_default && ledger => Durability::Async,
+            None => Durability::None,
+        };
+        let ledgered = ledger && durability != Durability::None;
+        self.check_terms(algorithm, ledger, ledgered, problems);
+        Some(Allowance {
+            per,
+            counting,
+            placement: self.placement.value().copied().unwrap_or_default(),
+            carry_over: match self.carry_over.value() {
+                Some(Carried::Counts(word)) => *word,
+                Some(Carried::Most(_)) | None => CarryOver::Keep,
+            },
+            durability,
+            durable_by_default: self.durability.is_absent() && by_default,
+            overdraft: self.overdraft.value().copied(),
+        })
     }
-    let counting = limits::counting(&raw.algorithm, &raw.written(), "rule", start, problems)?;
-    let terms = promised.terms(&counting, ledger, candidate, problems);
-    Some(Allowance {
-        budget: None,
-        per,
-        counting,
-        placement: raw.placement.value().copied().unwrap_or_default(),
-        terms,
-    })
+
+    /// Reports a durability, a carry-over and an overdraft that do not go with the algorithm or the ledger.
+    fn check_terms(
+        &self,
+        algorithm: RawAlgorithm,
+        ledger: bool,
+        ledgered: bool,
+        problems: &mut Problems<'_>,
+    ) {
+        let name = algorithm.name();
+        let slots = algorithm == RawAlgorithm::Concurrency;
+        if let Some(at) = self.durability.get() {
+            if algorithm != RawAlgorithm::Quota {
+                let message = format!("only quotas are recorded in a ledger, and this is {name}");
+                let help = "write `algorithm: quota`, or remove `durability`";
+                problems.report(at.place, message, help);
+            } else if !ledger && at.value != Durability::None {
+                let message = format!("`{}` needs a ledger", at.value.name());
+                let help = "add `ledger: { sqlite: ./tollgate.db }` to the config, or write `none`";
+                problems.report(at.place, message, help);
+            }
+        }
+        if let Some(at) = self.carry_over.get()
+            && let Carried::Counts(word @ (CarryOver::Proportional | CarryOver::Reset)) = at.value
+        {
+            let word = word.name();
+            if slots {
+                let message = format!("slots cannot be carried over as `{word}`");
+                let help = "remove `carry_over`: held slots stay held until they are released";
+                problems.report(at.place, message, help);
+            } else if ledgered {
+                let message = format!("`{word}` would change usage without an entry in the ledger");
+                let help = "remove `carry_over`, and correct usage with `tollgate correct` or a reset; \
+                            or write `durability: none`";
+                problems.report(at.place, message, help);
+            }
+        }
+        if let (Some(at), true) = (self.overdraft.get(), slots) {
+            let help = "remove `overdraft`: a slot is held or not, and has no amount";
+            problems.report(at.place, "slots have no overdraft", help);
+        }
+    }
+
+    /// Reports `timezone: tenant` if tenants share the allowance.
+    pub(super) fn check_zone(&self, per: &[String], problems: &mut Problems<'_>) {
+        if let Some(at) = self.timezone.get()
+            && at.value == ZoneFrom::Tenant
+            && !is_by_tenant(per)
+        {
+            let message = "tenants share this allowance, so it has one time zone";
+            let help = "name the zone, such as UTC, or add `tenant` to `per`";
+            problems.report(at.place, message, help);
+        }
+    }
 }
 
 /// The allowance of a rule that draws on a budget.
@@ -70,60 +134,38 @@ pub(super) fn drawing(
     budgets: &[Budget],
     problems: &mut Problems<'_>,
 ) -> Option<Allowance> {
-    let name = at.value.0.as_str();
+    let (name, given) = (at.value.0.as_str(), &raw.allowance);
     let of_budget = [
-        ("per", raw.per.key()),
+        ("per", given.per.key()),
         ("algorithm", raw.algorithm.key()),
-        ("placement", raw.placement.key()),
-        ("carry_over", raw.carry_over.key()),
-        ("durability", raw.durability.key()),
-        ("overdraft", raw.overdraft.key()),
+        ("placement", given.placement.key()),
+        ("carry_over", given.carry_over.key()),
+        ("durability", given.durability.key()),
+        ("overdraft", given.overdraft.key()),
     ];
-    let of_budget = of_budget
-        .into_iter()
-        .find_map(|(name, key)| key.map(|key| (name, key)));
-    if let Some((field, key)) = raw.written().first_key().or(of_budget) {
-        problems.report(
-            key,
-            format!("`{field}` belongs to the budget"),
-            format!("move it to `budgets: {{ {} }}`", Short(name)),
-        );
+    let mut of_budget = of_budget.into_iter();
+    let of_budget = of_budget.find_map(|(name, key)| Some((name, key?)));
+    if let Some((field, key)) = given.written().first_key().or(of_budget) {
+        let help = format!("move it to `budgets: {{ {} }}`", Short(name));
+        problems.report(key, format!("`{field}` belongs to the budget"), help);
     }
     if let Some(key) = raw.limit_from.key() {
-        problems.report(
-            key,
-            "rules that share a budget share its numbers",
-            "remove `limit_from`, or remove `budget` and give the rule its own numbers",
-        );
+        let help = "remove `limit_from`, or remove `budget` and give the rule its own numbers";
+        problems.report(key, "rules that share a budget share its numbers", help);
     }
     let Some(budget) = budgets.iter().find(|budget| *budget.name == *name) else {
         let names = budgets.iter().map(|budget| &*budget.name);
-        let help = match nearest(name, names) {
-            Some(meant) => format!("did you mean `{meant}`?"),
-            None => "define it under `budgets`".to_owned(),
-        };
-        problems.report(
-            at.place,
-            format!("there is no budget `{}`", Short(name)),
-            help,
-        );
+        let help = suggestion(name, names, "define it under `budgets`");
+        let message = format!("there is no budget `{}`", Short(name));
+        problems.report(at.place, message, help);
         return None;
     };
-    Some(Allowance {
-        budget: Some(Arc::clone(&budget.name)),
-        per: budget.per.clone(),
-        counting: budget.counting.clone(),
-        placement: budget.placement,
-        terms: Terms {
-            durability: match raw.candidate_of.is_absent() {
-                true => budget.durability,
-                false => Durability::None,
-            },
-            durable_by_default: raw.candidate_of.is_absent() && budget.durable_by_default,
-            overdraft: budget.overdraft,
-            carry_over: budget.carry_over,
-        },
-    })
+    let mut allowance = budget.allowance.clone();
+    if !raw.candidate_of.is_absent() {
+        allowance.durability = Durability::None;
+        allowance.durable_by_default = false;
+    }
+    Some(allowance)
 }
 
 /// The attribute that brings the limit, and its ceiling: both or neither.
@@ -136,24 +178,26 @@ pub(super) fn limit_from(
     let (from, ceiling) = match (raw.limit_from.get(), raw.ceiling.get()) {
         (Some(from), Some(ceiling)) => (from, ceiling),
         (Some(from), None) if raw.ceiling.is_absent() => {
-            problems.report(
-                from.place,
-                "`limit_from` has no `ceiling`",
-                "add the highest limit that the attribute may bring, such as `ceiling: 1000/s`",
-            );
+            let help =
+                "add the highest limit that the attribute may bring, such as `ceiling: 1000/s`";
+            problems.report(from.place, "`limit_from` has no `ceiling`", help);
             return None;
         }
         (None, Some(ceiling)) if raw.limit_from.is_absent() => {
-            problems.report(
-                ceiling.place,
-                "`ceiling` without `limit_from` has no effect",
-                "add `limit_from: attributes.NAME`, or remove `ceiling`",
-            );
+            let message = "`ceiling` without `limit_from` has no effect";
+            let help = "add `limit_from: attributes.NAME`, or remove `ceiling`";
+            problems.report(ceiling.place, message, help);
             return None;
         }
         _ => return Some(None),
     };
-    let attribute = tiers::source(from, problems)?;
+    let Some(attribute) = from.value.0.strip_prefix("attributes.") else {
+        let message = format!("`{}` does not name an attribute", Short(&from.value.0));
+        let help = "write attributes. and the name, such as attributes.rate_limit";
+        problems.report(from.place, message, help);
+        return None;
+    };
+    check_attribute(attribute, from.place, problems);
     let text = ceiling.value.0.as_str();
     let parsed = match allowance?.counting.limit.algorithm() {
         Algorithm::FixedWindow
@@ -163,16 +207,9 @@ pub(super) fn limit_from(
         | Algorithm::Concurrency => whole(text).map(Ceiling::Amount),
         _ => rate(text).map(Ceiling::Rate),
     };
-    match parsed {
-        Ok(ceiling) => Some(Some(LimitFrom {
-            attribute: attribute.to_owned(),
-            ceiling,
-        })),
-        Err(bad) => {
-            problems.report(ceiling.place, bad.message, bad.help);
-            None
-        }
-    }
+    let ceiling = problems.accept(ceiling.place, parsed)?;
+    let attribute = attribute.to_owned();
+    Some(Some(LimitFrom { attribute, ceiling }))
 }
 
 /// `None` if something is wrong with it, which was reported.
@@ -183,43 +220,34 @@ pub(super) fn backoff(at: &At<RawBackoff>, problems: &mut Problems<'_>) -> Optio
         let help = "add how long the first denial blocks, such as `base: 30s`";
         problems.report(start, "`backoff` has no `base`", help);
     }
-    let fields = [&raw.max, &raw.forget, &raw.penalty];
-    let broken = |field: &&Field<Duration>| matches!(field, Field::Broken { .. });
-    let wholes = [&raw.after, &raw.factor];
-    let broken_whole = |field: &&Field<Whole>| matches!(field, Field::Broken { .. });
-    if fields.iter().any(broken) || wholes.iter().any(broken_whole) {
-        return None;
-    }
-    let base = raw.base.value()?.0;
-    let length = |field: &Field<Duration>| field.value().map(|it| it.0);
-    let number = |field: &Field<Whole>| {
-        field
-            .value()
-            .map(|it| u32::try_from(it.0).unwrap_or(u32::MAX))
+    let length = |field: &Field<Duration>, default| match field {
+        Field::Absent => Some(default),
+        Field::Broken { .. } => None,
+        Field::Given { at, .. } => Some(at.value.0),
     };
-    let max = length(&raw.max).unwrap_or(Span::HOUR.max(base));
+    let number = |field: &Field<Whole>, default| match field {
+        Field::Absent => Some(default),
+        Field::Broken { .. } => None,
+        Field::Given { at, .. } => Some(u32::try_from(at.value.0).unwrap_or(u32::MAX)),
+    };
+    let base = raw.base.value()?.0;
+    let max = length(&raw.max, Span::HOUR.max(base))?;
     let limit = Limit::backoff(Schedule {
-        after: number(&raw.after).unwrap_or(0),
+        after: number(&raw.after, 0)?,
         base,
-        factor: number(&raw.factor).unwrap_or(2),
+        factor: number(&raw.factor, 2)?,
         max,
-        forget: length(&raw.forget).unwrap_or(max),
-        penalty: length(&raw.penalty).unwrap_or(Span::ZERO),
+        forget: length(&raw.forget, max)?,
+        penalty: length(&raw.penalty, Span::ZERO)?,
     });
-    match limit {
-        Ok(limit) => Some(limit),
-        Err(error) => {
-            let place = |field: &Field<Duration>| field.get().map(|it| it.place);
-            let at = match error.field {
-                "base" => place(&raw.base),
-                "max" => place(&raw.max),
-                "forget" => place(&raw.forget),
-                "penalty" => place(&raw.penalty),
-                "factor" => raw.factor.get().map(|it| it.place),
-                _ => None,
-            };
-            problems.report(at.unwrap_or(start), error.to_string(), error.help());
-            None
-        }
-    }
+    let place = |field: &Field<Duration>| field.get().map(|it| it.place);
+    let at = match limit.as_ref().err().map(|error| error.field) {
+        Some("base") => place(&raw.base),
+        Some("max") => place(&raw.max),
+        Some("forget") => place(&raw.forget),
+        Some("penalty") => place(&raw.penalty),
+        Some("factor") => raw.factor.get().map(|it| it.place),
+        _ => None,
+    };
+    problems.accept(at.unwrap_or(start), limit)
 }

@@ -6,7 +6,7 @@ use tollgate_core::MAX_AMOUNT;
 
 use super::rule::conditions;
 use crate::attributes::Attributes;
-use crate::document::{At, Field, Place, Problems, whole};
+use crate::document::{At, BadValue, Field, Place, Problems, whole};
 use crate::expr::{self, Declared, Expr, Failure, Want};
 use crate::raw::{Formula, RawCost};
 use crate::rule::{Cost, CostTable};
@@ -61,34 +61,22 @@ fn one_cost(
     declared: &Declared,
     problems: &mut Problems<'_>,
 ) -> Option<Cost> {
-    let at = &At {
-        place,
-        value: formula.clone(),
-    };
-    let text = at.value.text.trim();
-    if !text.starts_with(|c: char| c.is_ascii_digit()) || !text.bytes().all(is_number_byte) {
-        let expr = compiled(at, Want::Int, declared, problems)?;
+    let text = formula.text.trim();
+    let is_number = |byte: u8| byte.is_ascii_digit() || byte == b'_';
+    if !text.starts_with(|c: char| c.is_ascii_digit()) || !text.bytes().all(is_number) {
+        let expr = compiled(place, formula, Want::Int, declared, problems)?;
         if !expr.is_constant() {
             return Some(Cost::Expr(expr));
         }
-        return match expr.cost(&Attributes::new()) {
-            Ok(cost) => Some(Cost::Fixed(cost)),
-            Err(failure) => {
-                always_fails(at, &failure, problems);
-                None
-            }
-        };
+        let cost = expr.cost(&Attributes::new()).map_err(always_fails);
+        return problems.accept(place, cost).map(Cost::Fixed);
     }
-    match whole(text) {
-        Ok(cost) if cost <= MAX_AMOUNT => return Some(Cost::Fixed(cost)),
-        Ok(_) => problems.report(
-            at.place,
-            format!("a cost of {text} is above the largest amount, {MAX_AMOUNT}"),
-            "write a smaller cost",
-        ),
-        Err(bad) => problems.report(at.place, bad.message, bad.help),
-    }
-    None
+    let cost = whole(text).and_then(|cost| {
+        let message = format!("a cost of {text} is above the largest amount, {MAX_AMOUNT}");
+        let bad = BadValue::new(message, "write a smaller cost");
+        (cost <= MAX_AMOUNT).then_some(cost).ok_or(bad)
+    });
+    problems.accept(place, cost).map(Cost::Fixed)
 }
 
 pub(super) fn when(
@@ -96,46 +84,41 @@ pub(super) fn when(
     declared: &Declared,
     problems: &mut Problems<'_>,
 ) -> Option<Arc<Expr>> {
-    let expr = compiled(at, Want::Bool, declared, problems)?;
-    if expr.is_constant()
-        && let Err(failure) = expr.holds(&Attributes::new())
-    {
-        always_fails(at, &failure, problems);
+    let expr = compiled(at.place, &at.value, Want::Bool, declared, problems)?;
+    if expr.is_constant() {
+        let holds = expr.holds(&Attributes::new()).map_err(always_fails);
+        problems.accept(at.place, holds);
     }
     Some(expr)
 }
 
 /// An expression without attributes fails the same way for every request.
-fn always_fails(at: &At<Formula>, failure: &Failure, problems: &mut Problems<'_>) {
+fn always_fails(failure: Failure) -> BadValue {
     let how = match failure {
-        Failure::Broken(how) => how.as_str(),
-        Failure::Missing(_) => "it reads an attribute that no request has",
+        Failure::Broken(how) => how,
+        Failure::Missing(_) => "it reads an attribute that no request has".to_owned(),
     };
     let help = "this fails for every request: write an expression that has a value";
-    problems.report(at.place, format!("not a usable value: {how}"), help);
-}
-
-fn is_number_byte(byte: u8) -> bool {
-    byte.is_ascii_digit() || byte == b'_'
+    BadValue::new(format!("not a usable value: {how}"), help)
 }
 
 fn compiled(
-    at: &At<Formula>,
+    place: Place,
+    formula: &Formula,
     want: Want,
     declared: &Declared,
     problems: &mut Problems<'_>,
 ) -> Option<Arc<Expr>> {
-    match expr::compile(&at.value.text, want, declared) {
-        Ok(expr) => Some(Arc::new(expr)),
-        Err(faults) => {
-            for fault in faults {
-                let inside = at.value.verbatim.zip(fault.range).map(|(start, range)| {
-                    let end = (start + range.end).min(at.place.end);
-                    Place::new((start + range.start).min(end), end)
-                });
-                problems.report(inside.unwrap_or(at.place), fault.message, fault.help);
-            }
-            None
-        }
+    let faults = match expr::compile(&formula.text, want, declared) {
+        Ok(expr) => return Some(Arc::new(expr)),
+        Err(faults) => faults,
+    };
+    for fault in faults {
+        let inside = formula.verbatim.zip(fault.range).map(|(start, range)| {
+            let end = (start + range.end).min(place.end);
+            Place::new((start + range.start).min(end), end)
+        });
+        problems.report(inside.unwrap_or(place), fault.message, fault.help);
     }
+    None
 }

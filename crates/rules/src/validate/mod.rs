@@ -3,13 +3,12 @@
 mod allowance;
 mod formula;
 mod rule;
-mod terms;
 pub(crate) mod tiers;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::document::{Field, Place, Problems, Short, Whole};
+use crate::document::{Field, Place, Problems, Short};
 use crate::expr::Declared;
 use crate::policy::Policy;
 use crate::raw::RawPolicy;
@@ -49,15 +48,27 @@ impl RawPolicy {
     /// `start` is where the map of the fields starts. `ledger` says whether usage is recorded in a
     /// ledger.
     pub fn validate(&self, start: Place, ledger: bool, problems: &mut Problems<'_>) -> Policy {
-        check_version(&self.version, start, problems);
-        if self.rules.is_absent() {
-            problems.report(
-                start,
-                "the config has no `rules`",
-                "add `rules`; write `rules: []` to allow everything",
-            );
+        let help = "this Tollgate reads version 1: write `version: 1`";
+        match &self.version {
+            Field::Absent => problems.report(start, "the config has no `version`", help),
+            Field::Given { at, .. } if at.value.0 != 1 => {
+                let message = format!("version {} is not supported", at.value.0);
+                problems.report(at.place, message, help);
+            }
+            Field::Broken { .. } | Field::Given { .. } => {}
         }
-        let declared = self.declared(problems);
+        if self.rules.is_absent() {
+            let help = "add `rules`; write `rules: []` to allow everything";
+            problems.report(start, "the config has no `rules`", help);
+        }
+        let mut declared = Declared::new();
+        for (name, at) in self.attributes.value().map_or(&[][..], |named| &named.0) {
+            rule::check_attribute(&name.value, name.place, problems);
+            if declared.insert(name.value.clone(), at.value).is_some() {
+                let message = format!("`{}` is declared twice", Short(&name.value));
+                problems.report(name.place, message, "keep one of the two");
+            }
+        }
         let budgets = tiers::budgets(self.budgets.value(), ledger, problems);
         let scope = rule::Scope {
             budgets: &budgets,
@@ -84,31 +95,5 @@ impl RawPolicy {
             budgets,
             version: hash[..12].to_owned(),
         }
-    }
-
-    /// The types of attributes that are not text.
-    fn declared(&self, problems: &mut Problems<'_>) -> Declared {
-        let mut declared = Declared::new();
-        let given = self.attributes.value().map_or(&[][..], |named| &named.0);
-        for (name, at) in given {
-            rule::check_attribute(&name.value, name.place, problems);
-            if declared.insert(name.value.clone(), at.value).is_some() {
-                let message = format!("`{}` is declared twice", Short(&name.value));
-                problems.report(name.place, message, "keep one of the two");
-            }
-        }
-        declared
-    }
-}
-
-fn check_version(version: &Field<Whole>, start: Place, problems: &mut Problems<'_>) {
-    let help = "this Tollgate reads version 1: write `version: 1`";
-    match version {
-        Field::Absent => problems.report(start, "the config has no `version`", help),
-        Field::Given { at, .. } if at.value.0 != 1 => {
-            let message = format!("version {} is not supported", at.value.0);
-            problems.report(at.place, message, help);
-        }
-        Field::Broken { .. } | Field::Given { .. } => {}
     }
 }

@@ -5,15 +5,14 @@ use std::sync::Arc;
 
 use tollgate_core::{Algorithm, Rate};
 
-use super::allowance::{Allowance, backoff, drawing, limit_from, own};
-use super::formula::{cost, when};
-use super::terms::{check_rule, check_zone};
+use super::allowance::{backoff, drawing, limit_from, own};
+use super::formula;
 use super::{ID_HELP, is_attribute_name, is_id};
-use crate::document::{At, Field, List, Place, Problems, Short, Text, nearest};
+use crate::document::{At, Field, List, Place, Problems, Short, Text, suggestion};
 use crate::expr::Declared;
 use crate::pattern::Pattern;
 use crate::raw::{Conditions, RawRule};
-use crate::rule::{Condition, FailurePolicy, Missing, Rule, RuleState};
+use crate::rule::{Condition, Cost, FailurePolicy, Missing, Rule, RuleState};
 use crate::tiers::Budget;
 
 const NO_SUBJECTS: &str = "a partial `rollout` needs subjects to choose from";
@@ -61,7 +60,7 @@ pub(super) fn rules(
         let rule = &rules[index];
         check_rule(&at.value, rule, start, problems);
         if rule.budget.is_none() {
-            check_zone(&at.value.timezone, &rule.per, problems);
+            at.value.allowance.check_zone(&rule.per, problems);
         }
     }
     rules
@@ -82,42 +81,28 @@ fn candidate(
     if let Some(state) = raw.state.get()
         && state.value != RuleState::Disabled
     {
-        problems.report(
-            state.place,
-            format!("a candidate cannot be `{}`", state.value.name()),
-            "remove `state`: a candidate is compared and denies nothing",
-        );
+        let message = format!("a candidate cannot be `{}`", state.value.name());
+        let help = "remove `state`: a candidate is compared and denies nothing";
+        problems.report(state.place, message, help);
     }
     let Some(current) = rules.iter().find(|rule| *rule.id == *name) else {
         // A broken rule was reported already.
         if !seen.contains_key(name) {
-            let help = match nearest(name, seen.keys().map(String::as_str)) {
-                Some(meant) => format!("did you mean `{meant}`?"),
-                None => "name the rule that it may replace".to_owned(),
-            };
-            problems.report(
-                at.place,
-                format!("there is no rule `{}`", Short(name)),
-                help,
-            );
+            let known = seen.keys().map(String::as_str);
+            let help = suggestion(name, known, "name the rule that it may replace");
+            let message = format!("there is no rule `{}`", Short(name));
+            problems.report(at.place, message, help);
         }
         return;
     };
     if *rules[index].id == *name || current.candidate_of.is_some() {
-        problems.report(
-            at.place,
-            format!("`{name}` is a candidate itself"),
-            "name the rule that is in force",
-        );
-        return;
+        let message = format!("`{name}` is a candidate itself");
+        return problems.report(at.place, message, "name the rule that is in force");
     }
     if current.algorithm() == Algorithm::Concurrency {
-        problems.report(
-            at.place,
-            format!("`{name}` is a concurrency limit, and a candidate holds no slots"),
-            "write `state: shadow` to try another limit beside it",
-        );
-        return;
+        let message = format!("`{name}` is a concurrency limit, and a candidate holds no slots");
+        let help = "write `state: shadow` to try another limit beside it";
+        return problems.report(at.place, message, help);
     }
     let current = current.clone();
     let rule = &mut rules[index];
@@ -127,7 +112,7 @@ fn candidate(
     if raw.when.is_absent() {
         rule.when = current.when;
     }
-    if raw.per.is_absent() && rule.budget.is_none() {
+    if raw.allowance.per.is_absent() && rule.budget.is_none() {
         rule.per = current.per;
         rule.subject_type = subject_type(&rule.per);
     }
@@ -140,7 +125,7 @@ fn candidate(
     if raw.rollout.is_absent() {
         rule.rollout = current.rollout;
     }
-    if raw.placement.is_absent() && rule.budget.is_none() {
+    if raw.allowance.placement.is_absent() && rule.budget.is_none() {
         rule.placement = current.placement;
     }
     if let Some(at) = raw.rollout.get()
@@ -152,11 +137,62 @@ fn candidate(
     rule.candidate_of = Some(current.id);
 }
 
+/// Reports fields of a rule that do not go with its algorithm. `start` is where the rule starts.
+fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<'_>) {
+    let charged = raw.charge_denied.get().filter(|at| at.value.0);
+    match (rule.algorithm(), charged) {
+        (Algorithm::Concurrency, Some(at)) => {
+            let message = "a denied request holds no slot, so it cannot be charged";
+            problems.report(at.place, message, "remove `charge_denied`");
+        }
+        (Algorithm::Quota, Some(at)) => {
+            let message = "a denied request uses nothing, so a quota cannot charge it";
+            let help =
+                "remove `charge_denied`; to slow down clients that retry, add a rule with a rate";
+            problems.report(at.place, message, help);
+        }
+        _ => {}
+    }
+    if rule.algorithm() != Algorithm::Concurrency {
+        return;
+    }
+    if !matches!(rule.cost, Cost::Fixed(1)) {
+        let place = raw.cost.get().map_or(start, |at| at.place);
+        let message = "every request holds one slot, so a `cost` has no effect";
+        let help = "remove `cost`, or write 1; a rule with a rate or a quota can weigh requests";
+        problems.report(place, message, help);
+    }
+    if let Some(key) = raw.backoff.key() {
+        let message = "slots have no back-off: one may be released at any moment";
+        problems.report(
+            key,
+            message,
+            "remove `backoff`, or put it on a rule with a rate",
+        );
+    }
+    if let Some(key) = raw.candidate_of.key() {
+        let message = "a candidate holds no slots, so it cannot be compared";
+        let help = "write `state: shadow` to try a concurrency limit without effect";
+        problems.report(key, message, help);
+    }
+    if let Some(at) = raw.on_store_failure.get() {
+        let why = match at.value {
+            FailurePolicy::FailOpen | FailurePolicy::FailClosed | FailurePolicy::Degraded => return,
+            FailurePolicy::LocalFallback | FailurePolicy::Cached => {
+                "one instance does not know the slots of the others"
+            }
+            FailurePolicy::EmergencyLimit => "a rate does not limit how many run at the same time",
+        };
+        let message = format!("`{}` cannot be used for slots: {why}", at.value.name());
+        let help = "write `fail-open`, `fail-closed` or `degraded`";
+        problems.report(at.place, message, help);
+    }
+}
+
 fn subject_type(per: &[String]) -> String {
-    if per.is_empty() {
-        "global".to_owned()
-    } else {
-        per.join("+")
+    match per {
+        [] => "global".to_owned(),
+        _ => per.join("+"),
     }
 }
 
@@ -173,20 +209,14 @@ fn id(
     let at = raw.id.get()?;
     let id = at.value.0.as_str();
     if !is_id(id) {
-        problems.report(
-            at.place,
-            format!("`{}` cannot be an id", Short(id)),
-            ID_HELP,
-        );
+        let message = format!("`{}` cannot be an id", Short(id));
+        problems.report(at.place, message, ID_HELP);
         return None;
     }
     if let Some(first) = seen.get(id) {
         let line = problems.line_of(*first);
-        problems.report(
-            at.place,
-            format!("there is already a rule `{id}`"),
-            format!("the first one is on line {line}: choose another id"),
-        );
+        let help = format!("the first one is on line {line}: choose another id");
+        problems.report(at.place, format!("there is already a rule `{id}`"), help);
         return None;
     }
     seen.insert(id.to_owned(), at.place);
@@ -201,11 +231,9 @@ fn rule(
     problems: &mut Problems<'_>,
 ) -> Option<Rule> {
     let conditions = conditions(raw.matches.value(), problems);
-    let when = raw
-        .when
-        .get()
-        .and_then(|at| when(at, scope.declared, problems));
-    let cost = cost(&raw.cost, scope.declared, problems);
+    let when = raw.when.get();
+    let when = when.and_then(|at| formula::when(at, scope.declared, problems));
+    let cost = formula::cost(&raw.cost, scope.declared, problems);
     let allowance = match raw.budget.get() {
         Some(at) => drawing(raw, at, scope.budgets, problems),
         None => own(raw, start, scope.ledger, problems),
@@ -220,22 +248,16 @@ fn rule(
     }
     let emergency_limit = emergency_limit(raw, problems);
     let backoff = raw.backoff.get().map(|at| backoff(at, problems));
-    let Allowance {
-        budget,
-        per,
-        counting,
-        placement,
-        terms,
-    } = allowance?;
+    let allowance = allowance?;
     Some(Rule {
         id: Arc::from(""),
         conditions,
         when,
-        subject_type: subject_type(&per),
-        per,
+        subject_type: subject_type(&allowance.per),
+        per: allowance.per,
         missing: raw.missing.value().copied().unwrap_or(Missing::Skip),
-        counting,
-        budget,
+        counting: allowance.counting,
+        budget: raw.budget.value().map(|name| name.0.as_str().into()),
         limit_from: limit_from?,
         candidate_of: None,
         cost: cost?,
@@ -245,13 +267,13 @@ fn rule(
             (None, Field::Broken { .. }) => return None,
             (None, _) => None,
         },
-        carry_over: terms.carry_over,
-        durability: terms.durability,
-        durable_by_default: terms.durable_by_default,
-        overdraft: terms.overdraft,
+        carry_over: allowance.carry_over,
+        durability: allowance.durability,
+        durable_by_default: allowance.durable_by_default,
+        overdraft: allowance.overdraft,
         on_store_failure: raw.on_store_failure.value().copied(),
         emergency_limit,
-        placement,
+        placement: allowance.placement,
         state: raw.state.value().copied().unwrap_or(RuleState::Enforce),
         rollout,
         message: raw.message.value().map(|text| text.0.clone()),
@@ -262,21 +284,23 @@ fn rule(
 fn emergency_limit(raw: &RawRule, problems: &mut Problems<'_>) -> Option<Rate> {
     let policy = &raw.on_store_failure;
     match (policy.get(), raw.emergency_limit.key()) {
-        (Some(at), None) if at.value == FailurePolicy::EmergencyLimit => problems.report(
-            at.place,
-            "`emergency-limit` needs an `emergency_limit`",
-            "add one such as `emergency_limit: 50/s`: for each instance, all subjects together",
-        ),
-        (Some(at), Some(key)) if at.value != FailurePolicy::EmergencyLimit => problems.report(
-            key,
-            format!("`emergency_limit` has no effect with `{}`", at.value.name()),
-            "write `on_store_failure: emergency-limit`, or remove `emergency_limit`",
-        ),
-        (None, Some(key)) if policy.is_absent() => problems.report(
-            key,
-            "`emergency_limit` without `on_store_failure: emergency-limit` has no effect",
-            "add `on_store_failure: emergency-limit`, or remove `emergency_limit`",
-        ),
+        (Some(at), None) if at.value == FailurePolicy::EmergencyLimit => {
+            let message = "`emergency-limit` needs an `emergency_limit`";
+            let help =
+                "add one such as `emergency_limit: 50/s`: for each instance, all subjects together";
+            problems.report(at.place, message, help);
+        }
+        (Some(at), Some(key)) if at.value != FailurePolicy::EmergencyLimit => {
+            let message = format!("`emergency_limit` has no effect with `{}`", at.value.name());
+            let help = "write `on_store_failure: emergency-limit`, or remove `emergency_limit`";
+            problems.report(key, message, help);
+        }
+        (None, Some(key)) if policy.is_absent() => {
+            let message =
+                "`emergency_limit` without `on_store_failure: emergency-limit` has no effect";
+            let help = "add `on_store_failure: emergency-limit`, or remove `emergency_limit`";
+            problems.report(key, message, help);
+        }
         _ => {}
     }
     raw.emergency_limit.value().map(|pace| pace.0)
@@ -287,20 +311,12 @@ pub(super) fn conditions(raw: Option<&Conditions>, problems: &mut Problems<'_>) 
     let mut conditions = Vec::with_capacity(given.len());
     for (attribute, values) in given {
         check_attribute(&attribute.value, attribute.place, problems);
-        let mut accepted = Vec::with_capacity(values.len());
-        for at in values {
-            match Pattern::parse(&at.value) {
-                Ok(pattern) => accepted.push(pattern),
-                Err(_) => problems.report(
-                    at.place,
-                    "a backslash stands before `*`, `?` or another backslash",
-                    r"write `\\` for a backslash in the value",
-                ),
-            }
-        }
+        let accepted = values.iter();
+        let accepted =
+            accepted.filter_map(|at| problems.accept(at.place, Pattern::parse(&at.value)));
         conditions.push(Condition {
+            accepted: accepted.collect(),
             attribute: attribute.value.clone(),
-            accepted: accepted.into(),
         });
     }
     conditions
@@ -314,14 +330,11 @@ pub(super) fn names(raw: Option<&List<Text>>, problems: &mut Problems<'_>) -> Ve
     for at in given {
         let name = &at.value.0;
         check_attribute(name, at.place, problems);
-        if !seen.insert(name.as_str()) {
-            problems.report(
-                at.place,
-                format!("`{name}` is listed twice"),
-                "list it once",
-            );
-        } else {
+        if seen.insert(name.as_str()) {
             per.push(name.clone());
+        } else {
+            let message = format!("`{name}` is listed twice");
+            problems.report(at.place, message, "list it once");
         }
     }
     per
@@ -329,10 +342,8 @@ pub(super) fn names(raw: Option<&List<Text>>, problems: &mut Problems<'_>) -> Ve
 
 pub(super) fn check_attribute(name: &str, place: Place, problems: &mut Problems<'_>) {
     if !is_attribute_name(name) {
-        problems.report(
-            place,
-            format!("`{}` cannot be the name of an attribute", Short(name)),
-            "use letters, digits, `_`, `.` and `-`, start with a letter or `_`, 64 characters at most",
-        );
+        let message = format!("`{}` cannot be the name of an attribute", Short(name));
+        let help = "use letters, digits, `_`, `.` and `-`, start with a letter or `_`, 64 characters at most";
+        problems.report(place, message, help);
     }
 }

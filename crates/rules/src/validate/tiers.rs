@@ -5,10 +5,8 @@ use std::sync::Arc;
 
 use tollgate_core::Zone;
 
-use super::rule::{check_attribute, names};
-use super::terms::Promised;
 use super::{ID_HELP, is_id};
-use crate::document::{At, Field, Named, Place, Problems, Short, Text, nearest, one_of};
+use crate::document::{At, Field, Named, Place, Problems, Short, Text, one_of, suggestion};
 use crate::layers::is_by_tenant;
 use crate::limits::{self, Counting, Numbers};
 use crate::raw::{RawBudget, RawNumbers, RawTenant};
@@ -35,36 +33,16 @@ pub(super) fn budgets(
         }
         let raw = &at.value;
         if raw.algorithm.is_absent() {
-            problems.report(
-                name.place,
-                "this budget has no `algorithm`",
-                "write one, such as `algorithm: token-bucket` with `capacity` and `refill`",
-            );
+            let help = "write one, such as `algorithm: token-bucket` with `capacity` and `refill`";
+            problems.report(name.place, "this budget has no `algorithm`", help);
         }
-        let per = names(raw.per.value(), problems);
-        let start = Place::new(name.place.start, name.place.start);
-        let written = raw.written();
-        let counting = limits::counting(&raw.algorithm, &written, "budget", start, problems);
-        let promised = Promised {
-            durability: &raw.durability,
-            overdraft: &raw.overdraft,
-            timezone: &raw.timezone,
-            carry_over: &raw.carry_over,
-        };
-        promised.check_zone(&per, problems);
-        if let Some(counting) = counting {
-            let terms = promised.terms(&counting, ledger, false, problems);
-            budgets.push(Budget {
-                name: name.value.as_str().into(),
-                per,
-                counting,
-                placement: raw.placement.value().copied().unwrap_or_default(),
-                carry_over: terms.carry_over,
-                durability: terms.durability,
-                durable_by_default: terms.durable_by_default,
-                overdraft: terms.overdraft,
-            });
-        }
+        let of = ("budget", Place::new(name.place.start, name.place.start));
+        let allowance = &raw.allowance;
+        let allowance = allowance.validate(&raw.algorithm, of, ledger, false, problems);
+        budgets.extend(allowance.map(|allowance| Budget {
+            name: name.value.as_str().into(),
+            allowance,
+        }));
     }
     budgets
 }
@@ -82,14 +60,14 @@ type Known<'c> = (&'c Arc<str>, bool, &'c Counting);
 impl<'c> Allowances<'c> {
     pub(crate) fn new(rules: &'c [Rule], budgets: &'c [Budget]) -> Allowances<'c> {
         let own = rules.iter().filter(|rule| rule.budget.is_none());
-        let own = own.map(|it| (&*it.id, (&it.id, is_by_tenant(&it.per), &it.counting)));
+        let own = own.map(|it| (&it.id, &it.per, &it.counting));
         let shared = budgets.iter();
-        let shared = shared.map(|it| (&*it.name, (&it.name, is_by_tenant(&it.per), &it.counting)));
-        let drawing = rules
-            .iter()
-            .filter_map(|rule| Some((&*rule.id, rule.budget()?)));
+        let shared = shared.map(|it| (&it.name, &it.allowance.per, &it.allowance.counting));
+        let all = own.chain(shared);
+        let all = all.map(|(name, per, counting)| (&**name, (name, is_by_tenant(per), counting)));
+        let drawing = rules.iter().filter_map(|it| Some((&*it.id, it.budget()?)));
         Allowances {
-            counting: own.chain(shared).collect(),
+            counting: all.collect(),
             drawing: drawing.collect(),
         }
     }
@@ -101,38 +79,32 @@ impl<'c> Allowances<'c> {
         problems: &mut Problems<'_>,
     ) -> Option<(&'c Arc<str>, &'c Counting)> {
         if let Some((id, by_tenant, counting)) = self.counting.get(name.value.as_str()) {
-            if !by_tenant {
-                problems.report(
-                    name.place,
-                    format!("tenants share the allowance of `{id}`"),
-                    "add `tenant` to its `per`: only then can numbers differ by tenant",
-                );
-                return None;
+            if *by_tenant {
+                return Some((id, counting));
             }
-            return Some((id, counting));
-        }
-        if let Some(budget) = self.drawing.get(name.value.as_str()) {
-            problems.report(
-                name.place,
-                format!("the rule `{}` draws on the budget `{budget}`", name.value),
-                format!("write the numbers under `{budget}`"),
-            );
+            let message = format!("tenants share the allowance of `{id}`");
+            let help = "add `tenant` to its `per`: only then can numbers differ by tenant";
+            problems.report(name.place, message, help);
             return None;
         }
-        let help = match nearest(&name.value, self.counting.keys().copied()) {
-            Some(meant) => format!("did you mean `{meant}`?"),
-            None => "write the id of a rule or the name of a budget".to_owned(),
-        };
+        if let Some(budget) = self.drawing.get(name.value.as_str()) {
+            let message = format!("the rule `{}` draws on the budget `{budget}`", name.value);
+            let help = format!("write the numbers under `{budget}`");
+            problems.report(name.place, message, help);
+            return None;
+        }
+        let otherwise = "write the id of a rule or the name of a budget";
+        let help = suggestion(&name.value, self.counting.keys().copied(), otherwise);
         let message = format!("there is no rule or budget `{}`", Short(&name.value));
         problems.report(name.place, message, help);
         None
     }
 
-    /// The numbers of a plan or a tenant, checked on top of those of `below`.
+    /// The numbers of a plan or a tenant, checked together with the numbers of the plan `below` them.
     fn patches(
         &self,
         raw: &Named<RawNumbers>,
-        below: &Patches,
+        below: &[(Arc<str>, Numbers)],
         problems: &mut Problems<'_>,
     ) -> Patches {
         let mut patches: Vec<(Arc<str>, Numbers)> = Vec::with_capacity(raw.0.len());
@@ -146,11 +118,8 @@ impl<'c> Allowances<'c> {
             }
             let written = at.value.written();
             if written.first_key().is_none() {
-                problems.report(
-                    name.place,
-                    format!("`{id}` has no numbers"),
-                    "write the numbers that differ, or remove it",
-                );
+                let help = "write the numbers that differ, or remove it";
+                problems.report(name.place, format!("`{id}` has no numbers"), help);
                 continue;
             }
             let below = below.iter().find(|(known, _)| known == id);
@@ -185,7 +154,7 @@ pub(super) fn plans(
             twice("plan", name, problems);
             continue;
         }
-        let patches = allowances.patches(&at.value, &Patches::default(), problems);
+        let patches = allowances.patches(&at.value, &[], problems);
         tiers.plans.push(Plan {
             name: name.value.as_str().into(),
             patches,
@@ -200,12 +169,12 @@ fn plan(at: &At<Text>, tiers: &Tiers, problems: &mut Problems<'_>) -> Option<u16
     let name = at.value.0.as_str();
     let place = tiers.plan(name);
     if place.is_none() {
-        let help = match nearest(name, tiers.plans()) {
-            Some(meant) => format!("did you mean `{meant}`?"),
-            None if tiers.plans.is_empty() => "add it to `plans`, which is empty".to_owned(),
-            None if tiers.plans.len() > 8 => "name one of the `plans`".to_owned(),
-            None => format!("the plans are {}", one_of(tiers.plans())),
+        let otherwise = match tiers.plans.len() {
+            0 => "add it to `plans`, which is empty".to_owned(),
+            1..=8 => format!("the plans are {}", one_of(tiers.plans())),
+            _ => "name one of the `plans`".to_owned(),
         };
+        let help = suggestion(name, tiers.plans(), otherwise);
         let message = format!("there is no plan `{}`", Short(name));
         problems.report(at.place, message, help);
     }
@@ -232,8 +201,7 @@ pub(crate) fn tenants(
         let plan = raw.plan.get().and_then(|at| plan(at, tiers, problems));
         let of_plan = plan.or(tiers.default_plan);
         let below = of_plan.and_then(|plan| tiers.plans.get(usize::from(plan)));
-        let none = Patches::default();
-        let below = below.map_or(&none, |plan| &plan.patches);
+        let below = below.map_or(&[][..], |plan| &plan.patches);
         let patches = match raw.overrides.value() {
             Some(raw) => allowances.patches(raw, below, problems),
             None => Patches::default(),
@@ -265,23 +233,6 @@ fn check_name(name: &At<String>, what: &str, problems: &mut Problems<'_>) {
 }
 
 fn twice(what: &str, name: &At<String>, problems: &mut Problems<'_>) {
-    problems.report(
-        name.place,
-        format!("the {what} `{}` is given twice", Short(&name.value)),
-        "keep one of the two",
-    );
-}
-
-/// The attribute that a `limit_from` names.
-pub(super) fn source<'t>(at: &'t At<Text>, problems: &mut Problems<'_>) -> Option<&'t str> {
-    let Some(name) = at.value.0.strip_prefix("attributes.") else {
-        problems.report(
-            at.place,
-            format!("`{}` does not name an attribute", Short(&at.value.0)),
-            "write attributes. and the name, such as attributes.rate_limit",
-        );
-        return None;
-    };
-    check_attribute(name, at.place, problems);
-    Some(name)
+    let message = format!("the {what} `{}` is given twice", Short(&name.value));
+    problems.report(name.place, message, "keep one of the two");
 }

@@ -3,18 +3,12 @@
 //!
 //! Every doc comment here is also the description of the field in the JSON schema.
 
-mod cost;
-mod tiers;
-
-pub use cost::AttributeType;
-pub(crate) use cost::RawCost;
-pub(crate) use tiers::{RawBudget, RawNumbers, RawTenant};
-
 use crate::document::{
-    Amount, At, Duration, Flag, Lease, List, Named, Node, Percent, PlainRate, Problems,
+    Amount, At, Duration, Field, Flag, Lease, List, Named, Node, Percent, PlainRate, Problems,
     RateOrUnlimited, Read, Text, Value, Whole, entries, no_such_word, schema, section, wanted,
     words,
 };
+use crate::limits::Written;
 use crate::period::{Every, Start};
 use crate::placement::Placement;
 use crate::rule::{Durability, FailurePolicy, Missing, RuleState};
@@ -50,14 +44,45 @@ section! {
         matches: Conditions = "match",
         /// Which requests, as a CEL expression over the attributes that yields a bool.
         when: Formula = "when",
-        /// The attributes that make the subject. Without any, all requests share one allowance.
-        per: List<Text> = "per",
         /// How to treat a request that lacks an attribute the rule needs.
         missing: Missing = "missing",
         /// The budget to draw on. It defines the subject and the algorithm.
         budget: Text = "budget",
         /// How to count. A rule that draws on a budget has none.
         algorithm: RawAlgorithm = "algorithm",
+        /// An attribute that brings the limit of a request: attributes.NAME. A request without it gets the numbers of the rule.
+        limit_from: Text = "limit_from",
+        /// The highest limit that limit_from may bring.
+        ceiling: Text = "ceiling",
+        /// The cost of a request: a number, a CEL expression that yields an int, or a table (default 1).
+        cost: RawCost = "cost",
+        /// Whether denied requests are charged too.
+        charge_denied: Flag = "charge_denied",
+        /// Repeated denials that lengthen the wait.
+        backoff: RawBackoff = "backoff",
+        /// How to decide when the store fails.
+        on_store_failure: FailurePolicy = "on_store_failure",
+        /// The most that one instance allows while the store fails, for all subjects together; only with on_store_failure emergency-limit.
+        emergency_limit: PlainRate = "emergency_limit",
+        /// Whether the rule is enforced, only observed, or off.
+        state: RuleState = "state",
+        /// The share of subjects that the rule applies to.
+        rollout: Percent = "rollout",
+        /// The rule that this candidate may replace. A candidate is compared with it and denies nothing; fields it leaves out are taken from that rule.
+        candidate_of: Text = "candidate_of",
+        /// How exact the count is.
+        mode: RawMode = "mode",
+        /// The message for a client that this rule denies.
+        message: Text = "message",
+        ..allowance: RawAllowance
+    }
+}
+
+section! {
+    /// An allowance: its subject, its numbers and its terms.
+    pub(crate) struct RawAllowance is "an allowance" {
+        /// The attributes that make the subject. Without any, all requests share one allowance.
+        per: List<Text> = "per",
         /// The most in a window or a period, or at the same time for concurrency.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
@@ -90,38 +115,71 @@ section! {
         shape: Flag = "shape",
         /// The longest wait that shaping may ask for.
         max_wait: Duration = "max_wait",
-        /// An attribute that brings the limit of a request: attributes.NAME. A request without it gets the numbers of the rule.
-        limit_from: Text = "limit_from",
-        /// The highest limit that limit_from may bring.
-        ceiling: Text = "ceiling",
-        /// The cost of a request: a number, a CEL expression that yields an int, or a table (default 1).
-        cost: RawCost = "cost",
-        /// Whether denied requests are charged too.
-        charge_denied: Flag = "charge_denied",
+        /// Which keys share a slot of a Redis cluster (default tenant).
+        placement: Placement = "placement",
         /// How counts carry over when numbers change (default keep). On a quota also an amount or a share such as 10%: how much of the unused rest of a period goes into the next.
         carry_over: Carried = "carry_over",
         /// Whether a quota is recorded in the ledger: async, strict to write before answering, or none. Default: async if there is a ledger.
         durability: Durability = "durability",
         /// How far the allowance may be overdrawn when a reservation is settled for more than it held: an amount, a share of the limit such as 10%, or unlimited. Default: unlimited for quotas, 0 for rates.
         overdraft: Overdraft = "overdraft",
-        /// Repeated denials that lengthen the wait.
-        backoff: RawBackoff = "backoff",
-        /// How to decide when the store fails.
-        on_store_failure: FailurePolicy = "on_store_failure",
-        /// The most that one instance allows while the store fails, for all subjects together; only with on_store_failure emergency-limit.
-        emergency_limit: PlainRate = "emergency_limit",
-        /// Which keys share a slot of a Redis cluster (default tenant).
-        placement: Placement = "placement",
-        /// Whether the rule is enforced, only observed, or off.
-        state: RuleState = "state",
-        /// The share of subjects that the rule applies to.
-        rollout: Percent = "rollout",
-        /// The rule that this candidate may replace. A candidate is compared with it and denies nothing; fields it leaves out are taken from that rule.
-        candidate_of: Text = "candidate_of",
-        /// How exact the count is.
-        mode: RawMode = "mode",
-        /// The message for a client that this rule denies.
-        message: Text = "message",
+    }
+}
+
+section! {
+    /// A budget: one allowance that several rules draw on.
+    pub(crate) struct RawBudget is "a budget" {
+        /// How to count.
+        algorithm (required): RawAlgorithm = "algorithm",
+        ..allowance: RawAllowance
+    }
+}
+
+section! {
+    /// Numbers that replace those of a rule or a budget. Numbers that are left out stay as they are.
+    pub(crate) struct RawNumbers is "numbers" {
+        /// The most in a window or a period, or at the same time for concurrency.
+        limit: Amount = "limit",
+        /// The length of a window, for fixed-window, sliding-log and sliding-counter.
+        window: Duration = "window",
+        /// The period of a quota: hour, day, week, month or year, or several, such as 3 months.
+        period: Every = "period",
+        /// The time zone in which the periods of a quota begin: a name such as Europe/Berlin, or tenant for each tenant's own.
+        timezone: ZoneFrom = "timezone",
+        /// The day that the period of a quota begins on: 1 to 31 of a month, monday to sunday of a week, or a month and a day of a year, such as 04-01.
+        anchor: Start = "anchor",
+        /// How much a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
+        grace: Grace = "grace",
+        /// How much of the unused rest of a quota's period goes into the next: an amount, or a share such as 10%.
+        carry_over: Carried = "carry_over",
+        /// How long a slot of concurrency is held unless it is renewed, 100ms to 24h.
+        lease: Lease = "lease",
+        /// Into how many parts a sliding-counter divides its window.
+        buckets: Whole = "buckets",
+        /// The most tokens, for token-bucket.
+        capacity: Amount = "capacity",
+        /// How fast tokens return, for token-bucket.
+        refill: RateOrUnlimited = "refill",
+        /// How fast, for gcra and leaky-bucket.
+        rate: RateOrUnlimited = "rate",
+        /// How many at once, for gcra.
+        burst: Whole = "burst",
+        /// How many may wait, for leaky-bucket.
+        queue: Whole = "queue",
+        /// The longest wait that shaping may ask for.
+        max_wait: Duration = "max_wait",
+    }
+}
+
+section! {
+    /// A tenant: its plan, and the numbers that are its own.
+    pub(crate) struct RawTenant is "a tenant" {
+        /// The tenant's plan (default: default_plan).
+        plan: Text = "plan",
+        /// The time zone of its quotas, such as Europe/Berlin, if neither rule nor plan names one (default UTC).
+        timezone: Text = "timezone",
+        /// Numbers that are its own, by rule or budget.
+        overrides: Named<RawNumbers> = "overrides",
     }
 }
 
@@ -173,7 +231,81 @@ words! {
     }
 }
 
-tiers::written!(RawRule);
+impl RawNumbers {
+    pub(crate) fn written(&self) -> Written<'_> {
+        Written {
+            limit: &self.limit,
+            window: &self.window,
+            period: &self.period,
+            timezone: &self.timezone,
+            anchor: &self.anchor,
+            grace: &self.grace,
+            carry_over: &self.carry_over,
+            lease: &self.lease,
+            buckets: &self.buckets,
+            estimate: &Field::Absent,
+            capacity: &self.capacity,
+            refill: &self.refill,
+            rate: &self.rate,
+            burst: &self.burst,
+            queue: &self.queue,
+            shape: &Field::Absent,
+            max_wait: &self.max_wait,
+        }
+    }
+}
+
+words! {
+    /// The type of an attribute in expressions.
+    pub enum AttributeType is "a type" {
+        /// Text, the default.
+        String = "string",
+        /// A whole number.
+        Int = "int",
+        /// A number.
+        Double = "double",
+        /// True or false.
+        Bool = "bool",
+    }
+}
+
+section! {
+    /// A table of costs: the first row that matches a request sets its cost.
+    pub(crate) struct RawCostTable is "a table of costs" {
+        /// The rows, in order.
+        table (required): List<RawCostRow> = "table",
+        /// The cost of a request that matches no row (default 1).
+        otherwise: Formula = "otherwise",
+    }
+}
+
+section! {
+    /// A row of a table of costs.
+    pub(crate) struct RawCostRow is "a row of costs" {
+        /// Which requests: attribute to value, list of values, or glob. All must hold.
+        matches (required): Conditions = "match",
+        /// Their cost: a number, or a CEL expression that yields an int.
+        cost (required): Formula = "cost",
+    }
+}
+
+/// One cost for all requests, or a table.
+#[derive(Debug)]
+pub(crate) enum RawCost {
+    One(Formula),
+    Table(Box<RawCostTable>),
+}
+
+impl Read for RawCost {
+    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<RawCost> {
+        match &node.value {
+            Value::Map(_) => RawCostTable::read(node, problems).map(|it| RawCost::Table(it.into())),
+            _ => Formula::read(node, problems).map(RawCost::One),
+        }
+    }
+}
+
+schema!(RawCost, "Cost", generator => { "anyOf": [generator.subschema_for::<Formula>(), generator.subschema_for::<RawCostTable>()] });
 
 /// How exact the count is: `exact` is the only mode.
 #[derive(Clone, Copy, Debug)]
@@ -183,11 +315,10 @@ impl Read for RawMode {
     fn read(node: &Node, problems: &mut Problems<'_>) -> Option<RawMode> {
         match node.text() {
             Some("exact") => return Some(RawMode),
-            Some(mode @ ("leased" | "async")) => problems.report(
-                node.place,
-                format!("there is no mode `{mode}`"),
-                "remove `mode`, or write `exact`: every check is exact",
-            ),
+            Some(mode @ ("leased" | "async")) => {
+                let help = "remove `mode`, or write `exact`: every check is exact";
+                problems.report(node.place, format!("there is no mode `{mode}`"), help);
+            }
             _ => no_such_word("a mode", &["exact"], node, problems),
         }
         None
@@ -217,10 +348,8 @@ impl Read for Formula {
             let inner = written.get(quotes..written.len().checked_sub(quotes)?)?;
             (inner == text).then_some(node.place.start + quotes)
         });
-        Some(Formula {
-            text: text.to_owned(),
-            verbatim,
-        })
+        let text = text.to_owned();
+        Some(Formula { text, verbatim })
     }
 }
 
@@ -236,29 +365,23 @@ impl Read for Conditions {
         for (name, place, node) in entries(node, "`match`", problems)? {
             if let Some((first, _)) = conditions.iter().find(|(known, _)| known.value == name) {
                 let line = problems.line_of(first.place);
-                problems.report(
-                    place,
-                    format!("`{name}` is given twice"),
-                    format!("the first one is on line {line}: write one list of values"),
-                );
+                let help = format!("the first one is on line {line}: write one list of values");
+                problems.report(place, format!("`{name}` is given twice"), help);
                 continue;
             }
             let values = match &node.value {
-                Value::List(items) => {
-                    if items.is_empty() {
-                        problems.report(
-                            node.place,
-                            format!("no value of `{name}` would match"),
-                            "list at least one value, or remove the condition",
-                        );
-                    }
-                    items
-                        .iter()
-                        .filter_map(|item| accepted(item, problems))
-                        .collect()
-                }
-                _ => accepted(node, problems).into_iter().collect(),
+                Value::List(items) => &items[..],
+                _ => std::slice::from_ref(node),
             };
+            if values.is_empty() {
+                let message = format!("no value of `{name}` would match");
+                let help = "list at least one value, or remove the condition";
+                problems.report(node.place, message, help);
+            }
+            let values = values.iter();
+            let values = values
+                .filter_map(|value| accepted(value, problems))
+                .collect();
             let value = name.to_owned();
             conditions.push((At { place, value }, values));
         }
