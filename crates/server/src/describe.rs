@@ -141,9 +141,9 @@ pub(crate) fn error(code: &str, description: &str) -> Response {
     failure(code, description).build()
 }
 
-pub(crate) fn text(description: &str, example: &str) -> Response {
+fn text(description: &str, example: &str) -> Response {
     let content = ContentBuilder::new()
-        .schema(Some(ObjectBuilder::new().schema_type(Type::String)))
+        .schema(Some(text_schema()))
         .example(Some(example.into()));
     ResponseBuilder::new()
         .description(description)
