@@ -21,6 +21,15 @@ fn limit(amount: u32) -> String {
     format!("{{ unit: day, requests_per_unit: {amount} }}")
 }
 
+/// Descriptors with limits: the first has 1, the second 2, and so on.
+fn limited(descriptors: &[&str]) -> Imported {
+    let lines = (1..).zip(descriptors).map(|(amount, fields)| {
+        let limit = limit(amount);
+        format!("- {{ {fields}, rate_limit: {limit} }}\n")
+    });
+    import(&lines.collect::<String>())
+}
+
 #[test]
 fn request_with_more_or_fewer_entries_is_not_limited() {
     let works = works(&import(&format!(
@@ -69,22 +78,14 @@ fn node_without_limit_still_takes_its_values() {
 
 #[test]
 fn value_equal_to_the_text_of_a_wildcard_selects_that_wildcard() {
-    let works = works(&import(&format!(
-        "- {{ key: a, value: '*x*', rate_limit: {} }}\n- {{ key: a, value: 'x*', rate_limit: {} }}",
-        limit(1),
-        limit(2)
-    )));
+    let works = works(&limited(&["key: a, value: '*x*'", "key: a, value: 'x*'"]));
     assert_eq!(works.passed("d", &[("a", "xx")]), 1);
     assert_eq!(works.passed("d", &[("a", "x*")]), 2);
 }
 
 #[test]
 fn prefix_and_suffix_of_a_wildcard_do_not_overlap() {
-    let works = works(&import(&format!(
-        "- {{ key: a, value: '/v1/*/x', rate_limit: {} }}\n- {{ key: a, rate_limit: {} }}",
-        limit(1),
-        limit(2)
-    )));
+    let works = works(&limited(&["key: a, value: '/v1/*/x'", "key: a"]));
     assert_eq!(works.passed("d", &[("a", "/v1/x")]), 2);
     assert_eq!(works.passed("d", &[("a", "/v1//x")]), 1);
 }
@@ -171,11 +172,7 @@ fn any_value_is_quoted_correctly() {
             .replace("\\u{2028}", "\\L")
             .replace("\\u{7f}", "\\x7F")
             .replace("\\'", "'");
-        let works = works(&import(&format!(
-            "- {{ key: a, value: {quoted}, rate_limit: {} }}\n- {{ key: a, rate_limit: {} }}",
-            limit(1),
-            limit(2)
-        )));
+        let works = works(&limited(&[&format!("key: a, value: {quoted}"), "key: a"]));
         assert_eq!(works.passed("d", &[("a", value)]), 1, "{value:?}");
         assert_eq!(works.passed("d", &[("a", "other")]), 2, "{value:?}");
     }
