@@ -9,13 +9,13 @@ const RESERVED: &str = "all as attributes bool break bytes const contains contin
 
 /// A YAML scalar, in quotes if it could be misread without them.
 pub(crate) fn scalar(text: &str) -> String {
-    const RESERVED: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
+    const WORDS: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
     let mut bytes = text.bytes();
     let is_word = bytes
         .next()
         .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'));
-    let is_reserved = RESERVED.iter().any(|it| it.eq_ignore_ascii_case(text));
+    let is_reserved = WORDS.iter().any(|it| it.eq_ignore_ascii_case(text));
     if is_word && !is_reserved {
         return text.to_owned();
     }

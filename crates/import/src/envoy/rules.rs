@@ -282,18 +282,16 @@ impl<'t> Converter<'t> {
         }
         for (name, place) in &limit.replaces {
             let shown = shortened(name);
-            let (kind, message) = match self.names.contains(name.as_str()) {
-                true => (
-                    Kind::Differs,
-                    format!(
-                        "`replaces`: the original does not count `{shown}` in a request that this limit applies \
+            let (kind, message) = if self.names.contains(name.as_str()) {
+                let message = format!(
+                    "`replaces`: the original does not count `{shown}` in a request that this limit applies \
                      to. Tollgate decides each descriptor on its own, so both count"
-                    ),
-                ),
-                false => (
-                    Kind::NoEffect,
-                    format!("`replaces`: the domain has no limit with the name `{shown}`"),
-                ),
+                );
+                (Kind::Differs, message)
+            } else {
+                let message =
+                    format!("`replaces`: the domain has no limit with the name `{shown}`");
+                (Kind::NoEffect, message)
             };
             self.note(kind, file, *place, message);
         }

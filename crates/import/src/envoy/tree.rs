@@ -227,20 +227,15 @@ impl Reader<'_, '_> {
             }
         }
         for (replaced, at) in &replaces {
-            let (message, help) = if replaced.is_empty() {
-                (
-                    "this entry of `replaces` has no `name`",
-                    "write `- name: other_limit`, the `name` of another rate limit",
-                )
+            if replaced.is_empty() {
+                let help = "write `- name: other_limit`, the `name` of another rate limit";
+                let message = "this entry of `replaces` has no `name`";
+                self.problems.report(*at, message, help);
             } else if *replaced == name {
-                (
-                    "this limit replaces itself",
-                    "name another limit, or remove the entry",
-                )
-            } else {
-                continue;
-            };
-            self.problems.report(*at, message, help);
+                let help = "name another limit, or remove the entry";
+                self.problems
+                    .report(*at, "this limit replaces itself", help);
+            }
         }
         let known = unit.as_ref().and_then(|(unit, _)| {
             let lower = unit.to_ascii_lowercase();

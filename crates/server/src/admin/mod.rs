@@ -251,7 +251,7 @@ async fn changed(
     after: &Decision,
 ) -> Response {
     let rules: Vec<&str> = after.rules().map(|rule| rule.rule().id()).collect();
-    tracing::info!(target: "tollgate::admin", who = entry.who, units, ?rules, "{}", entry.what);
+    tracing::info!(target: "tollgate::admin", who = %entry.who, units, ?rules, "{}", entry.what);
     let entry = entry.change(left(before), left(after)).about(after);
     admin.control.audit().write(entry).await;
     respond::standing(after)
