@@ -188,38 +188,23 @@ fn files_of_a_domain_are_merged_on_request() {
     };
     let (one, other) = (text("a"), text("b"));
     let sources = [
-        Source {
-            name: "one.yaml",
-            text: &one,
-        },
-        Source {
-            name: "other.yaml",
-            text: &other,
-        },
+        ("one.yaml", &one),
+        ("other.yaml", &other),
+        ("again.yaml", &one),
     ];
-    let errors = envoy_ratelimit(&sources, Domains::Once).unwrap_err();
+    let [one, other, again] = sources.map(|(name, text)| Source { name, text });
+    let errors = envoy_ratelimit(&[one, other], Domains::Once).unwrap_err();
     let said = errors[0].to_string();
-    assert!(
-        said.starts_with("other.yaml:1:9: the domain `d` has two files"),
-        "{said}"
-    );
+    let expected = "other.yaml:1:9: the domain `d` has two files";
+    assert!(said.starts_with(expected), "{said}");
     assert!(said.contains("one.yaml has the same domain"), "{said}");
-    let imported = envoy_ratelimit(&sources, Domains::Merged).unwrap();
+    let imported = envoy_ratelimit(&[one, other], Domains::Merged).unwrap();
     assert_eq!(imported.rules, 2);
 
-    let twice = [
-        sources[0],
-        Source {
-            name: "again.yaml",
-            text: &one,
-        },
-    ];
-    let errors = envoy_ratelimit(&twice, Domains::Merged).unwrap_err();
+    let errors = envoy_ratelimit(&[one, again], Domains::Merged).unwrap_err();
     let said = errors[0].to_string();
-    assert!(
-        said.starts_with("again.yaml:2:15: duplicate descriptor `d.a`"),
-        "{said}"
-    );
+    let expected = "again.yaml:2:15: duplicate descriptor `d.a`";
+    assert!(said.starts_with(expected), "{said}");
     assert!(said.contains("one.yaml:2"), "{said}");
 }
 

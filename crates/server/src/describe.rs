@@ -116,6 +116,7 @@ fn reading<T: ToSchema>(id: &str, example: Value, required: Required) -> Operati
         .fails("413", "TOO_LARGE", "The body is too large.")
 }
 
+/// An operation without a body.
 pub(crate) fn looking(id: &str) -> OperationBuilder {
     let too_many = "The request has too many headers.";
     OperationBuilder::new()

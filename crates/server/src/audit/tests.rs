@@ -141,7 +141,7 @@ async fn moved_file_is_started_again() {
 }
 
 #[tokio::test]
-async fn failed_writes_are_counted_and_block_nobody() {
+async fn failed_writes_are_counted_and_do_not_block() {
     let setup = Setup::new();
     // A directory where the file should be.
     fs::create_dir_all(setup.path()).unwrap();

@@ -37,7 +37,8 @@ pub const MAX_OVERRIDES: usize = 1000;
 /// A longer text would be cut in the audit trail. It is not a valid override.
 const MAX_TEXT: usize = 16 * 1024;
 
-/// How often changes are checked. Changes of another instance take effect within a second.
+/// How often overrides are checked for changes. A change of another instance takes effect within a
+/// second.
 const REFRESH_EVERY: Duration = Duration::from_millis(250);
 
 const _: () = assert!(2 * REFRESH_EVERY.as_millis() < 1000);

@@ -63,7 +63,7 @@ impl StoredOverrides {
         self.read = true;
     }
 
-    /// The texts by name, without the one of this name.
+    /// The names and texts of all overrides except the one of this name.
     pub(super) fn without<'t>(
         &'t self,
         name: &'t str,

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_stays_a_text() {
+    fn texts_are_quoted_and_formulas_get_an_apostrophe() {
         for (text, expected) in [
             ("acme", "acme"),
             ("", ""),
