@@ -11,12 +11,8 @@ use crate::terminal::printable;
 #[derive(clap::Args)]
 pub(crate) struct AdminArgs {
     /// The address of the server's admin door
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "TOLLGATE_ADMIN_URL",
-        default_value = "http://127.0.0.1:8082"
-    )]
+    #[arg(long, value_name = "URL", env = "TOLLGATE_ADMIN_URL")]
+    #[arg(default_value = "http://127.0.0.1:8082")]
     admin: String,
 
     /// The token for the admin door, if it needs one; safer in the environment than on the command line
@@ -77,15 +73,9 @@ impl AdminArgs {
     ) -> Result<Response<Body>, String> {
         let (url, agent) = (url(&self.admin, path), agent(timeout));
         let sent = match call {
-            Call::Get(query) => {
-                let request = self.authorize(agent.get(&url));
-                request.query_pairs(query.iter().copied()).call()
-            }
-            Call::Post(body) => self.authorize(agent.post(&url)).send_json(body),
-            Call::Delete(query) => {
-                let request = self.authorize(agent.delete(&url));
-                request.query_pairs(query.iter().copied()).call()
-            }
+            Call::Get(query) => self.request(agent.get(&url), query).call(),
+            Call::Post(body) => self.request(agent.post(&url), &[]).send_json(body),
+            Call::Delete(query) => self.request(agent.delete(&url), query).call(),
         };
         let mut response = sent.map_err(|error| self.unreachable(path, &error))?;
         let status = response.status();
@@ -97,7 +87,9 @@ impl AdminArgs {
         Err(describe_error(status.as_u16(), &body))
     }
 
-    fn authorize<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+    /// Adds the query and the token.
+    fn request<B>(&self, request: RequestBuilder<B>, query: &[(&str, &str)]) -> RequestBuilder<B> {
+        let request = request.query_pairs(query.iter().copied());
         match &self.token {
             Some(token) => request.header("authorization", format!("Bearer {token}")),
             None => request,

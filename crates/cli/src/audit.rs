@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use tollgate::{Clock, SystemClock};
 use tollgate_server::audit::{self, Entry, Query, Trail};
 
-use crate::CommandResult;
 use crate::terminal::printable;
+use crate::{CommandResult, failed};
 
 #[derive(clap::Args)]
 pub(crate) struct DataArgs {
@@ -47,7 +47,19 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> CommandResult {
-    let query = query(args)?;
+    let mut query = Query::default();
+    let now = SystemClock::new().now();
+    for (name, text) in [
+        ("limit", Some(&args.limit)),
+        ("what", args.what.as_ref()),
+        ("who", args.who.as_ref()),
+        ("since", args.since.as_ref()),
+    ] {
+        if let Some(text) = text {
+            let set = query.set(name, text, now);
+            set.map_err(|error| format!("error: --{error}"))?;
+        }
+    }
     let path = args.data.data.join(audit::FILE);
     if !path.exists() {
         return Err(format!(
@@ -63,37 +75,16 @@ pub(crate) fn run(args: &Args) -> CommandResult {
         return Ok(true);
     }
     for entry in &trail.entries {
-        let line = serde_json::to_string(entry).map_err(|error| format!("error: {error}"))?;
-        println!("{line}");
+        println!("{}", serde_json::to_string(entry).map_err(failed)?);
     }
     Ok(true)
-}
-
-fn query(args: &Args) -> Result<Query, String> {
-    let mut query = Query::default();
-    let now = SystemClock::new().now();
-    for (name, text) in [
-        ("limit", Some(&args.limit)),
-        ("what", args.what.as_ref()),
-        ("who", args.who.as_ref()),
-        ("since", args.since.as_ref()),
-    ] {
-        if let Some(text) = text {
-            let set = query.set(name, text, now);
-            set.map_err(|error| format!("error: --{error}"))?;
-        }
-    }
-    Ok(query)
 }
 
 /// A line for each entry, with the details of the change below it.
 fn table(trail: &Trail) -> String {
     let width = |of: fn(&Entry) -> &str| {
-        let widths = trail
-            .entries
-            .iter()
-            .map(|entry| printable(of(entry)).chars().count());
-        widths.max().unwrap_or(0)
+        let texts = trail.entries.iter().map(|entry| printable(of(entry)));
+        texts.map(|text| text.chars().count()).max().unwrap_or(0)
     };
     let (who, what) = (width(|it| &it.who), width(|it| &it.what));
     let mut text = String::new();
@@ -119,16 +110,15 @@ fn table(trail: &Trail) -> String {
 }
 
 fn details(entry: &Entry) -> Vec<String> {
-    let mut details = Vec::new();
     let value = |value: &serde_json::Value| match value {
         serde_json::Value::String(text) => text.clone(),
         other => other.to_string(),
     };
-    details.extend(entry.from.as_ref().map(|it| format!("from {}", value(it))));
-    details.extend(entry.to.as_ref().map(|it| format!("to   {}", value(it))));
-    for concerned in &entry.rules {
+    let from = entry.from.iter().map(|it| format!("from {}", value(it)));
+    let to = entry.to.iter().map(|it| format!("to   {}", value(it)));
+    let rules = entry.rules.iter().map(|concerned| {
         let subject = concerned.subject.as_deref().unwrap_or("all");
-        details.push(format!("rule {} of {subject}", concerned.rule));
-    }
-    details
+        format!("rule {} of {subject}", concerned.rule)
+    });
+    from.chain(to).chain(rules).collect()
 }

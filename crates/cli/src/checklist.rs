@@ -22,11 +22,10 @@ pub(crate) fn check(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     };
     let found = describe_store(&config.store).unwrap_or_default();
     findings.push(Finding::ok("store", found));
-    let counted = config.policy.rules.iter().filter(|rule| is_counted(rule));
-    let counted: Vec<&Rule> = counted.collect();
-    findings.push(failure_policies(&counted));
-    findings.extend(fallback(&counted, redis));
-    findings.push(hot_keys(&counted, redis));
+    let rules = &config.policy.rules;
+    findings.push(failure_policies(rules));
+    findings.extend(fallback(rules, redis));
+    findings.push(hot_keys(rules, redis));
     findings.push(timeout(redis));
     if redis.denial_cache.is_none() {
         let found = "off: every denial costs a call to the store";
@@ -42,12 +41,9 @@ fn is_counted(rule: &Rule) -> bool {
 
 fn source(config: &Config, args: &ConfigArgs) -> Finding {
     let count = config.policy.rules.len();
+    let version = &config.policy.version;
     let found = match &args.config {
-        Some(file) => format!(
-            "{}: {count} rules, version {}",
-            file.display(),
-            config.policy.version
-        ),
+        Some(file) => format!("{}: {count} rules, version {version}", file.display()),
         None => format!("{count} starter rules"),
     };
     Finding::ok("config", found)
@@ -55,19 +51,18 @@ fn source(config: &Config, args: &ConfigArgs) -> Finding {
 
 /// Rules that are not enforced for all subjects.
 fn unenforced(rules: &[Rule]) -> Option<Finding> {
-    let in_state = |state| names(rules.iter().filter(|rule| rule.state() == state));
-    let partly = rules
-        .iter()
-        .filter(|rule| rule.state() == RuleState::Enforce && rule.rollout() < 10_000);
+    let in_state = |state| names(rules, |rule| rule.state() == state);
+    let partly = |rule: &Rule| rule.state() == RuleState::Enforce && rule.rollout() < 10_000;
     let groups = [
         ("in shadow", in_state(RuleState::Shadow)),
         ("disabled", in_state(RuleState::Disabled)),
-        ("for some subjects only", names(partly)),
+        ("for some subjects only", names(rules, partly)),
     ];
-    let groups = groups.iter().filter(|(_, names)| !names.is_empty());
-    let groups: Vec<String> = groups
-        .map(|(state, names)| format!("{state}: {names}"))
-        .collect();
+    let groups = groups.iter().filter_map(|(state, names)| {
+        let names = names.as_ref()?;
+        Some(format!("{state}: {names}"))
+    });
+    let groups: Vec<String> = groups.collect();
     (!groups.is_empty()).then(|| Finding::ok("state", groups.join("; ")))
 }
 
@@ -94,12 +89,8 @@ fn ledger(config: &Config) -> Option<Finding> {
     if config.ledger.is_some() {
         return None;
     }
-    let quotas = config.policy.rules.iter();
-    let quotas = quotas.filter(|rule| is_counted(rule) && rule.algorithm() == Algorithm::Quota);
-    let without = names(quotas);
-    if without.is_empty() {
-        return None;
-    }
+    let quotas = |rule: &Rule| is_counted(rule) && rule.algorithm() == Algorithm::Quota;
+    let without = names(&config.policy.rules, quotas)?;
     let lost = match config.store {
         Store::Memory => "a restart resets the quotas",
         _ => "losing the store resets the quotas",
@@ -111,14 +102,11 @@ fn ledger(config: &Config) -> Option<Finding> {
     ))
 }
 
-fn failure_policies(rules: &[&Rule]) -> Finding {
-    let without = rules
-        .iter()
-        .filter(|rule| rule.on_store_failure().is_none());
-    let without = names(without.copied());
-    if without.is_empty() {
+fn failure_policies(rules: &[Rule]) -> Finding {
+    let without = |rule: &Rule| is_counted(rule) && rule.on_store_failure().is_none();
+    let Some(without) = names(rules, without) else {
         return Finding::ok("on_store_failure", "every rule has a policy");
-    }
+    };
     Finding::warn(
         "on_store_failure",
         format!("missing: {without}. While the store is down, requests under these rules get 503"),
@@ -127,15 +115,11 @@ fn failure_policies(rules: &[&Rule]) -> Finding {
 }
 
 /// Checks `replicas`, which matters only for rules with a local fallback.
-fn fallback(rules: &[&Rule], redis: &Redis) -> Option<Finding> {
+fn fallback(rules: &[Rule], redis: &Redis) -> Option<Finding> {
     let policy = Some(FailurePolicy::LocalFallback);
-    let local = rules
-        .iter()
-        .filter(|rule| rule.on_store_failure() == policy);
-    let local = names(local.copied());
-    if local.is_empty() {
-        return None;
-    }
+    let local = names(rules, |rule| {
+        is_counted(rule) && rule.on_store_failure() == policy
+    })?;
     let replicas = redis.replicas;
     if replicas > 1 {
         let found = format!("{replicas}, for the local-fallback of {local}");
@@ -149,28 +133,24 @@ fn fallback(rules: &[&Rule], redis: &Redis) -> Option<Finding> {
 }
 
 /// Finds rules that put all their keys on one server.
-fn hot_keys(rules: &[&Rule], redis: &Redis) -> Finding {
-    let global = rules.iter().filter(|rule| rule.per().is_empty());
-    let global = names(global.copied());
-    if !global.is_empty() {
+fn hot_keys(rules: &[Rule], redis: &Redis) -> Finding {
+    let global = |rule: &Rule| is_counted(rule) && rule.per().is_empty();
+    if let Some(global) = names(rules, global) {
         return Finding::warn(
             "hot-key",
             format!("{global} has no `per`: all requests write one key, on one server"),
             "add a `per`, or make sure that one server can serve all requests of the rule",
         );
     }
-    let together = rules
-        .iter()
-        .filter(|rule| rule.placement() == Placement::Rule && redis.mode == Mode::Cluster);
-    let together = names(together.copied());
-    if !together.is_empty() {
-        return Finding::warn(
+    let together = |rule: &Rule| is_counted(rule) && rule.placement() == Placement::Rule;
+    match names(rules, together).filter(|_| redis.mode == Mode::Cluster) {
+        Some(together) => Finding::warn(
             "hot-key",
             format!("{together} has `placement: rule`: one node of the cluster holds all its keys"),
             "use `placement: sharded(16)`, or `subject`",
-        );
+        ),
+        None => Finding::ok("hot-key", "no rule puts all its keys on one server"),
     }
-    Finding::ok("hot-key", "no rule puts all its keys on one server")
 }
 
 fn timeout(redis: &Redis) -> Finding {
@@ -185,13 +165,15 @@ fn timeout(redis: &Redis) -> Finding {
     )
 }
 
-/// The names of the first few rules, and how many more there are.
-fn names<'r>(rules: impl Iterator<Item = &'r Rule>) -> String {
+/// The names of the first few of these rules, and how many more there are; `None` if there are none.
+fn names(rules: &[Rule], is_one: impl Fn(&Rule) -> bool) -> Option<String> {
     const SHOWN: usize = 5;
-    let names: Vec<&str> = rules.map(Rule::id).collect();
+    let names = rules.iter().filter(|rule| is_one(rule)).map(Rule::id);
+    let names: Vec<&str> = names.collect();
     let shown = names[..names.len().min(SHOWN)].join(", ");
-    match names.len().saturating_sub(SHOWN) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
+    match names.len() {
+        0 => None,
+        1..=SHOWN => Some(shown),
+        all => Some(format!("{shown} and {} more", all - SHOWN)),
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use tollgate::{Config, ConfigError, Engine};
 use tollgate_config::{Secret, Store};
 
+use crate::failed;
 use crate::terminal::has_colour;
 
 /// The rules of a server without a config file.
@@ -34,15 +35,13 @@ pub(crate) struct ConfigArgs {
 impl ConfigArgs {
     /// Loads the file and applies the flags.
     pub(crate) fn load(&self) -> Result<Config, String> {
+        let variable = |name: &str| std::env::var(name).ok();
         let loaded = match &self.config {
             Some(path) => tollgate_config::load(path),
-            None => {
-                tollgate_config::parse("starter.yaml", STARTER, &|name| std::env::var(name).ok())
-            }
+            None => tollgate_config::parse("starter.yaml", STARTER, &variable),
         };
         let config = loaded.map_err(|error| render(&error))?;
-        self.apply_flags(config)
-            .map_err(|error| format!("error: {error}"))
+        self.apply_flags(config).map_err(failed)
     }
 
     pub(crate) fn apply_flags(&self, mut config: Config) -> Result<Config, String> {
@@ -57,17 +56,11 @@ impl ConfigArgs {
         }
         Ok(config)
     }
-
-    /// Whether the starter rules are used.
-    pub(crate) fn is_starter(&self) -> bool {
-        self.config.is_none()
-    }
 }
 
 /// Starts the engine of a config, and checks that its store answers.
 pub(crate) async fn start(config: &Config) -> Result<Engine, String> {
-    let engine = Engine::start(config).await;
-    engine.map_err(|error| format!("error: {error}"))
+    Engine::start(config).await.map_err(failed)
 }
 
 /// Runs a future on a runtime of its own.

@@ -5,10 +5,9 @@ use std::io::Write;
 use serde_json::{Value, json};
 use tollgate::{Config, Engine, Finding, Level};
 
-use crate::CommandResult;
-use crate::checklist;
-use crate::config::{self, ConfigArgs};
+use crate::config::ConfigArgs;
 use crate::terminal::has_colour;
+use crate::{CommandResult, checklist, failed};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -20,15 +19,14 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> CommandResult {
-    config::block_on(examine(args))
-}
-
-async fn examine(args: &Args) -> CommandResult {
+pub(crate) async fn run(args: &Args) -> CommandResult {
     let config = args.config.load()?;
     let mut findings = checklist::check(&config, &args.config);
     findings.extend(ledger(&config).await);
-    findings.extend(store(&config).await);
+    findings.extend(Engine::inspect(&config).await.unwrap_or_else(|error| {
+        let help = "check the path and its permissions";
+        vec![Finding::bad("store", error.to_string(), help)]
+    }));
     let text = match args.json {
         true => to_json(&findings)?,
         false => to_text(&findings, has_colour(&std::io::stdout())),
@@ -39,32 +37,18 @@ async fn examine(args: &Args) -> CommandResult {
 }
 
 async fn ledger(config: &Config) -> Option<Finding> {
-    Some(match Engine::inspect_ledger(config).await {
-        Ok(found) => match found? {
-            (place, Some(version)) => {
-                Finding::ok("ledger", format!("{place}: tables of version {version}"))
-            }
-            (place, None) => Finding::ok(
-                "ledger",
-                format!("{place}: new, created at the first start"),
-            ),
-        },
-        Err(error) => Finding::bad(
-            "ledger",
-            error.to_string(),
-            "repair it before a start: the server does not start without its ledger",
-        ),
-    })
-}
-
-async fn store(config: &Config) -> Vec<Finding> {
-    match Engine::inspect(config).await {
-        Ok(findings) => findings,
+    let found = match Engine::inspect_ledger(config).await {
+        Ok(found) => found?,
         Err(error) => {
-            let help = "check the path and its permissions";
-            vec![Finding::bad("store", error.to_string(), help)]
+            let help = "repair it before a start: the server does not start without its ledger";
+            return Some(Finding::bad("ledger", error.to_string(), help));
         }
-    }
+    };
+    let found = match found {
+        (place, Some(version)) => format!("{place}: tables of version {version}"),
+        (place, None) => format!("{place}: new, created at the first start"),
+    };
+    Some(Finding::ok("ledger", found))
 }
 
 /// A line for each finding, and one for its remedy, if it has one.
@@ -73,12 +57,12 @@ fn to_text(findings: &[Finding], colour: bool) -> String {
     let width = widths.max().unwrap_or_default();
     let mut text = String::new();
     for finding in findings {
-        let (on, off) = match (colour, finding.level) {
-            (false, _) => ("", ""),
-            (true, Level::Ok) => ("\x1b[32m", "\x1b[0m"),
-            (true, Level::Warn) => ("\x1b[33m", "\x1b[0m"),
-            (true, Level::Bad) => ("\x1b[31m", "\x1b[0m"),
+        let on = match finding.level {
+            Level::Ok => "\x1b[32m",
+            Level::Warn => "\x1b[33m",
+            Level::Bad => "\x1b[31m",
         };
+        let (on, off) = if colour { (on, "\x1b[0m") } else { ("", "") };
         let (level, check) = (finding.level, finding.check);
         text += &format!("{on}{level:<4}{off}  {check:<width$}  {}\n", finding.found);
         if let Some(help) = &finding.help {
@@ -98,8 +82,7 @@ fn to_json(findings: &[Finding]) -> Result<String, String> {
         })
     });
     let text = serde_json::to_string_pretty(&findings.collect::<Value>());
-    let text = text.map_err(|error| format!("error: {error}"))?;
-    Ok(text + "\n")
+    Ok(text.map_err(failed)? + "\n")
 }
 
 #[cfg(test)]

@@ -15,20 +15,16 @@ pub(crate) struct Args {
     config: ConfigArgs,
 }
 
-pub(crate) fn run(args: &Args) -> CommandResult {
-    config::block_on(explain(args))
-}
-
-async fn explain(args: &Args) -> CommandResult {
+pub(crate) async fn run(args: &Args) -> CommandResult {
     let config = args.config.load()?;
     let limiter = config::start(&config).await?;
     let attributes = args.request.attributes();
     let rules = limiter.rules();
     println!("rules version {}", rules.version());
     for explanation in rules.explain(&attributes) {
-        let rule = &rules.rules()[explanation.rule as usize];
         println!("{explanation}");
         if explanation.applies() {
+            let rule = &rules.rules()[explanation.rule as usize];
             println!("    {}", rule.summary());
         }
     }

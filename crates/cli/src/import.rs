@@ -1,6 +1,6 @@
 //! `tollgate import`: converts configs of other rate limiters.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tollgate_import::{Domains, Imported, Source, envoy_ratelimit, limitador};
 use tollgate_rules::ConfigError;
@@ -34,14 +34,7 @@ enum From {
 }
 
 pub(crate) fn run(args: &Args) -> CommandResult {
-    let imported = match &args.from {
-        From::EnvoyRatelimit {
-            files,
-            merge_domains,
-        } => from_envoy(files, *merge_domains),
-        From::Limitador { file } => from_limitador(file),
-    };
-    let imported = imported.map_err(|errors| {
+    let imported = convert(&args.from).map_err(|errors| {
         let errors: Vec<String> = errors.iter().map(crate::config::render).collect();
         errors.join("\n\n")
     })?;
@@ -56,37 +49,28 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     Ok(true)
 }
 
-fn from_envoy(files: &[PathBuf], merge_domains: bool) -> Result<Imported, Vec<ConfigError>> {
+fn convert(from: &From) -> Result<Imported, Vec<ConfigError>> {
+    let files = match from {
+        From::EnvoyRatelimit { files, .. } => files.as_slice(),
+        From::Limitador { file } => std::slice::from_ref(file),
+    };
     let (mut texts, mut errors) = (Vec::new(), Vec::new());
     for file in files {
         match tollgate_config::read_text(file) {
-            Ok(text) => texts.push((name(file), text)),
+            Ok(text) => texts.push((file.display().to_string(), text)),
             Err(error) => errors.push(error),
         }
     }
     if !errors.is_empty() {
         return Err(errors);
     }
-    let sources: Vec<Source<'_>> = texts
-        .iter()
-        .map(|(name, text)| Source { name, text })
-        .collect();
-    let domains = match merge_domains {
-        true => Domains::Merged,
-        false => Domains::Once,
-    };
-    envoy_ratelimit(&sources, domains)
-}
-
-fn from_limitador(file: &Path) -> Result<Imported, Vec<ConfigError>> {
-    let text = tollgate_config::read_text(file).map_err(|error| vec![error])?;
-    let name = name(file);
-    limitador(&Source {
-        name: &name,
-        text: &text,
-    })
-}
-
-fn name(file: &Path) -> String {
-    file.display().to_string()
+    let sources = texts.iter().map(|(name, text)| Source { name, text });
+    let sources: Vec<Source<'_>> = sources.collect();
+    match from {
+        From::EnvoyRatelimit { merge_domains, .. } => match merge_domains {
+            true => envoy_ratelimit(&sources, Domains::Merged),
+            false => envoy_ratelimit(&sources, Domains::Once),
+        },
+        From::Limitador { .. } => limitador(&sources[0]),
+    }
 }

@@ -4,6 +4,7 @@
 //! `telemetry.rejections_per_second` in the config limits how many there are. Spans of decisions are not
 //! logged: they go to a trace collector, if the config names one.
 
+use crate::failed;
 use tollgate::{REJECTIONS, TRACES};
 use tollgate_config::Telemetry;
 use tollgate_server::trace::{self, Exporter};
@@ -45,10 +46,8 @@ enum LogFormat {
 /// Starts logging and, if the config names a collector, the export of traces. Needs a Tokio runtime. The
 /// caller stops the returned exporter at the end.
 pub(crate) fn start(args: &LogArgs, telemetry: &Telemetry) -> Result<Option<Exporter>, String> {
-    let level: Targets = args
-        .log
-        .parse()
-        .map_err(|error| format!("error: --log {}: {error}", args.log))?;
+    let level: Result<Targets, _> = args.log.parse();
+    let level = level.map_err(|error| format!("error: --log {}: {error}", args.log))?;
     let is_separate = |target: &str| target == REJECTIONS || target == TRACES;
     let level = level.and(filter_fn(move |it| !is_separate(it.target())));
     let logs = match args.log_format {
@@ -60,19 +59,15 @@ pub(crate) fn start(args: &LogArgs, telemetry: &Telemetry) -> Result<Option<Expo
             .boxed(),
     };
     let denials = json_lines().with_filter(filter_fn(|it| it.target() == REJECTIONS));
-    let traces = trace::export(telemetry).map_err(|error| format!("error: {error}"))?;
+    let traces = trace::export(telemetry).map_err(failed)?;
     let registry = tracing_subscriber::registry().with(logs).with(denials);
     // Not an optional layer: a layer that is `None` enables every span, so each decision would pay for one.
-    match traces {
-        Some((traces, exporter)) => {
-            registry.with(traces).init();
-            Ok(Some(exporter))
-        }
-        None => {
-            registry.init();
-            Ok(None)
-        }
-    }
+    let Some((traces, exporter)) = traces else {
+        registry.init();
+        return Ok(None);
+    };
+    registry.with(traces).init();
+    Ok(Some(exporter))
 }
 
 type JsonLines<S> = fmt::Layer<S, JsonFields, Format<Json>, fn() -> std::io::Stderr>;

@@ -36,6 +36,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use config::block_on;
+
 /// Decides, before any expensive work, whether an operation may proceed.
 #[derive(Parser)]
 #[command(version, propagate_version = true, max_term_width = 100)]
@@ -86,12 +88,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Serve(args) => serve::run(&args),
+        Command::Serve(args) => block_on(serve::run(&args)),
         Command::Check(args) => check::run(&args),
-        Command::Explain(args) => explain::run(&args),
+        Command::Explain(args) => block_on(explain::run(&args)),
         Command::Validate(args) => validate::run(&args),
         Command::Diff(args) => diff::run(&args),
-        Command::Doctor(args) => doctor::run(&args),
+        Command::Doctor(args) => block_on(doctor::run(&args)),
         Command::Reload(args) => reload::run(&args),
         Command::Override(args) => overrides::run(&args),
         Command::Candidates(args) => candidates::run(&args),
@@ -116,3 +118,8 @@ fn main() -> ExitCode {
 
 /// Whether the result is positive (exit code 0) or negative (1), or an error, ready to print (2).
 type CommandResult = Result<bool, String>;
+
+/// An error, ready to print.
+fn failed(error: impl std::fmt::Display) -> String {
+    format!("error: {error}")
+}

@@ -73,12 +73,10 @@ fn post(path: &str, amount: i64, args: &PostingArgs) -> CommandResult {
             ));
         }
     }
-    let mut body = json!({
+    let body = json!({
         "attributes": attributes, "rule": args.rule, "amount": amount, "reason": args.reason,
+        "idempotencyKey": args.idempotency_key,
     });
-    if let Some(key) = &args.idempotency_key {
-        body["idempotencyKey"] = json!(key);
-    }
     let balance = args.admin.call(path, &Call::Post(&body))?;
     println!("{}", describe(&args.tenant, &balance));
     Ok(true)

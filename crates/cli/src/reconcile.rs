@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::CommandResult;
 use crate::admin::{AdminArgs, Call, LONG, list};
-use crate::terminal::table;
+use crate::terminal::{cell, table};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -43,17 +43,9 @@ pub(crate) fn run(args: &Args) -> CommandResult {
         Some(Repair::Counters) => "counters",
         Some(Repair::Ledger) => "ledger",
     };
-    let mut body = json!({ "repair": repair });
-    if let Some(tenant) = &args.tenant {
-        body["tenant"] = json!(tenant);
-    }
-    if let Some(reason) = &args.reason {
-        body["reason"] = json!(reason);
-    }
-    let call = Call::Post(&body);
-    let answer = args
-        .admin
-        .call_within(LONG, "/v1/ledger/reconcile", &call)?;
+    let body = json!({ "repair": repair, "tenant": args.tenant, "reason": args.reason });
+    let (path, call) = ("/v1/ledger/reconcile", Call::Post(&body));
+    let answer = args.admin.call_within(LONG, path, &call)?;
     match args.json {
         true => println!("{answer}"),
         false => print!("{}", describe(&answer)),
@@ -83,10 +75,6 @@ fn describe(answer: &Value) -> String {
     let differing = drifts.iter().flat_map(|it| pairs.map(|pair| (it, pair)));
     let differing = differing.filter(|(it, (_, ledger, store))| it[*ledger] != it[*store]);
     let rows = differing.map(|(it, (what, ledger, store))| {
-        let text = |name: &str| match it[name].as_str().unwrap_or_default() {
-            "" => "-".to_owned(),
-            text => text.to_owned(),
-        };
         let number = |name: &str| it[name].as_i64().unwrap_or(0);
         let (ledger, store) = (number(ledger), number(store));
         let repaired = match it["repaired"] == true {
@@ -94,9 +82,9 @@ fn describe(answer: &Value) -> String {
             false => "",
         };
         [
-            text("tenant"),
-            text("rule"),
-            text("periodStart"),
+            cell(&it["tenant"]),
+            cell(&it["rule"]),
+            cell(&it["periodStart"]),
             what.to_owned(),
             ledger.to_string(),
             store.to_string(),

@@ -17,10 +17,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> CommandResult {
-    let body = match &args.reason {
-        Some(reason) => json!({ "reason": reason }),
-        None => json!({}),
-    };
+    let body = json!({ "reason": args.reason });
     let answer = args.admin.call("/v1/reload", &Call::Post(&body))?;
     let rules = answer["rules"].as_u64().unwrap_or(0);
     let rules = count_rules(usize::try_from(rules).unwrap_or(usize::MAX));

@@ -13,10 +13,10 @@ use tollgate_server::events::Webhook;
 use tollgate_server::net::ListenError;
 use tollgate_server::{Address, ControlPlane, DoorError, Doors};
 
-use crate::CommandResult;
 use crate::audit::DataArgs;
-use crate::config::{self, ConfigArgs};
+use crate::config::ConfigArgs;
 use crate::logs::{self, LogArgs};
+use crate::{CommandResult, failed};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -82,30 +82,35 @@ impl DoorArgs {
     }
 }
 
-pub(crate) fn run(args: &Args) -> CommandResult {
-    config::block_on(serve(args))
-}
-
-async fn serve(args: &Args) -> CommandResult {
+pub(crate) async fn run(args: &Args) -> CommandResult {
     let source = source(args);
     let config = args.config.load()?;
     let exporter = logs::start(&args.logs, &config.telemetry)?;
-    let config = args.doors.apply(config);
-    let config = config.map_err(|error| format!("error: {error}"))?;
+    let config = args.doors.apply(config).map_err(failed)?;
     let engine = Arc::new(start(args, &config).await?);
     // Before the doors open: a client that sees the server may send a signal at once.
-    let no_signals = |error| format!("error: failed to install signal handlers: {error}");
-    let stop = Stop::new().map_err(no_signals)?;
-    let hangups = signal(SignalKind::hangup()).map_err(no_signals)?;
-    let doors = Doors::open(&config)
-        .await
-        .map_err(|error| describe_door_error(&error))?;
+    let signals = |kind| {
+        let failed = |error| format!("error: failed to install signal handlers: {error}");
+        signal(kind).map_err(failed)
+    };
+    let mut terminate = signals(SignalKind::terminate())?;
+    let mut interrupt = signals(SignalKind::interrupt())?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        say("finishing requests in flight\n");
+    };
+    let hangups = signals(SignalKind::hangup())?;
+    let doors = Doors::open(&config).await;
+    let doors = doors.map_err(|error| describe_door_error(&error))?;
     let addresses = doors
         .addresses()
         .map_err(|error| format!("error: failed to read the address of a listener: {error}"))?;
     let audit = Audit::of(&args.data.data, &engine)
         .map_err(|error| format!("error: failed to open the audit trail: {error}"))?;
-    let webhook = Webhook::start(&engine).map_err(|error| format!("error: {error}"))?;
+    let webhook = Webhook::start(&engine).map_err(failed)?;
     let control = ControlPlane::new(engine, source, audit)
         .with_overrides(&args.data.data)
         .with_webhook(webhook);
@@ -114,7 +119,7 @@ async fn serve(args: &Args) -> CommandResult {
     let control = Arc::new(control);
     announce(args, &config, &addresses);
     tokio::select! {
-        () = doors.serve(Arc::clone(&control), stop.wait()) => {}
+        () = doors.serve(Arc::clone(&control), stop) => {}
         () = reload_on_hangup(hangups, &control) => {}
     }
     if let Some(webhook) = control.webhook() {
@@ -137,10 +142,8 @@ fn announce(args: &Args, config: &Config, addresses: &[Address]) {
         Some(file) => format!("{count} rules of {}", file.display()),
         None => format!("{count} starter rules"),
     };
-    say(&format!(
-        "tollgate {} with {origin}\n",
-        env!("CARGO_PKG_VERSION")
-    ));
+    let version = env!("CARGO_PKG_VERSION");
+    say(&format!("tollgate {version} with {origin}\n"));
     if let Some(store) = describe_store(&config.store) {
         say(&format!("state in {store}\n"));
     }
@@ -151,7 +154,7 @@ fn announce(args: &Args, config: &Config, addresses: &[Address]) {
             door => say(&format!("{door} on {address}\n")),
         }
     }
-    if args.config.is_starter() {
+    if args.config.config.is_none() {
         say(&requests_to_try(addresses));
     }
 }
@@ -199,23 +202,21 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
         }
         started => started,
     };
-    let engine = engine.map_err(|error| format!("error: {error}"))?;
+    let engine = engine.map_err(failed)?;
     if config.store == Store::Memory {
         return Ok(engine);
     }
-    if args.config.is_starter() {
+    if args.config.config.is_none() {
         tracing::warn!(
             "the starter rules use a public hash secret; use a config with subjects.hash_secret"
         );
     }
-    for rule in &config.policy.rules {
-        if rule.on_store_failure().is_none() {
-            let rule = rule.id();
-            tracing::warn!(
-                rule,
-                "the rule has no on_store_failure: its requests get 503 while the store is down"
-            );
-        }
+    let rules = config.policy.rules.iter();
+    for rule in rules.filter(|rule| rule.on_store_failure().is_none()) {
+        tracing::warn!(
+            rule = rule.id(),
+            "the rule has no on_store_failure: its requests get 503 while the store is down"
+        );
     }
     Ok(engine)
 }
@@ -239,29 +240,6 @@ fn say(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes());
     let _ = stdout.flush();
-}
-
-/// The signals that stop the server.
-struct Stop {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Stop {
-    fn new() -> std::io::Result<Stop> {
-        Ok(Stop {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn wait(mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-        say("finishing requests in flight\n");
-    }
 }
 
 fn requests_to_try(addresses: &[Address]) -> String {

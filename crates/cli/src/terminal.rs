@@ -9,6 +9,12 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(printable).collect()
 }
 
+/// A text of an answer in a table: a dash if it is empty or missing.
+pub(crate) fn cell(text: &serde_json::Value) -> String {
+    let text = text.as_str().filter(|text| !text.is_empty());
+    text.unwrap_or("-").to_owned()
+}
+
 /// Whether to colour what goes to `stream`: only on a terminal, and only without `NO_COLOR`.
 pub(crate) fn has_colour(stream: &impl std::io::IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
@@ -21,10 +27,9 @@ pub(crate) fn count_rules(count: usize) -> String {
 
 /// A table with a line of names and a line for each row, without control characters.
 pub(crate) fn table<const N: usize>(columns: [Column; N], rows: &[[String; N]]) -> String {
-    let rows: Vec<[String; N]> = rows
-        .iter()
-        .map(|row| row.each_ref().map(|cell| printable(cell)))
-        .collect();
+    let rows = rows.iter();
+    let rows = rows.map(|row| row.each_ref().map(|cell| printable(cell)));
+    let rows: Vec<[String; N]> = rows.collect();
     let names = columns.map(|(name, _)| name.to_owned());
     let widths: [usize; N] = std::array::from_fn(|column| {
         let cells = rows.iter().chain([&names]);

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::CommandResult;
 use crate::admin::{AdminArgs, Call, LONG, list};
-use crate::terminal::table;
+use crate::terminal::{cell, table};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -36,10 +36,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     if args.tenant.is_empty() {
         return Err("error: TENANT is empty\nhelp: `tollgate export` prints all tenants".into());
     }
-    let mut query = vec![
-        ("tenant", args.tenant.as_str()),
-        ("period", args.period.as_str()),
-    ];
+    let mut query = vec![("tenant", &*args.tenant), ("period", &*args.period)];
     query.extend(args.action.as_deref().map(|action| ("action", action)));
     query.extend(args.rule.as_deref().map(|rule| ("rule", rule)));
     let call = Call::Get(&query);
@@ -72,23 +69,18 @@ pub(crate) fn run(args: &Args) -> CommandResult {
 }
 
 fn row(it: &Value) -> [String; 8] {
-    let text = |name: &str| match it[name].as_str().unwrap_or_default() {
-        "" => "-".to_owned(),
-        text => text.to_owned(),
-    };
     let number = |name: &str| it[name].as_i64().unwrap_or(0);
-    let limit = it["limit"].as_u64();
     let counters = it["counters"].as_u64().unwrap_or(1);
-    let (limit, share) = match limit {
+    let (limit, share) = match it["limit"].as_u64() {
         None => ("-".to_owned(), "-".to_owned()),
         // Each subject of the rule has a limit of its own, so a share of all of them means nothing.
         Some(limit) if counters > 1 => (format!("{counters} x {limit}"), "-".to_owned()),
         Some(limit) => (limit.to_string(), share(number("used"), limit)),
     };
     [
-        text("action"),
-        text("rule"),
-        text("period"),
+        cell(&it["action"]),
+        cell(&it["rule"]),
+        cell(&it["period"]),
         number("used").to_string(),
         number("reserved").to_string(),
         number("granted").to_string(),

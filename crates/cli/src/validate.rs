@@ -19,10 +19,8 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     for file in &args.files {
         match tollgate_config::load(file) {
             Ok(config) => {
-                let (rules, version) = (
-                    count_rules(config.policy.rules.len()),
-                    &config.policy.version,
-                );
+                let rules = count_rules(config.policy.rules.len());
+                let version = &config.policy.version;
                 println!("{}: ok, {rules}, version {version}", file.display());
             }
             Err(error) => {
@@ -36,6 +34,6 @@ pub(crate) fn run(args: &Args) -> CommandResult {
 
 pub(crate) fn schema() -> CommandResult {
     let schema = serde_json::to_string_pretty(&tollgate_config::json_schema());
-    println!("{}", schema.map_err(|error| format!("error: {error}"))?);
+    println!("{}", schema.map_err(crate::failed)?);
     Ok(true)
 }

@@ -46,11 +46,11 @@ pub(crate) fn config(
     }
     yaml.push_str("version: 1\n");
     yaml.push_str("server: { grpc: 127.0.0.1:8081 }\n");
-    if rules.is_empty() {
-        yaml.push_str("rules: []\n");
+    yaml.push_str(if rules.is_empty() {
+        "rules: []\n"
     } else {
-        yaml.push_str("rules:\n");
-    }
+        "rules:\n"
+    });
     for (index, rule) in rules.iter().enumerate() {
         if index > 0 {
             yaml.push('\n');
@@ -78,18 +78,15 @@ pub(crate) fn rejection(rule: &Rule) -> Option<String> {
 fn write_rule(yaml: &mut String, rule: &Rule) {
     let _ = writeln!(yaml, "  # {}", comment(&rule.origin));
     let _ = writeln!(yaml, "  - id: {}", scalar(&rule.id));
-    let matches: Vec<String> = rule
-        .matches
-        .iter()
-        .map(|(name, patterns)| {
-            let patterns: Vec<String> = patterns.iter().map(|it| scalar(it)).collect();
-            match patterns.as_slice() {
-                [one] => format!("{}: {one}", scalar(name)),
-                many => format!("{}: [{}]", scalar(name), many.join(", ")),
-            }
-        })
-        .collect();
-    let _ = writeln!(yaml, "    match: {{ {} }}", matches.join(", "));
+    let matches = rule.matches.iter().map(|(name, patterns)| {
+        let patterns: Vec<String> = patterns.iter().map(|it| scalar(it)).collect();
+        match patterns.as_slice() {
+            [one] => format!("{}: {one}", scalar(name)),
+            many => format!("{}: [{}]", scalar(name), many.join(", ")),
+        }
+    });
+    let matches = matches.collect::<Vec<_>>().join(", ");
+    let _ = writeln!(yaml, "    match: {{ {matches} }}");
     if let Some(when) = &rule.when {
         let _ = writeln!(yaml, "    when: '{}'", when.replace('\'', "''"));
     }
@@ -98,9 +95,8 @@ fn write_rule(yaml: &mut String, rule: &Rule) {
         let _ = writeln!(yaml, "    per: [{}]", per.join(", "));
     }
     yaml.push_str("    algorithm: fixed-window\n");
-    let limit = rule
-        .limit
-        .map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+    let limit = rule.limit.map(|limit| limit.to_string());
+    let limit = limit.as_deref().unwrap_or("unlimited");
     let _ = writeln!(yaml, "    limit: {limit}");
     let _ = writeln!(yaml, "    window: {}", window(rule.seconds));
     if rule.charge_denied {

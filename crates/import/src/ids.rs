@@ -17,17 +17,11 @@ impl Ids {
     /// Returns an id made of these parts. If it is too long or taken, it ends with digits of the hash of
     /// `whole`, which identifies the rule.
     pub(crate) fn id(&mut self, parts: &[String], whole: &str) -> String {
-        let parts: Vec<String> = parts.iter().map(|part| readable(part)).collect();
-        let parts: Vec<&str> = parts
-            .iter()
-            .map(String::as_str)
-            .filter(|part| !part.is_empty())
-            .collect();
-        let joined = parts.join(".");
-        let base = if joined.is_empty() {
-            "rule".to_owned()
-        } else {
-            joined
+        let parts = parts.iter().map(|part| readable(part));
+        let parts: Vec<String> = parts.filter(|part| !part.is_empty()).collect();
+        let base = match parts.is_empty() {
+            true => "rule".to_owned(),
+            false => parts.join("."),
         };
         if base.len() <= MAX_ID && self.taken.insert(base.clone()) {
             return base;
@@ -71,10 +65,8 @@ mod tests {
     #[test]
     fn ids_are_readable() {
         let mut ids = Ids::default();
-        assert_eq!(
-            id(&mut ids, &["shop", "path-/v1/*", "user_id"]),
-            "shop.path-v1.user_id"
-        );
+        let parts = ["shop", "path-/v1/*", "user_id"];
+        assert_eq!(id(&mut ids, &parts), "shop.path-v1.user_id");
         assert_eq!(id(&mut ids, &["ümlaut", "***"]), "mlaut");
         assert_eq!(id(&mut ids, &["*"]), "rule");
     }

@@ -4,6 +4,10 @@ use std::fmt;
 
 use tollgate_rules::document::{Place, Problems};
 
+/// How Tollgate reads the attribute `ip`.
+pub(crate) const ADDRESS: &str = "`ip` is read as an address: IPv6 clients are limited by their \
+    /64. To limit single addresses, add `subjects: { ipv6_prefix: 128 }`";
+
 /// A part of the original that was not converted exactly, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
@@ -39,17 +43,6 @@ pub struct Position {
     pub column: usize,
 }
 
-impl Kind {
-    fn label(self) -> &'static str {
-        match self {
-            Kind::LeftOut => "left out",
-            Kind::Differs => "differs",
-            Kind::NoEffect => "no effect",
-            Kind::Odd => "odd",
-        }
-    }
-}
-
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
@@ -61,7 +54,13 @@ impl fmt::Display for Note {
         if let Some(position) = &self.position {
             write!(f, "{position}: ")?;
         }
-        write!(f, "{}: {}", self.kind.label(), self.message)
+        let kind = match self.kind {
+            Kind::LeftOut => "left out",
+            Kind::Differs => "differs",
+            Kind::NoEffect => "no effect",
+            Kind::Odd => "odd",
+        };
+        write!(f, "{kind}: {}", self.message)
     }
 }
 
@@ -75,13 +74,10 @@ impl Note {
         message: impl Into<String>,
     ) -> Note {
         let (line, column) = problems.position(place);
+        let file = file.to_owned();
         Note {
             kind,
-            position: Some(Position {
-                file: file.to_owned(),
-                line,
-                column,
-            }),
+            position: Some(Position { file, line, column }),
             message: message.into(),
         }
     }

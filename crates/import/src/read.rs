@@ -1,6 +1,13 @@
 //! Reads texts, flags and numbers from YAML nodes as the original programs read them.
 
-use tollgate_rules::document::{Node, Problems, wanted};
+use tollgate_rules::document::{Node, Place, Problems, wanted};
+
+/// Reports a field that a map has twice.
+pub(crate) fn duplicate(name: &str, place: Place, first: Place, problems: &mut Problems<'_>) {
+    let line = problems.position(first).0;
+    let help = format!("the first one is on line {line}: keep one of the two");
+    problems.report(place, format!("`{name}` is given twice"), help);
+}
 
 /// Reads any scalar as text; null is the empty text.
 pub(crate) fn text(node: &Node, what: &str, problems: &mut Problems<'_>) -> Option<String> {

@@ -9,16 +9,13 @@ const RESERVED: &str = "all as attributes bool break bytes const contains contin
 
 /// A YAML scalar, in quotes if it could be misread without them.
 pub(crate) fn scalar(text: &str) -> String {
+    const WORDS: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
     let mut bytes = text.bytes();
     let is_word = bytes
         .next()
         .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'));
-    let lower = text.to_ascii_lowercase();
-    let is_reserved = matches!(
-        lower.as_str(),
-        "null" | "true" | "false" | "yes" | "no" | "on" | "off" | "y" | "n"
-    );
+    let is_reserved = WORDS.iter().any(|it| it.eq_ignore_ascii_case(text));
     if is_word && !is_reserved {
         return text.to_owned();
     }
@@ -67,28 +64,21 @@ pub(crate) fn cel_attribute(name: &str) -> String {
 
 /// Whether CEL reads `name` as a variable.
 pub(crate) fn is_identifier(name: &str) -> bool {
-    let plain = name
-        .bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    plain
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    name.bytes().all(is_plain)
         && !name.starts_with(|c: char| c.is_ascii_digit())
         && !RESERVED.split(' ').any(|word| word == name)
 }
 
 /// Whether `c` is kept in quoted text. Other characters break lines or are invisible.
 fn is_printable(c: char) -> bool {
-    !c.is_control()
-        && !matches!(
-            c,
-            '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}'
-        )
+    let hidden = ['\u{2028}', '\u{2029}', '\u{feff}', '\u{fffe}', '\u{ffff}'];
+    !c.is_control() && !hidden.contains(&c)
 }
 
 /// Makes a text fit on one line of a comment.
 pub(crate) fn comment(text: &str) -> String {
-    text.chars()
-        .map(|c| if is_printable(c) { c } else { ' ' })
-        .collect()
+    text.replace(|c| !is_printable(c), " ")
 }
 
 /// A duration of whole seconds in the largest unit that is exact.

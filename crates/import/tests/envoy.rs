@@ -21,6 +21,15 @@ fn limit(amount: u32) -> String {
     format!("{{ unit: day, requests_per_unit: {amount} }}")
 }
 
+/// Descriptors with limits: the first has 1, the second 2, and so on.
+fn limited(descriptors: &[&str]) -> Imported {
+    let lines = (1..).zip(descriptors).map(|(amount, fields)| {
+        let limit = limit(amount);
+        format!("- {{ {fields}, rate_limit: {limit} }}\n")
+    });
+    import(&lines.collect::<String>())
+}
+
 #[test]
 fn request_with_more_or_fewer_entries_is_not_limited() {
     let works = works(&import(&format!(
@@ -69,22 +78,14 @@ fn node_without_limit_still_takes_its_values() {
 
 #[test]
 fn value_equal_to_the_text_of_a_wildcard_selects_that_wildcard() {
-    let works = works(&import(&format!(
-        "- {{ key: a, value: '*x*', rate_limit: {} }}\n- {{ key: a, value: 'x*', rate_limit: {} }}",
-        limit(1),
-        limit(2)
-    )));
+    let works = works(&limited(&["key: a, value: '*x*'", "key: a, value: 'x*'"]));
     assert_eq!(works.passed("d", &[("a", "xx")]), 1);
     assert_eq!(works.passed("d", &[("a", "x*")]), 2);
 }
 
 #[test]
 fn prefix_and_suffix_of_a_wildcard_do_not_overlap() {
-    let works = works(&import(&format!(
-        "- {{ key: a, value: '/v1/*/x', rate_limit: {} }}\n- {{ key: a, rate_limit: {} }}",
-        limit(1),
-        limit(2)
-    )));
+    let works = works(&limited(&["key: a, value: '/v1/*/x'", "key: a"]));
     assert_eq!(works.passed("d", &[("a", "/v1/x")]), 2);
     assert_eq!(works.passed("d", &[("a", "/v1//x")]), 1);
 }
@@ -171,11 +172,7 @@ fn any_value_is_quoted_correctly() {
             .replace("\\u{2028}", "\\L")
             .replace("\\u{7f}", "\\x7F")
             .replace("\\'", "'");
-        let works = works(&import(&format!(
-            "- {{ key: a, value: {quoted}, rate_limit: {} }}\n- {{ key: a, rate_limit: {} }}",
-            limit(1),
-            limit(2)
-        )));
+        let works = works(&limited(&[&format!("key: a, value: {quoted}"), "key: a"]));
         assert_eq!(works.passed("d", &[("a", value)]), 1, "{value:?}");
         assert_eq!(works.passed("d", &[("a", "other")]), 2, "{value:?}");
     }
@@ -191,38 +188,23 @@ fn files_of_a_domain_are_merged_on_request() {
     };
     let (one, other) = (text("a"), text("b"));
     let sources = [
-        Source {
-            name: "one.yaml",
-            text: &one,
-        },
-        Source {
-            name: "other.yaml",
-            text: &other,
-        },
+        ("one.yaml", &one),
+        ("other.yaml", &other),
+        ("again.yaml", &one),
     ];
-    let errors = envoy_ratelimit(&sources, Domains::Once).unwrap_err();
+    let [one, other, again] = sources.map(|(name, text)| Source { name, text });
+    let errors = envoy_ratelimit(&[one, other], Domains::Once).unwrap_err();
     let said = errors[0].to_string();
-    assert!(
-        said.starts_with("other.yaml:1:9: the domain `d` has two files"),
-        "{said}"
-    );
+    let expected = "other.yaml:1:9: the domain `d` has two files";
+    assert!(said.starts_with(expected), "{said}");
     assert!(said.contains("one.yaml has the same domain"), "{said}");
-    let imported = envoy_ratelimit(&sources, Domains::Merged).unwrap();
+    let imported = envoy_ratelimit(&[one, other], Domains::Merged).unwrap();
     assert_eq!(imported.rules, 2);
 
-    let twice = [
-        sources[0],
-        Source {
-            name: "again.yaml",
-            text: &one,
-        },
-    ];
-    let errors = envoy_ratelimit(&twice, Domains::Merged).unwrap_err();
+    let errors = envoy_ratelimit(&[one, again], Domains::Merged).unwrap_err();
     let said = errors[0].to_string();
-    assert!(
-        said.starts_with("again.yaml:2:15: duplicate descriptor `d.a`"),
-        "{said}"
-    );
+    let expected = "again.yaml:2:15: duplicate descriptor `d.a`";
+    assert!(said.starts_with(expected), "{said}");
     assert!(said.contains("one.yaml:2"), "{said}");
 }
 

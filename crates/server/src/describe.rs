@@ -116,6 +116,7 @@ fn reading<T: ToSchema>(id: &str, example: Value, required: Required) -> Operati
         .fails("413", "TOO_LARGE", "The body is too large.")
 }
 
+/// An operation without a body.
 pub(crate) fn looking(id: &str) -> OperationBuilder {
     let too_many = "The request has too many headers.";
     OperationBuilder::new()
@@ -141,9 +142,9 @@ pub(crate) fn error(code: &str, description: &str) -> Response {
     failure(code, description).build()
 }
 
-pub(crate) fn text(description: &str, example: &str) -> Response {
+fn text(description: &str, example: &str) -> Response {
     let content = ContentBuilder::new()
-        .schema(Some(ObjectBuilder::new().schema_type(Type::String)))
+        .schema(Some(text_schema()))
         .example(Some(example.into()));
     ResponseBuilder::new()
         .description(description)

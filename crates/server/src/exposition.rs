@@ -3,11 +3,9 @@
 //! Labels are names from the config file. No key or address is ever a label. A subject appears only
 //! as the beginning of its hash, and only for the most active ones.
 
-mod ledger;
+use std::fmt::{Display, Write};
 
-use std::fmt::Write;
-
-use tollgate::{ActiveConfig, Kind, Reason, Rule, RuleCounts, ThrottleCounts, Usage};
+use tollgate::{Accounts, ActiveConfig, Kind, Reason, RuleCounts, Span, Time, Usage};
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
 use crate::control::ControlPlane;
@@ -21,63 +19,25 @@ const HOT_KEY_DIGITS: usize = 8;
 /// Renders all metrics.
 pub(crate) fn render(control: &ControlPlane) -> String {
     let engine = control.engine();
-    // Rules and counts of one config, even if another is put in force meanwhile.
+    // Rules and counts of one config, even if a reload puts another one in force now.
     let live = engine.active();
-    let counts = live.metrics().counts();
-    let rules = || live.rules().rules().iter().zip(&counts);
-    let mut page = Page(String::with_capacity(4096));
-
-    page.family(
-        "rate_limit_checks_total",
-        "counter",
-        "Checks by rule and outcome.",
-    );
-    for (rule, counts) in rules() {
-        for (outcome, count) in outcomes(counts) {
-            let labels = [
-                ("rule", rule.id()),
-                ("algorithm", rule.algorithm().name()),
-                ("outcome", outcome),
-            ];
-            page.sample("rate_limit_checks_total", &labels, count);
-        }
-    }
-    page.family(
-        "rate_limit_rejected_total",
-        "counter",
-        "Denied checks by rule, reason and kind of limit.",
-    );
-    for (rule, counts) in rules() {
-        for (reason, count) in Reason::ALL.into_iter().zip(counts.denied) {
-            let labels = [
-                ("rule", rule.id()),
-                ("subject_type", rule.subject_type()),
-                ("reason", reason.name()),
-                ("kind", Kind::of(rule).name()),
-            ];
-            page.sample("rate_limit_rejected_total", &labels, count);
-        }
-    }
-    page.per_rule(
-        "rate_limit_shadow_rejected_total",
-        "Checks a shadow rule would have denied.",
-        rules().map(|(rule, counts)| (rule, counts.shadow_denied)),
-    );
-    page.per_rule(
-        "rate_limit_near_limit_total",
-        "Allowed checks that left less than a fifth of the limit.",
-        rules().map(|(rule, counts)| (rule, counts.near_limit)),
-    );
-    page.per_rule(
-        "rate_limit_grace_total",
-        "Allowed checks beyond the limit of a quota, within its grace.",
-        rules().map(|(rule, counts)| (rule, counts.grace)),
-    );
+    let mut page = Page {
+        text: String::with_capacity(4096),
+        family: "",
+    };
+    page.rules(&live);
     page.events(&live);
     page.candidates(&live);
     page.remaining(&live);
     page.hot_keys(&live);
-    page.throttles(live.metrics().throttles());
+    let throttles = live.metrics().throttles();
+    let outcomes = [
+        ("allowed", throttles.allowed),
+        ("limited", throttles.limited),
+        ("store_failed", throttles.failed),
+    ];
+    let help = "Checks of limits that came with the request, by outcome.";
+    page.counts("rate_limit_throttle_total", help, "outcome", outcomes);
     if let Some(usage) = engine.memory_usage() {
         let config = live.config();
         page.memory(usage, config.subjects.max_keys, &config.namespace);
@@ -87,40 +47,114 @@ pub(crate) fn render(control: &ControlPlane) -> String {
     }
     // State in this process without a ledger cannot fail.
     if !engine.store().is_local() {
-        page.fallbacks(engine.fallbacks());
+        let (name, policies) = ("rate_limit_fallback_total", engine.fallbacks());
+        let help = "Requests decided by a failure policy instead of the store.";
+        page.counts(name, help, "policy", policies);
     }
     if let Some(webhook) = control.webhook() {
         page.webhook(webhook);
     }
-    page.ledger(engine, control.now());
+    if let Some(accounts) = engine.accounts() {
+        page.ledger(&accounts, control.now());
+    }
     page.config(control);
-    page.family(
-        "tollgate_build_info",
-        "gauge",
-        "The running version and its rules.",
-    );
+    let help = "The running version and its rules.";
     let build = [
         ("version", env!("CARGO_PKG_VERSION")),
         ("config_version", live.rules().version()),
     ];
-    page.sample("tollgate_build_info", &build, 1);
-    page.0
+    page.single("tollgate_build_info", "gauge", help, &build, 1);
+    page.text
 }
 
-fn outcomes(counts: &RuleCounts) -> [(&'static str, u64); 3] {
-    [
-        ("allowed", counts.allowed),
-        ("rejected", counts.denied.iter().sum()),
-        ("shadow_rejected", counts.shadow_denied),
-    ]
+struct Page {
+    text: String,
+    /// The name of the metric that is being written.
+    family: &'static str,
 }
-
-struct Page(String);
 
 impl Page {
-    fn family(&mut self, name: &str, kind: &str, help: &str) {
+    /// Begins a metric.
+    fn family(&mut self, name: &'static str, kind: &str, help: &str) {
+        self.family = name;
         // Writing to a String cannot fail.
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// Writes a counter with one label.
+    fn counts(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        label: &str,
+        counts: impl IntoIterator<Item = (&'static str, u64)>,
+    ) {
+        self.family(name, "counter", help);
+        for (text, count) in counts {
+            self.sample(&[(label, text)], count);
+        }
+    }
+
+    /// Writes a metric that has one sample.
+    fn single(
+        &mut self,
+        name: &'static str,
+        kind: &str,
+        help: &str,
+        labels: &[(&str, &str)],
+        value: impl Display,
+    ) {
+        self.family(name, kind, help);
+        self.sample(labels, value);
+    }
+
+    /// Checks by rule.
+    fn rules(&mut self, live: &ActiveConfig) {
+        let counts = live.metrics().counts();
+        let rules = || live.rules().rules().iter().zip(&counts);
+        let help = "Checks by rule and outcome.";
+        self.family("rate_limit_checks_total", "counter", help);
+        for (rule, counts) in rules() {
+            for (outcome, count) in [
+                ("allowed", counts.allowed),
+                ("rejected", counts.denied.iter().sum()),
+                ("shadow_rejected", counts.shadow_denied),
+            ] {
+                let labels = [
+                    ("rule", rule.id()),
+                    ("algorithm", rule.algorithm().name()),
+                    ("outcome", outcome),
+                ];
+                self.sample(&labels, count);
+            }
+        }
+        let help = "Denied checks by rule, reason and kind of limit.";
+        self.family("rate_limit_rejected_total", "counter", help);
+        for (rule, counts) in rules() {
+            for (reason, count) in Reason::ALL.into_iter().zip(counts.denied) {
+                let labels = [
+                    ("rule", rule.id()),
+                    ("subject_type", rule.subject_type()),
+                    ("reason", reason.name()),
+                    ("kind", Kind::of(rule).name()),
+                ];
+                self.sample(&labels, count);
+            }
+        }
+        let mut per_rule = |name, help, count: fn(&RuleCounts) -> u64| {
+            self.family(name, "counter", help);
+            for (rule, counts) in rules() {
+                self.sample(&[("rule", rule.id())], count(counts));
+            }
+        };
+        let help = "Checks a shadow rule would have denied.";
+        per_rule("rate_limit_shadow_rejected_total", help, |it| {
+            it.shadow_denied
+        });
+        let help = "Allowed checks that left less than a fifth of the limit.";
+        per_rule("rate_limit_near_limit_total", help, |it| it.near_limit);
+        let help = "Allowed checks beyond the limit of a quota, within its grace.";
+        per_rule("rate_limit_grace_total", help, |it| it.grace);
     }
 
     /// How often quotas came near their limits.
@@ -138,20 +172,18 @@ impl Page {
                 ("rule", &*it.rule),
                 ("threshold", percent.as_deref().unwrap_or("exhausted")),
             ];
-            self.sample(name, &labels, it.events);
+            self.sample(&labels, it.events);
         }
     }
 
     /// The results of sending events.
     fn webhook(&mut self, webhook: &Webhook) {
         let name = "tollgate_webhook_deliveries_total";
-        self.family(name, "counter", "Events by the result of sending them.");
-        for (outcome, count) in webhook.deliveries() {
-            self.sample(name, &[("outcome", outcome)], count);
-        }
+        let help = "Events by the result of sending them.";
+        self.counts(name, help, "outcome", webhook.deliveries());
         let name = "tollgate_webhook_queue_length";
-        self.family(name, "gauge", "Events that wait to be sent.");
-        self.sample(name, &[], webhook.queue_length());
+        let help = "Events that wait to be sent.";
+        self.single(name, "gauge", help, &[], webhook.queue_length());
     }
 
     /// How candidates compare with the rules in force.
@@ -176,30 +208,28 @@ impl Page {
                     ("plan", it.plan.as_deref().unwrap_or_default()),
                     ("outcome", outcome),
                 ];
-                self.sample(name, &labels, count);
+                self.sample(&labels, count);
             }
         }
     }
 
     /// How close rules came to their limits.
     fn remaining(&mut self, live: &ActiveConfig) {
-        let name = "rate_limit_remaining";
         let help = "The lowest remainder of the limit after any decision since the last scrape.";
-        self.family(name, "gauge", help);
+        self.family("rate_limit_remaining", "gauge", help);
         let least = live.metrics().take_least_remaining();
         for (rule, least) in live.rules().rules().iter().zip(least) {
             if let Some(least) = least {
-                self.sample(name, &[("rule", rule.id())], least);
+                self.sample(&[("rule", rule.id())], least);
             }
         }
     }
 
     /// The most active subjects.
     fn hot_keys(&mut self, live: &ActiveConfig) {
-        let name = "rate_limit_hot_keys";
         let help =
             "The approximate number of recent checks by a subject, for the most active subjects.";
-        self.family(name, "gauge", help);
+        self.family("rate_limit_hot_keys", "gauge", help);
         let rules = live.rules();
         let mut shown: Vec<(&str, String)> = Vec::new();
         for hot in live.metrics().hot_keys(rules, HOT_KEYS) {
@@ -211,187 +241,136 @@ impl Page {
                 continue;
             }
             let labels = [("rule", hot_key.0), ("subject", hot_key.1.as_str())];
-            self.sample(name, &labels, hot.requests);
+            self.sample(&labels, hot.requests);
             shown.push(hot_key);
-        }
-    }
-
-    /// Decisions by limits that came with a command.
-    fn throttles(&mut self, counts: ThrottleCounts) {
-        let name = "rate_limit_throttle_total";
-        let help = "Checks of limits that came with the request, by outcome.";
-        self.family(name, "counter", help);
-        for (outcome, count) in [
-            ("allowed", counts.allowed),
-            ("limited", counts.limited),
-            ("store_failed", counts.failed),
-        ] {
-            self.sample(name, &[("outcome", outcome)], count);
         }
     }
 
     /// Reloads of the config.
     fn config(&mut self, control: &ControlPlane) {
         let name = "rate_limit_config_reloads_total";
-        self.family(name, "counter", "Readings of the config file, by outcome.");
-        for (outcome, count) in control.reloads() {
-            self.sample(name, &[("outcome", outcome)], count);
-        }
+        let help = "Readings of the config file, by outcome.";
+        self.counts(name, help, "outcome", control.reloads());
         let name = "rate_limit_config_last_reload_success";
         let help = "1 if the config file is in force as it was last read, 0 if it was rejected.";
-        self.family(name, "gauge", help);
-        let in_force = control.status().refused.is_none();
-        self.sample(name, &[], u8::from(in_force));
+        let in_force = u8::from(control.status().refused.is_none());
+        self.single(name, "gauge", help, &[], in_force);
         let name = "rate_limit_audit_errors_total";
         let help = "Entries that are missing from the audit trail.";
-        self.family(name, "counter", help);
-        self.sample(name, &[], control.audit().errors());
+        self.single(name, "counter", help, &[], control.audit().errors());
     }
 
     /// State in this process.
     fn memory(&mut self, usage: Usage, max_keys: usize, namespace: &str) {
-        let namespace = [("namespace", namespace)];
-        self.family("rate_limit_keys", "gauge", "States kept.");
-        self.sample("rate_limit_keys", &namespace, usage.keys);
-        self.family("rate_limit_max_keys", "gauge", "States that may be kept.");
-        self.sample("rate_limit_max_keys", &namespace, max_keys);
-        self.family(
-            "rate_limit_memory_bytes",
-            "gauge",
-            "Bytes the kept states occupy.",
-        );
-        self.sample("rate_limit_memory_bytes", &namespace, usage.bytes);
-        self.family(
-            "rate_limit_shared_decisions_total",
-            "counter",
-            "Checks of new subjects decided by a shared state because the key cap was reached.",
-        );
-        self.sample(
-            "rate_limit_shared_decisions_total",
-            &namespace,
-            usage.shared,
-        );
-    }
-
-    /// Decisions by failure policies.
-    fn fallbacks(&mut self, fallbacks: impl Iterator<Item = (&'static str, u64)>) {
-        self.family(
-            "rate_limit_fallback_total",
-            "counter",
-            "Requests decided by a failure policy instead of the store.",
-        );
-        for (policy, count) in fallbacks {
-            self.sample("rate_limit_fallback_total", &[("policy", policy)], count);
-        }
+        let labels = [("namespace", namespace)];
+        let name = "rate_limit_keys";
+        self.single(name, "gauge", "States kept.", &labels, usage.keys);
+        let (name, help) = ("rate_limit_max_keys", "States that may be kept.");
+        self.single(name, "gauge", help, &labels, max_keys);
+        let (name, help) = ("rate_limit_memory_bytes", "Bytes the kept states occupy.");
+        self.single(name, "gauge", help, &labels, usage.bytes);
+        let name = "rate_limit_shared_decisions_total";
+        let help =
+            "Checks of new subjects decided by a shared state because the key cap was reached.";
+        self.single(name, "counter", help, &labels, usage.shared);
     }
 
     /// The state of the store.
     fn redis(&mut self, store: &RedisStore, known_denials: u64) {
         let metrics = store.metrics();
-        self.family(
-            "rate_limit_redis_latency_ms",
-            "histogram",
-            "Milliseconds a call of a script took.",
-        );
+        let help = "Milliseconds a call of a script took.";
+        self.family("rate_limit_redis_latency_ms", "histogram", help);
         for (script, answered, counts) in metrics.latency() {
             let outcome = if answered { "ok" } else { "error" };
             let labels = [("script", script), ("outcome", outcome)];
-            self.histogram("rate_limit_redis_latency_ms", &labels, &counts, 1000);
+            self.histogram(&labels, &counts, 1000);
         }
-        self.family(
-            "rate_limit_redis_batch_size",
-            "histogram",
-            "Requests that left in one call of a script.",
-        );
-        self.histogram("rate_limit_redis_batch_size", &[], &metrics.batches(), 1);
-        self.family(
-            "rate_limit_script_errors_total",
-            "counter",
-            "Requests that a script did not decide, by the kind of error.",
-        );
+        let help = "Requests that left in one call of a script.";
+        self.family("rate_limit_redis_batch_size", "histogram", help);
+        self.histogram(&[], &metrics.batches(), 1);
+        let help = "Requests that a script did not decide, by the kind of error.";
+        self.family("rate_limit_script_errors_total", "counter", help);
         for (script, error, count) in metrics.errors() {
-            let labels = [("script", script), ("error_type", error)];
-            self.sample("rate_limit_script_errors_total", &labels, count);
+            self.sample(&[("script", script), ("error_type", error)], count);
         }
-        self.family(
-            "rate_limit_known_denials_total",
-            "counter",
-            "Requests denied without asking the store, because their denial was known.",
-        );
-        self.sample("rate_limit_known_denials_total", &[], known_denials);
-        self.family(
-            "rate_limit_store_in_flight",
-            "gauge",
-            "Requests that wait for the store.",
-        );
-        self.sample("rate_limit_store_in_flight", &[], store.in_flight() as u64);
-        self.family(
-            "rate_limit_breaker_state",
-            "gauge",
-            "1 for the state the circuit breaker of a server is in.",
-        );
-        let states = [
-            BreakerState::Closed,
-            BreakerState::Open,
-            BreakerState::HalfOpen,
-        ];
+        let name = "rate_limit_known_denials_total";
+        let help = "Requests denied without asking the store, because their denial was known.";
+        self.single(name, "counter", help, &[], known_denials);
+        let name = "rate_limit_store_in_flight";
+        let help = "Requests that wait for the store.";
+        self.single(name, "gauge", help, &[], store.in_flight());
+        let help = "1 for the state the circuit breaker of a server is in.";
+        self.family("rate_limit_breaker_state", "gauge", help);
         for (server, current) in store.breakers() {
-            for state in states {
+            for state in [
+                BreakerState::Closed,
+                BreakerState::Open,
+                BreakerState::HalfOpen,
+            ] {
                 let labels = [("server", server.as_str()), ("state", state.name())];
-                self.sample(
-                    "rate_limit_breaker_state",
-                    &labels,
-                    u64::from(state == current),
-                );
+                self.sample(&labels, u8::from(state == current));
             }
         }
     }
 
+    /// How far the ledger is behind.
+    fn ledger(&mut self, accounts: &Accounts<'_>, now: Time) {
+        let status = accounts.ledger().status();
+        let name = "tollgate_ledger_connected";
+        let help = "1 if the last attempt to reach the ledger's database succeeded, 0 if not.";
+        self.single(name, "gauge", help, &[], u8::from(status.is_connected));
+        let name = "tollgate_ledger_lag_seconds";
+        let help = "The age of the oldest entry that is not in the database; 0 if all are.";
+        // Milliseconds are precise enough.
+        let lag = status.lag(now).map_or(0, Span::as_micros) / 1000;
+        let lag = format_args!("{}.{:03}", lag / 1000, lag % 1000);
+        self.single(name, "gauge", help, &[], lag);
+        let name = "tollgate_ledger_queued_entries";
+        let help = "Entries that wait in memory to be written to the ledger.";
+        self.single(name, "gauge", help, &[], status.queued);
+        let name = "tollgate_ledger_spilled_entries";
+        let help = "Entries that wait in spill files because the database did not accept them.";
+        self.single(name, "gauge", help, &[], status.spilled);
+        let name = "tollgate_ledger_written_total";
+        let help = "Entries written to the database of the ledger.";
+        self.single(name, "counter", help, &[], status.written);
+        let name = "tollgate_ledger_failures_total";
+        let help = "Transactions of the ledger that failed and were retried.";
+        self.single(name, "counter", help, &[], status.failures);
+    }
+
     /// A histogram whose values are `per_unit` times the shown unit.
-    fn histogram(
-        &mut self,
-        name: &str,
-        labels: &[(&str, &str)],
-        counts: &HistogramCounts,
-        per_unit: u32,
-    ) {
+    fn histogram(&mut self, labels: &[(&str, &str)], counts: &HistogramCounts, per_unit: u32) {
         // Bounds are small numbers, which a float shows exactly.
         #[allow(clippy::cast_precision_loss)]
         let shown = |value: u64| (value as f64 / f64::from(per_unit)).to_string();
-        let bucket = format!("{name}_bucket");
-        for (bound, count) in &counts.up_to {
-            let bound = shown(*bound);
+        let buckets = counts.up_to.iter();
+        let buckets = buckets.map(|(bound, count)| (shown(*bound), *count));
+        for (bound, count) in buckets.chain([("+Inf".to_owned(), counts.count)]) {
             let labels = [labels, &[("le", bound.as_str())]].concat();
-            self.sample(&bucket, &labels, *count);
+            self.line("_bucket", &labels, count);
         }
-        self.sample(&bucket, &[labels, &[("le", "+Inf")]].concat(), counts.count);
-        self.sample(&format!("{name}_sum"), labels, shown(counts.sum));
-        self.sample(&format!("{name}_count"), labels, counts.count);
+        self.line("_sum", labels, shown(counts.sum));
+        self.line("_count", labels, counts.count);
     }
 
-    fn per_rule<'a>(
-        &mut self,
-        name: &str,
-        help: &str,
-        counts: impl Iterator<Item = (&'a Rule, u64)>,
-    ) {
-        self.family(name, "counter", help);
-        for (rule, count) in counts {
-            self.sample(name, &[("rule", rule.id())], count);
-        }
+    /// Writes a sample of the metric.
+    fn sample(&mut self, labels: &[(&str, &str)], value: impl Display) {
+        self.line("", labels, value);
     }
 
-    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
-        self.0.push_str(name);
+    fn line(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
+        self.text.push_str(self.family);
+        self.text.push_str(suffix);
         for (i, (label, text)) in labels.iter().enumerate() {
-            self.0.push_str(if i == 0 { "{" } else { "," });
+            self.text.push_str(if i == 0 { "{" } else { "," });
             let text = text
                 .replace('\\', "\\\\")
                 .replace('"', "\\\"")
                 .replace('\n', "\\n");
-            let _ = write!(self.0, "{label}=\"{text}\"");
+            let _ = write!(self.text, "{label}=\"{text}\"");
         }
         let end = if labels.is_empty() { "" } else { "}" };
-        let _ = writeln!(self.0, "{end} {value}");
+        let _ = writeln!(self.text, "{end} {value}");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
-use tollgate::{Accounts, ActiveConfig, Clock, Engine, SystemClock, Time};
+use tollgate::{Clock, Engine, SystemClock, Time};
 use tollgate_ledger::{UsageQuery, UsageRow};
 
 use crate::period::{Named, calendar, limit};
@@ -18,7 +18,7 @@ const MAX_QUERIES: usize = 4;
 /// How many counters are read at a time.
 const PAGE: usize = 1000;
 
-/// What a tenant has used.
+/// The usage of a tenant.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) tenant: String,
@@ -94,46 +94,39 @@ impl UsageQuestion<'_> {
 }
 
 impl UsageReader {
+    /// Reads all pages, until the answer is full.
     pub(crate) async fn read(
         &self,
         engine: &Engine,
         wanted: &UsageQuestion<'_>,
     ) -> Result<Usage, UsageError> {
-        let (query, period) = wanted.query(self.clock.now())?;
+        let (mut query, period) = wanted.query(self.clock.now())?;
         let _permit = self.queries.try_acquire().map_err(|_| UsageError::Busy)?;
         let accounts = engine.accounts().ok_or(UsageError::NoLedger)?;
-        let mut usage = read(accounts, &engine.active(), query, &period).await?;
-        usage.tenant = wanted.tenant.as_ref().to_owned();
-        Ok(usage)
-    }
-}
-
-/// Reads all pages, until the answer is full.
-async fn read(
-    accounts: Accounts<'_>,
-    live: &ActiveConfig,
-    mut query: UsageQuery,
-    period: &Named,
-) -> Result<Usage, UsageError> {
-    let mut usage = Usage::default();
-    loop {
-        let page = accounts.usage(&query).await.map_err(|error| {
-            tracing::warn!(%error, "failed to read usage from the ledger");
-            UsageError::Ledger
-        })?;
-        let is_last = page.len() < PAGE;
-        query.after = page.last().map(UsageRow::cursor);
-        for row in page {
-            let limit = limit(live, &row.allowance, &row.tenant, row.key);
-            if period.has(&row.period, limit.and_then(calendar)) {
-                usage.add(row);
+        let live = engine.active();
+        let mut usage = Usage {
+            tenant: wanted.tenant.as_ref().to_owned(),
+            ..Usage::default()
+        };
+        loop {
+            let page = accounts.usage(&query).await.map_err(|error| {
+                tracing::warn!(%error, "failed to read usage from the ledger");
+                UsageError::Ledger
+            })?;
+            let is_last = page.len() < PAGE;
+            query.after = page.last().map(UsageRow::cursor);
+            for row in page {
+                let limit = limit(&live, &row.allowance, &row.tenant, row.key);
+                if period.has(&row.period, limit.and_then(calendar)) {
+                    usage.add(row);
+                }
+                if usage.is_truncated {
+                    return Ok(usage);
+                }
             }
-            if usage.is_truncated {
+            if is_last {
                 return Ok(usage);
             }
-        }
-        if is_last {
-            return Ok(usage);
         }
     }
 }
@@ -154,16 +147,21 @@ impl Usage {
             }
             return;
         };
-        for (sum, more) in [
-            (&mut sum.used, row.used),
-            (&mut sum.reserved, row.reserved),
-            (&mut sum.granted, row.granted),
-            (&mut sum.corrections, row.corrections),
-        ] {
-            *sum = sum.saturating_add(more);
-        }
-        sum.requests = sum.requests.saturating_add(row.requests);
+        add(sum, &row);
     }
+}
+
+/// Adds the counts of another counter of the same rule, action and period.
+pub(crate) fn add(sum: &mut UsageRow, more: &UsageRow) {
+    for (sum, more) in [
+        (&mut sum.used, more.used),
+        (&mut sum.reserved, more.reserved),
+        (&mut sum.granted, more.granted),
+        (&mut sum.corrections, more.corrections),
+    ] {
+        *sum = sum.saturating_add(more);
+    }
+    sum.requests = sum.requests.saturating_add(more.requests);
 }
 
 #[cfg(test)]

@@ -9,11 +9,8 @@ use super::tree::{Descriptor, File, RateLimit, shortened};
 use super::wildcard::{Values, Wildcard};
 use crate::emit::{MAX_WHEN, Rule};
 use crate::ids::Ids;
-use crate::note::{Kind, Note};
+use crate::note::{ADDRESS, Kind, Note};
 use crate::write::{cel_attribute, double_quoted, literal_pattern};
-
-/// The attribute that Tollgate reads as an IP address.
-const ADDRESS: &str = "ip";
 
 /// A file that was read.
 pub(super) struct Loaded<'s> {
@@ -122,7 +119,7 @@ impl<'t> Converter<'t> {
                 Values::Any => {}
                 Values::One(value) => exact.push(value.as_str()),
                 Values::Wild(wildcard) => {
-                    exact.push(wildcard.text());
+                    exact.push(&wildcard.text);
                     wild.push((at, wildcard));
                 }
             }
@@ -141,12 +138,11 @@ impl<'t> Converter<'t> {
                     let message = format!(
                         "the original gets here only with the value `{}` itself, because `{}` comes before \
                          it and matches every value",
-                        own.text(),
-                        all.text()
+                        own.text, all.text
                     );
                     self.note(Kind::Odd, file, it.place, message);
                     next.matches
-                        .push((it.key.clone(), vec![literal_pattern(own.text())]));
+                        .push((it.key.clone(), vec![literal_pattern(&own.text)]));
                     return Some(next);
                 }
                 next.matches.push((it.key.clone(), vec![own.pattern()]));
@@ -162,8 +158,7 @@ impl<'t> Converter<'t> {
                 if let Some((_, all)) = wild.iter().find(|(_, other)| other.is_all()) {
                     let message = format!(
                         "the original never gets here, because the value `{}` of `{}` matches everything",
-                        all.text(),
-                        it.key
+                        all.text, it.key
                     );
                     self.note(Kind::NoEffect, file, it.place, message);
                     return None;
@@ -173,18 +168,13 @@ impl<'t> Converter<'t> {
                 exact.retain(|value| !excluded.iter().any(|other| other.matches(value)));
             }
         }
-        match exact.as_slice() {
-            [] => {}
-            [one] => {
-                let condition = format!("{name} != {}", double_quoted(one));
-                next.when.push((condition, &it.key));
-            }
-            many => {
-                let many: Vec<String> = many.iter().map(|value| double_quoted(value)).collect();
-                let condition = format!("!({name} in [{}])", many.join(", "));
-                next.when.push((condition, &it.key));
-            }
-        }
+        let exact: Vec<String> = exact.into_iter().map(double_quoted).collect();
+        let condition = match exact.as_slice() {
+            [] => return Some(next),
+            [one] => format!("{name} != {one}"),
+            many => format!("!({name} in [{}])", many.join(", ")),
+        };
+        next.when.push((condition, &it.key));
         Some(next)
     }
 
@@ -205,18 +195,15 @@ impl<'t> Converter<'t> {
                 let message = format!(
                     "a value of `{}` that matches `{}` counts here too; the original counts it only \
                      there. An expression cannot match that many stars",
-                    it.key,
-                    other.text()
+                    it.key, other.text
                 );
                 self.note(Kind::Differs, file, it.place, message);
                 continue;
             };
             let condition = match own {
-                Some(own) if other.matches(own.text()) => {
-                    format!(
-                        "({name} == {} || !({condition}))",
-                        double_quoted(own.text())
-                    )
+                Some(own) if other.matches(&own.text) => {
+                    let own = double_quoted(&own.text);
+                    format!("({name} == {own} || !({condition}))")
                 }
                 _ => format!("!({condition})"),
             };
@@ -232,14 +219,13 @@ impl<'t> Converter<'t> {
             parts.extend(path.steps.iter().map(|(key, values)| match values {
                 Values::Any => (*key).to_owned(),
                 Values::One(value) => format!("{key}-{value}"),
-                Values::Wild(wildcard) => format!("{key}-{}", wildcard.text()),
+                Values::Wild(wildcard) => format!("{key}-{}", wildcard.text),
             }));
         } else {
             parts.push(limit.name.clone());
         }
-        let id = self
-            .ids
-            .id(&parts, &format!("{}{}", self.domain, path.composite));
+        let whole = format!("{}{}", self.domain, path.composite);
+        let id = self.ids.id(&parts, &whole);
         self.note_limit(file, it, limit);
         let when = self.when(file, it, path);
         let (line, _) = self.files[file].problems.position(it.place);
@@ -356,11 +342,9 @@ impl<'t> Converter<'t> {
         if self
             .rules
             .iter()
-            .any(|rule| rule.per.iter().any(|it| it == ADDRESS))
+            .any(|rule| rule.per.iter().any(|it| it == "ip"))
         {
-            let message = "`ip` is read as an address: IPv6 clients are limited by their /64. \
-                           To limit single addresses, add `subjects: { ipv6_prefix: 128 }`";
-            self.notes.push(Note::general(Kind::Differs, message));
+            self.notes.push(Note::general(Kind::Differs, ADDRESS));
         }
     }
 

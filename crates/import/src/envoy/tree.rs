@@ -12,25 +12,28 @@ use crate::emit::too_many;
 use crate::note::{Kind, Note};
 use crate::{MAX_LIMITS, read};
 
-/// Every field of the format. The service ignores a known field in a wrong place.
-const ALL_FIELDS: [&str; 16] = [
-    "domain",
+/// The fields of a file, of a descriptor, of a rate limit, and of an entry of `replaces`.
+const FILE_FIELDS: &[&str] = &["domain", "descriptors"];
+const DESCRIPTOR_FIELDS: &[&str] = &[
     "key",
     "value",
-    "descriptors",
     "rate_limit",
-    "unit",
-    "requests_per_unit",
-    "unlimited",
+    "descriptors",
     "shadow_mode",
     "quota_mode",
-    "name",
-    "replaces",
     "detailed_metric",
     "value_to_metric",
     "share_threshold",
     "metadata",
 ];
+const LIMIT_FIELDS: &[&str] = &["unit", "requests_per_unit", "unlimited", "name", "replaces"];
+const REPLACED_FIELDS: &[&str] = &["name"];
+
+/// Whether a map of the format has such a field. The service ignores a known field in a wrong place.
+fn is_known(name: &str) -> bool {
+    let all = [FILE_FIELDS, DESCRIPTOR_FIELDS, LIMIT_FIELDS];
+    all.iter().any(|fields| fields.contains(&name))
+}
 
 /// A file, as messages call it.
 const FILE: &str = "a file of the rate limit service";
@@ -83,7 +86,7 @@ pub(super) struct Reader<'r, 's> {
     pub(super) problems: &'r mut Problems<'s>,
     pub(super) notes: &'r mut Vec<Note>,
     /// Fields that only affect metrics and answers: how often, and the first place.
-    pub(super) unused: HashMap<&'static str, (usize, Place)>,
+    pub(super) unused: HashMap<String, (usize, Place)>,
     pub(super) count: usize,
 }
 
@@ -92,7 +95,7 @@ impl Reader<'_, '_> {
         let help = "start with a `domain` and its `descriptors`";
         let root = parse_document(help, self.problems)?;
         let (mut domain, mut place, mut descriptors) = (None, None, Vec::new());
-        for (name, at, node) in self.fields(&root, FILE, &["domain", "descriptors"])? {
+        for (name, at, node) in self.fields(&root, FILE, FILE_FIELDS)? {
             match name {
                 "domain" => {
                     place = Some(node.place);
@@ -137,18 +140,6 @@ impl Reader<'_, '_> {
     }
 
     fn descriptor(&mut self, node: &Node) -> Option<Descriptor> {
-        const FIELDS: [&str; 10] = [
-            "key",
-            "value",
-            "rate_limit",
-            "descriptors",
-            "shadow_mode",
-            "quota_mode",
-            "detailed_metric",
-            "value_to_metric",
-            "share_threshold",
-            "metadata",
-        ];
         self.count += 1;
         if self.count > MAX_LIMITS {
             if self.count == MAX_LIMITS + 1 {
@@ -161,34 +152,33 @@ impl Reader<'_, '_> {
         let (mut key, mut value) = (String::new(), String::new());
         let (mut limit, mut children) = (None, Vec::new());
         let (mut shadow, mut quota, mut share) = (false, None, None);
-        let mut broken = false;
-        for (name, at, node) in self.fields(node, "a descriptor", &FIELDS)? {
+        let mut is_broken = false;
+        for (name, at, node) in self.fields(node, "a descriptor", DESCRIPTOR_FIELDS)? {
             match name {
                 "key" => match read::text(node, "a key", self.problems) {
                     Some(text) => key = text,
-                    None => broken = true,
+                    None => is_broken = true,
                 },
                 "value" => match read::text(node, "a value", self.problems) {
                     Some(text) => value = text,
-                    None => broken = true,
+                    None => is_broken = true,
                 },
                 "rate_limit" if !node.is_null() => limit = self.rate_limit(node),
                 "rate_limit" => {}
                 "descriptors" => children = self.descriptors(node),
                 "shadow_mode" => shadow = read::flag(node, self.problems)?,
-                "quota_mode" => {
-                    quota = read::flag(node, self.problems)?.then_some(at);
+                "quota_mode" => quota = read::flag(node, self.problems)?.then_some(at),
+                "share_threshold" => share = read::flag(node, self.problems)?.then_some(at),
+                "detailed_metric" | "value_to_metric" => {
+                    if read::flag(node, self.problems)? {
+                        self.unused(name, at);
+                    }
                 }
-                "share_threshold" => {
-                    share = read::flag(node, self.problems)?.then_some(at);
-                }
-                "detailed_metric" => self.unused_flag("detailed_metric", at, node)?,
-                "value_to_metric" => self.unused_flag("value_to_metric", at, node)?,
-                "metadata" => self.unused("metadata", at),
+                "metadata" => self.unused(name, at),
                 _ => self.misplaced(name, at, "a descriptor"),
             }
         }
-        if broken {
+        if is_broken {
             return None;
         }
         if key.is_empty() {
@@ -197,10 +187,9 @@ impl Reader<'_, '_> {
                 .report(start, "this descriptor has no `key`", help);
             return None;
         }
-        let composite = if value.is_empty() {
-            key.clone()
-        } else {
-            format!("{key}_{value}")
+        let composite = match value.as_str() {
+            "" => key.clone(),
+            value => format!("{key}_{value}"),
         };
         if let (Some(at), false) = (share, composite.contains('*')) {
             let help = "remove it, or write a value such as `files/*`";
@@ -221,11 +210,10 @@ impl Reader<'_, '_> {
     }
 
     fn rate_limit(&mut self, node: &Node) -> Option<RateLimit> {
-        const FIELDS: [&str; 5] = ["unit", "requests_per_unit", "unlimited", "name", "replaces"];
         let start = Place::new(node.place.start, node.place.start);
         let (mut unit, mut amount, mut unlimited) = (None, None, false);
         let (mut name, mut replaces) = (String::new(), Vec::new());
-        for (field, at, node) in self.fields(node, "a rate limit", &FIELDS)? {
+        for (field, at, node) in self.fields(node, "a rate limit", LIMIT_FIELDS)? {
             match field {
                 "unit" => unit = Some((read::text(node, "a unit", self.problems)?, node.place)),
                 "requests_per_unit" if !node.is_null() => {
@@ -245,8 +233,8 @@ impl Reader<'_, '_> {
                 self.problems.report(*at, message, help);
             } else if *replaced == name {
                 let help = "name another limit, or remove the entry";
-                let message = "this limit replaces itself";
-                self.problems.report(*at, message, help);
+                self.problems
+                    .report(*at, "this limit replaces itself", help);
             }
         }
         let known = unit.as_ref().and_then(|(unit, _)| {
@@ -274,11 +262,9 @@ impl Reader<'_, '_> {
             }
             (false, Some((_, seconds))) => {
                 if amount.is_none() {
-                    self.note(
-                        Kind::Odd,
-                        start,
-                        "`requests_per_unit` is missing and counts as 0: everything is denied",
-                    );
+                    let message =
+                        "`requests_per_unit` is missing and counts as 0: everything is denied";
+                    self.note(Kind::Odd, start, message);
                 }
                 Some((amount.unwrap_or(0), *seconds))
             }
@@ -295,7 +281,7 @@ impl Reader<'_, '_> {
         let items = self.items(node, "a list of names", help);
         let mut names = Vec::with_capacity(items.len());
         for item in items {
-            let Some(fields) = self.fields(item, "an entry of `replaces`", &["name"]) else {
+            let Some(fields) = self.fields(item, "an entry of `replaces`", REPLACED_FIELDS) else {
                 continue;
             };
             let mut replaced = String::new();
@@ -322,13 +308,10 @@ impl Reader<'_, '_> {
         let all = entries(node, what, self.problems)?;
         let mut seen: HashMap<&str, Place> = HashMap::new();
         for (name, place, _) in &all {
-            if !ALL_FIELDS.contains(name) {
+            if !is_known(name) {
                 unknown_field(name, *place, what, fields, self.problems);
             } else if let Some(first) = seen.insert(name, *place) {
-                let line = self.problems.position(first).0;
-                let help = format!("the first one is on line {line}: keep one of the two");
-                self.problems
-                    .report(*place, format!("`{name}` is given twice"), help);
+                read::duplicate(name, *place, first, self.problems);
             }
         }
         Some(all)
@@ -336,21 +319,14 @@ impl Reader<'_, '_> {
 
     /// Notes a field in a wrong place; unknown fields are reported already.
     fn misplaced(&mut self, name: &str, place: Place, what: &str) {
-        if ALL_FIELDS.contains(&name) {
+        if is_known(name) {
             let message = format!("`{name}` has no meaning in {what}; the original ignores it");
             self.note(Kind::NoEffect, place, message);
         }
     }
 
-    fn unused_flag(&mut self, name: &'static str, place: Place, node: &Node) -> Option<()> {
-        if read::flag(node, self.problems)? {
-            self.unused(name, place);
-        }
-        Some(())
-    }
-
-    fn unused(&mut self, name: &'static str, place: Place) {
-        self.unused.entry(name).or_insert((0, place)).0 += 1;
+    fn unused(&mut self, name: &str, place: Place) {
+        self.unused.entry(name.to_owned()).or_insert((0, place)).0 += 1;
     }
 
     fn note_unused(&mut self) {

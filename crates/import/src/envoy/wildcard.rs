@@ -16,7 +16,8 @@ pub(super) enum Values {
 /// A value with stars.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wildcard {
-    text: String,
+    /// The wildcard as written.
+    pub(super) text: String,
     prefix: String,
     /// The texts between stars, in order.
     middle: Vec<String>,
@@ -52,37 +53,23 @@ impl Wildcard {
     fn of(value: &str) -> Option<Wildcard> {
         let (prefix, rest) = value.split_once('*')?;
         let (middle, suffix) = rest.rsplit_once('*').unwrap_or(("", rest));
+        let middle = middle.split('*').filter(|part| !part.is_empty());
+        let middle = middle.map(str::to_owned);
         Some(Wildcard {
             text: value.to_owned(),
             prefix: prefix.to_owned(),
-            middle: middle
-                .split('*')
-                .filter(|part| !part.is_empty())
-                .map(str::to_owned)
-                .collect(),
+            middle: middle.collect(),
             suffix: suffix.to_owned(),
         })
     }
 
-    /// The wildcard as written.
-    pub(super) fn text(&self) -> &str {
-        &self.text
-    }
-
     pub(super) fn matches(&self, value: &str) -> bool {
-        let Some(rest) = value.strip_prefix(self.prefix.as_str()) else {
-            return false;
-        };
-        let Some(mut rest) = rest.strip_suffix(self.suffix.as_str()) else {
-            return false;
-        };
+        let rest = value.strip_prefix(self.prefix.as_str());
+        let mut rest = rest.and_then(|rest| rest.strip_suffix(self.suffix.as_str()));
         for part in &self.middle {
-            let Some((_, after)) = rest.split_once(part.as_str()) else {
-                return false;
-            };
-            rest = after;
+            rest = rest.and_then(|rest| Some(rest.split_once(part.as_str())?.1));
         }
-        true
+        rest.is_some()
     }
 
     /// Whether the wildcard matches everything.
@@ -108,20 +95,14 @@ impl Wildcard {
     pub(super) fn condition(&self, attribute: &str) -> Option<String> {
         let call =
             |function: &str, text: &str| format!("{attribute}.{function}({})", double_quoted(text));
-        match (
-            self.prefix.as_str(),
-            self.middle.as_slice(),
-            self.suffix.as_str(),
-        ) {
+        let (prefix, suffix) = (self.prefix.as_str(), self.suffix.as_str());
+        match (prefix, self.middle.as_slice(), suffix) {
             ("", [], "") => Some("true".to_owned()),
             (prefix, [], "") => Some(call("startsWith", prefix)),
             ("", [], suffix) => Some(call("endsWith", suffix)),
             (prefix, [], suffix) => {
-                let both = format!(
-                    "{} && {}",
-                    call("startsWith", prefix),
-                    call("endsWith", suffix)
-                );
+                let (starts, ends) = (call("startsWith", prefix), call("endsWith", suffix));
+                let both = format!("{starts} && {ends}");
                 if !overlap(prefix, suffix) {
                     return Some(both);
                 }
@@ -155,29 +136,34 @@ mod tests {
 
     #[test]
     fn star_matches_any_run_of_characters() {
-        assert!(wild("/api/*/action").matches("/api/7/action"));
-        assert!(wild("/api/*/action").matches("/api//action"));
-        assert!(!wild("/api/*/action").matches("/api/action"));
-        assert!(wild("a*b*c").matches("axbyc"));
-        assert!(!wild("a*b*c").matches("acb"));
-        assert!(wild("*b*").matches("abc"));
-        assert!(wild("*").matches(""));
-        assert!(wild("a**").matches("a"));
+        for (text, value, expected) in [
+            ("/api/*/action", "/api/7/action", true),
+            ("/api/*/action", "/api//action", true),
+            ("/api/*/action", "/api/action", false),
+            ("a*b*c", "axbyc", true),
+            ("a*b*c", "acb", false),
+            ("*b*", "abc", true),
+            ("*", "", true),
+            ("a**", "a", true),
+        ] {
+            assert_eq!(wild(text).matches(value), expected, "{text} {value}");
+        }
     }
 
     #[test]
     fn conditions_match_the_same_values() {
-        assert_eq!(wild("a*").condition("k").unwrap(), "k.startsWith(\"a\")");
-        assert_eq!(wild("*a").condition("k").unwrap(), "k.endsWith(\"a\")");
-        assert_eq!(wild("*a*").condition("k").unwrap(), "k.contains(\"a\")");
-        assert_eq!(
-            wild("a/*/b").condition("k").unwrap(),
-            "k.startsWith(\"a/\") && k.endsWith(\"/b\") && size(k) >= 4"
-        );
-        assert_eq!(
-            wild("a*b").condition("k").unwrap(),
-            "k.startsWith(\"a\") && k.endsWith(\"b\")"
-        );
+        for (text, expected) in [
+            ("a*", r#"k.startsWith("a")"#),
+            ("*a", r#"k.endsWith("a")"#),
+            ("*a*", r#"k.contains("a")"#),
+            (
+                "a/*/b",
+                r#"k.startsWith("a/") && k.endsWith("/b") && size(k) >= 4"#,
+            ),
+            ("a*b", r#"k.startsWith("a") && k.endsWith("b")"#),
+        ] {
+            assert_eq!(wild(text).condition("k").unwrap(), expected);
+        }
         assert!(wild("a*b*c").condition("k").is_none());
     }
 

@@ -7,10 +7,9 @@
 use std::collections::BTreeSet;
 
 use super::tokens::{Token, tokens};
+use crate::emit::MAX_WHEN;
 use crate::write::{cel_attribute, double_quoted, is_identifier, literal_pattern};
 
-/// A longer condition does not fit into a rule.
-const MAX_BYTES: usize = 2048;
 /// Functions and methods that both programs support.
 const FUNCTIONS: [&str; 6] = ["size", "int", "uint", "double", "string", "bool"];
 const METHODS: [&str; 4] = ["contains", "startsWith", "endsWith", "size"];
@@ -53,8 +52,8 @@ enum Piece<'t> {
 impl Conditions {
     /// Adds a condition. The error says why it cannot be converted.
     pub(super) fn add(&mut self, text: &str, names: Names<'_>) -> Result<(), String> {
-        if text.len() > MAX_BYTES {
-            return Err(format!("it is longer than {MAX_BYTES} bytes"));
+        if text.len() > MAX_WHEN {
+            return Err(format!("it is longer than {MAX_WHEN} bytes"));
         }
         if let Some((key, equal, value)) = bare_comparison(text) {
             self.bare = true;
@@ -79,8 +78,8 @@ impl Conditions {
 
     /// Returns the entry that a variable reads. The error says why it cannot be converted.
     pub(super) fn variable(&mut self, text: &str) -> Result<String, String> {
-        if text.len() > MAX_BYTES {
-            return Err(format!("it is longer than {MAX_BYTES} bytes"));
+        if text.len() > MAX_WHEN {
+            return Err(format!("it is longer than {MAX_WHEN} bytes"));
         }
         if is_bare_key(text.trim()) {
             self.bare = true;
@@ -101,11 +100,9 @@ impl Conditions {
         // `match` accepts one of several values; a second condition on the same entry must hold as well.
         if self.matches.iter().any(|(known, _)| known == key) {
             let name = cel_attribute(key);
-            let texts: Vec<String> = patterns
-                .iter()
-                .map(|it| double_quoted(&plain(it)))
-                .collect();
-            self.when.push(format!("{name} in [{}]", texts.join(", ")));
+            let texts = patterns.iter().map(|it| double_quoted(&plain(it)));
+            let texts = texts.collect::<Vec<_>>().join(", ");
+            self.when.push(format!("{name} in [{texts}]"));
         } else {
             self.matches.push((key.to_owned(), patterns));
         }
@@ -136,12 +133,9 @@ impl Conditions {
                     continue;
                 }
                 Token::Name("limit") if !dotted => {
-                    let [Token::Sign("."), Token::Name(field), after @ ..] = after else {
-                        return Err("only `limit.name` and `limit.id` are supported".to_owned());
-                    };
-                    let text = match *field {
-                        "name" => names.name,
-                        "id" => names.id,
+                    let (text, after) = match after {
+                        [Token::Sign("."), Token::Name("name"), after @ ..] => (names.name, after),
+                        [Token::Sign("."), Token::Name("id"), after @ ..] => (names.id, after),
                         _ => {
                             return Err("only `limit.name` and `limit.id` are supported".to_owned());
                         }
@@ -216,14 +210,10 @@ fn conjunction<'p, 't>(pieces: &'p [Piece<'t>]) -> Vec<&'p [Piece<'t>]> {
             _ => {}
         }
     }
-    let mut parts = Vec::with_capacity(ands.len() + 1);
-    let mut start = 0;
-    for and in ands {
-        parts.push(&pieces[start..and]);
-        start = and + 1;
-    }
-    parts.push(&pieces[start..]);
-    parts
+    ands.push(pieces.len());
+    let starts = std::iter::once(0).chain(ands.iter().map(|and| and + 1));
+    let parts = starts.zip(&ands).map(|(start, end)| &pieces[start..*end]);
+    parts.collect()
 }
 
 /// Returns the entry and its values, for `entry == 'value'` and `entry in ['one', 'other']`.
@@ -300,8 +290,7 @@ fn written(part: &[Piece<'_>]) -> Result<String, String> {
         }
     }
     let text = written.trim();
-    let is_loose = text.contains("||") || text.contains('?');
-    Ok(match is_loose {
+    Ok(match text.contains("||") || text.contains('?') {
         true => format!("({text})"),
         false => text.to_owned(),
     })

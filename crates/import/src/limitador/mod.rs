@@ -16,7 +16,7 @@ use tollgate_rules::{ConfigError, is_attribute_name};
 
 use crate::emit::{Rule, config, rejection, too_many};
 use crate::ids::Ids;
-use crate::note::{Kind, Note};
+use crate::note::{ADDRESS, Kind, Note};
 use crate::write::literal_pattern;
 use crate::{Imported, MAX_LIMITS, Source, read};
 use condition::{Conditions, Names};
@@ -42,50 +42,48 @@ type Identity = (String, u64, BTreeSet<String>, BTreeSet<String>);
 /// # Errors
 /// All problems of the file, if Limitador would reject it.
 pub fn limitador(source: &Source<'_>) -> Result<Imported, Vec<ConfigError>> {
-    let mut problems = Problems::new(source.text);
-    let mut notes = Vec::new();
-    let limits = Reader {
-        file: source.name,
-        problems: &mut problems,
-        notes: &mut notes,
-    }
-    .limits();
-    let Some(limits) = limits.filter(|_| problems.is_empty()) else {
-        return Err(vec![problems.into_error(source.name)]);
-    };
     let mut converter = Converter {
         file: source.name,
-        problems: &problems,
-        notes,
+        problems: Problems::new(source.text),
+        notes: Vec::new(),
         ids: Ids::default(),
         seen: HashMap::new(),
         bare: false,
         address: false,
     };
-    let rules: Vec<Rule> = limits
-        .iter()
-        .filter_map(|limit| converter.rule(limit))
-        .collect();
-    converter
-        .notes
-        .sort_by_key(|note| note.position.as_ref().map(|it| (it.line, it.column)));
+    let limits = converter.limits();
+    let Some(limits) = limits.filter(|_| converter.problems.is_empty()) else {
+        return Err(vec![converter.problems.into_error(source.name)]);
+    };
+    let rules = limits.iter().filter_map(|limit| converter.rule(limit));
+    let rules: Vec<Rule> = rules.collect();
+    let place = |note: &Note| note.position.as_ref().map(|it| (it.line, it.column));
+    converter.notes.sort_by_key(place);
     converter.note_whole(!rules.is_empty());
     let title = format!("Imported from Limitador: {}", source.name);
     config(&title, &rules, converter.notes).map_err(|error| vec![error])
 }
 
-struct Reader<'r, 's> {
-    file: &'r str,
-    problems: &'r mut Problems<'s>,
-    notes: &'r mut Vec<Note>,
+/// Reads the file, and makes the rules of all limits.
+struct Converter<'s> {
+    file: &'s str,
+    problems: Problems<'s>,
+    notes: Vec<Note>,
+    ids: Ids,
+    /// The limits so far, each with its place.
+    seen: HashMap<Identity, Place>,
+    /// Whether a limit uses the syntax before Limitador 2.
+    bare: bool,
+    /// Whether a limit counts by `ip`, which Tollgate reads as an address.
+    address: bool,
 }
 
-impl Reader<'_, '_> {
+impl Converter<'_> {
     fn limits(&mut self) -> Option<Vec<Limit>> {
-        let root = parse_document("write a list of limits", self.problems)?;
+        let root = parse_document("write a list of limits", &mut self.problems)?;
         let Value::List(items) = &root.value else {
             let help = "a limits file is a list: write `- namespace: …` for each limit";
-            wanted("a list of limits", help, &root, self.problems);
+            wanted("a list of limits", help, &root, &mut self.problems);
             return None;
         };
         if let Some(item) = items.get(MAX_LIMITS) {
@@ -99,7 +97,7 @@ impl Reader<'_, '_> {
     fn limit(&mut self, node: &Node) -> Option<Limit> {
         let start = Place::new(node.place.start, node.place.start);
         let mut fields: HashMap<&str, (Place, &Node)> = HashMap::new();
-        for (name, place, value) in entries(node, "a limit", self.problems)? {
+        for (name, place, value) in entries(node, "a limit", &mut self.problems)? {
             const FIELDS: [&str; 7] = [
                 "namespace",
                 "max_value",
@@ -112,13 +110,9 @@ impl Reader<'_, '_> {
             if !FIELDS.contains(&name) {
                 let message =
                     format!("`{name}` is not a field of a limit; it is ignored, as by Limitador");
-                let note = Note::at(Kind::NoEffect, self.file, self.problems, place, message);
-                self.notes.push(note);
+                self.note(Kind::NoEffect, place, message);
             } else if let Some((first, _)) = fields.insert(name, (place, value)) {
-                let line = self.problems.position(first).0;
-                let help = format!("the first one is on line {line}: keep one of the two");
-                self.problems
-                    .report(place, format!("`{name}` is given twice"), help);
+                read::duplicate(name, place, first, &mut self.problems);
             }
         }
         let mut required = |name: &str, sample: &str| {
@@ -134,22 +128,22 @@ impl Reader<'_, '_> {
         let seconds = required("seconds", "60");
         let conditions = required("conditions", "[]");
         let variables = required("variables", "[]");
-        let namespace = namespace.and_then(|node| read::text(node, "a namespace", self.problems));
-        let seconds = seconds.and_then(|node| read::whole(node, u64::MAX, self.problems));
+        let namespace =
+            namespace.and_then(|node| read::text(node, "a namespace", &mut self.problems));
+        let seconds = seconds.and_then(|node| read::whole(node, u64::MAX, &mut self.problems));
         let conditions = conditions.and_then(|node| self.texts(node, "a condition"));
         let variables = variables.and_then(|node| self.texts(node, "a variable"));
         let max_value = match fields.get("max_value") {
-            Some((_, node)) => read::whole(node, u64::MAX, self.problems),
+            Some((_, node)) => read::whole(node, u64::MAX, &mut self.problems),
             None => {
                 let message = "`max_value` is missing and counts as 0: everything is denied";
-                let note = Note::at(Kind::Odd, self.file, self.problems, start, message);
-                self.notes.push(note);
+                self.note(Kind::Odd, start, message);
                 Some(0)
             }
         };
         let mut optional = |name: &str| {
             let (_, node) = fields.get(name)?;
-            let text = read::text(node, &format!("a text as `{name}`"), self.problems)?;
+            let text = read::text(node, &format!("a text as `{name}`"), &mut self.problems)?;
             (!text.is_empty()).then_some(text)
         };
         let (name, id) = (optional("name"), optional("id"));
@@ -169,33 +163,17 @@ impl Reader<'_, '_> {
         match &node.value {
             Value::List(items) => items
                 .iter()
-                .map(|item| Some((read::text(item, what, self.problems)?, item.place)))
+                .map(|item| Some((read::text(item, what, &mut self.problems)?, item.place)))
                 .collect(),
             _ if node.is_null() => Some(Vec::new()),
             _ => {
                 let help = "write a list, one per line after a dash, or [] for none";
-                wanted("a list", help, node, self.problems);
+                wanted("a list", help, node, &mut self.problems);
                 None
             }
         }
     }
-}
 
-/// Makes the rules of all limits.
-struct Converter<'m> {
-    file: &'m str,
-    problems: &'m Problems<'m>,
-    notes: Vec<Note>,
-    ids: Ids,
-    /// The limits so far, each with its place.
-    seen: HashMap<Identity, Place>,
-    /// Whether a limit uses the syntax before Limitador 2.
-    bare: bool,
-    /// Whether a limit counts by `ip`, which Tollgate reads as an address.
-    address: bool,
-}
-
-impl Converter<'_> {
     fn rule(&mut self, limit: &Limit) -> Option<Rule> {
         let texts = |list: &[(String, Place)]| list.iter().map(|(text, _)| text.clone()).collect();
         let identity = (
@@ -225,11 +203,8 @@ impl Converter<'_> {
         }
         let rule = self.make_rule(limit, &conditions, per);
         if let Some(why) = rejection(&rule) {
-            self.note(
-                Kind::LeftOut,
-                limit.place,
-                format!("Tollgate rejects the rule: {why}"),
-            );
+            let message = format!("Tollgate rejects the rule: {why}");
+            self.note(Kind::LeftOut, limit.place, message);
             return None;
         }
         self.bare |= conditions.bare;
@@ -247,11 +222,8 @@ impl Converter<'_> {
         };
         for (text, place) in &limit.conditions {
             if let Err(why) = conditions.add(text, names) {
-                self.note(
-                    Kind::LeftOut,
-                    *place,
-                    format!("the limit with this condition: {why}"),
-                );
+                let message = format!("the limit with this condition: {why}");
+                self.note(Kind::LeftOut, *place, message);
                 return None;
             }
         }
@@ -261,11 +233,8 @@ impl Converter<'_> {
                 Ok(key) if per.contains(&key) => {}
                 Ok(key) => per.push(key),
                 Err(why) => {
-                    self.note(
-                        Kind::LeftOut,
-                        *place,
-                        format!("the limit with this variable: {why}"),
-                    );
+                    let message = format!("the limit with this variable: {why}");
+                    self.note(Kind::LeftOut, *place, message);
                     return None;
                 }
             }
@@ -361,15 +330,12 @@ impl Converter<'_> {
             );
         }
         if self.address {
-            general(
-                "`ip` is read as an address: IPv6 clients are limited by their /64. To limit single \
-                 addresses, add `subjects: { ipv6_prefix: 128 }`",
-            );
+            general(ADDRESS);
         }
     }
 
     fn note(&mut self, kind: Kind, place: Place, message: impl Into<String>) {
-        let note = Note::at(kind, self.file, self.problems, place, message);
+        let note = Note::at(kind, self.file, &self.problems, place, message);
         self.notes.push(note);
     }
 }

@@ -1,12 +1,12 @@
 //! Request bodies of the admin door: those of the HTTP door, with a reason.
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
 
 use crate::audit::MAX_WHY;
 use crate::http::body::{amount, attribute_map, instant, whole};
-use crate::question::{AttributeMap, BadQuestion, Refund};
+use crate::question::AttributeMap;
 
 /// A request to reset the usage of subjects.
 #[derive(Deserialize, ToSchema)]
@@ -17,9 +17,9 @@ pub(super) struct ResetBody<'a> {
     #[schema(schema_with = attribute_map)]
     pub(super) attributes: AttributeMap<'a>,
     /// Why, for the audit trail.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "bounded_reason")]
     #[schema(schema_with = reason, required = false)]
-    pub(super) reason: AuditReason,
+    pub(super) reason: Option<String>,
 }
 
 /// A request to give back what a check charged.
@@ -29,27 +29,19 @@ pub(super) struct ResetBody<'a> {
 pub(super) struct RefundBody<'a> {
     #[serde(borrow)]
     #[schema(schema_with = attribute_map)]
-    attributes: AttributeMap<'a>,
+    pub(super) attributes: AttributeMap<'a>,
     /// How many units: 1 unless given.
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = amount, required = false)]
-    cost: Option<u64>,
+    pub(super) cost: Option<u64>,
     /// The `decidedAtEpochMicros` of the check: now unless given.
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = instant, required = false)]
-    charged_at_epoch_micros: Option<u64>,
+    pub(super) charged_at_epoch_micros: Option<u64>,
     /// Why, for the audit trail.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "bounded_reason")]
     #[schema(schema_with = reason, required = false)]
-    reason: AuditReason,
-}
-
-impl<'a> RefundBody<'a> {
-    pub(super) fn read(self) -> Result<(Refund<'a>, AuditReason), BadQuestion> {
-        let charged_at = self.charged_at_epoch_micros;
-        let refund = Refund::new(self.attributes, self.cost, charged_at)?;
-        Ok((refund, self.reason))
-    }
+    pub(super) reason: Option<String>,
 }
 
 /// A request to read the config file again.
@@ -58,36 +50,25 @@ impl<'a> RefundBody<'a> {
 #[serde(deny_unknown_fields)]
 pub(super) struct ReloadBody {
     /// Why, for the audit trail.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "bounded_reason")]
     #[schema(schema_with = reason, required = false)]
-    pub(super) reason: AuditReason,
+    pub(super) reason: Option<String>,
 }
 
-/// A reason, if one is given.
-#[derive(Default, Deserialize)]
-#[serde(try_from = "Option<String>")]
-pub(super) struct AuditReason(Option<String>);
-
-impl AuditReason {
-    pub(super) fn as_deref(&self) -> Option<&str> {
-        self.0.as_deref()
+/// Reads a reason, if one is given. It must fit into the audit trail.
+pub(super) fn bounded_reason<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<String>, D::Error> {
+    let reason = Option::<String>::deserialize(deserializer)?;
+    match reason.as_ref().map_or(0, String::len) {
+        length if length > MAX_WHY => Err(de::Error::custom(format_args!(
+            "the reason is {length} bytes long; at most {MAX_WHY}"
+        ))),
+        _ => Ok(reason),
     }
 }
 
-impl TryFrom<Option<String>> for AuditReason {
-    type Error = String;
-
-    fn try_from(reason: Option<String>) -> Result<AuditReason, String> {
-        match reason.as_ref().map_or(0, String::len) {
-            length if length > MAX_WHY => Err(format!(
-                "the reason is {length} bytes long; at most {MAX_WHY}"
-            )),
-            _ => Ok(AuditReason(reason)),
-        }
-    }
-}
-
-/// The schema of [`AuditReason`], which counts the length in bytes, not in characters.
+/// The schema of a reason. The real bound counts bytes, not characters.
 pub(super) fn reason() -> Schema {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
@@ -96,7 +77,7 @@ pub(super) fn reason() -> Schema {
         .into()
 }
 
-/// An override to be set. It changes one thing: `numbers`, `scale` or `state`.
+/// A new override. It has one of `numbers`, `scale` and `state`.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it describes what an override is read from")]
 #[schema(rename_all = "camelCase")]
@@ -104,7 +85,8 @@ pub(super) struct NewOverride {
     /// The tenant that the override applies to.
     #[schema(required = false)]
     tenant: String,
-    /// The plan it applies to. Without a tenant and a plan it applies to everyone, and needs an end.
+    /// The plan that the override applies to. Without a tenant and a plan it applies to everyone, and
+    /// needs `for`.
     #[schema(required = false)]
     plan: String,
     /// The rule or budget that the override applies to: all unless given.

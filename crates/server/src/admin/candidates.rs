@@ -37,12 +37,12 @@ pub(super) struct CandidateBody {
 }
 
 pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
-    let live = admin.engine().active();
+    let live = admin.control.engine().active();
     let comparisons = live.metrics().comparisons().into_iter();
     let candidates = comparisons.map(|it| CandidateBody {
-        candidate: it.candidate.as_ref().to_owned(),
-        current: it.current.as_ref().to_owned(),
-        plan: it.plan.map(|plan| plan.as_ref().to_owned()),
+        candidate: it.candidate.to_string(),
+        current: it.current.to_string(),
+        plan: it.plan.map(|plan| plan.to_string()),
         both_allow: it.both_allow,
         both_refuse: it.both_deny,
         refuses_more: it.denies_more,

@@ -20,25 +20,25 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{RawQuery, Request, State};
 use axum::middleware::{self, Next};
-use axum::response::Response;
-use axum::routing::{get, post};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, delete, get, post};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
-use tollgate::{Ask, Decision, Engine, Rule};
+use tollgate::{Ask, Decision, Rule};
 use tollgate_config::Role;
 use utoipa::ToSchema;
 
 use self::body::{RefundBody, ReloadBody, ResetBody};
 use self::token::{Operator, Tokens};
 use crate::audit::{self, Entry, MAX_NAMED};
-use crate::control::{Changes, ControlPlane, ReloadError};
+use crate::control::{ControlPlane, ReloadError};
 use crate::exposition;
 use crate::http::body::{CheckBody, parse};
 use crate::http::{bounds, connection, read_body};
 use crate::net::Listener;
 use crate::per_config::PerConfig;
-use crate::question::Check;
+use crate::question::{Check, Refund};
 use crate::respond::{self, RequestError};
 
 struct Admin {
@@ -46,15 +46,19 @@ struct Admin {
     /// The tokens. Without tokens every client may do everything, which the config allows on
     /// loopback only.
     tokens: PerConfig<Tokens>,
-    /// The OpenAPI document of this door, rendered.
-    description: Bytes,
     stream_bodies: Semaphore,
-    ledger: ledger::Bounds,
+    /// How many large reads of the ledger may run at a time. Further ones get an error at once.
+    ledger_reads: Arc<Semaphore>,
+    /// The same for comparisons of the ledger with the counters.
+    ledger_comparisons: Semaphore,
 }
 
-impl Admin {
-    fn engine(&self) -> &Engine {
-        self.control.engine()
+/// The response of a handler, or why there is none.
+type Answer = Result<Response, RequestError>;
+
+impl IntoResponse for RequestError {
+    fn into_response(self) -> Response {
+        respond::error(&self)
     }
 }
 
@@ -72,10 +76,11 @@ pub fn router(control: Arc<ControlPlane>) -> Router {
             Tokens::new(admin.map_or(&[], |admin| &admin.tokens))
         }),
         control,
-        description: openapi::render(),
         stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
-        ledger: ledger::Bounds::new(),
+        ledger_reads: Arc::new(Semaphore::new(4)),
+        ledger_comparisons: Semaphore::new(1),
     });
+    let description = openapi::render();
     let guarded = |role| {
         let admin = Arc::clone(&admin);
         middleware::from_fn(move |request, next| authorize(Arc::clone(&admin), role, request, next))
@@ -91,45 +96,44 @@ pub fn router(control: Arc<ControlPlane>) -> Router {
         .route("/v1/ledger/usage", get(ledger::usage))
         .route("/v1/ledger/entries", get(ledger::entries))
         // A repair needs the `operate` role, which the handler checks.
-        .route("/v1/ledger/reconcile", post(ledger::reconcile))
+        .route("/v1/ledger/reconcile", change(ledger::reconcile))
         .route("/metrics", get(metrics))
         .route_layer(guarded(Role::Read));
     let operating = Router::new()
-        .route("/v1/reset", post(reset))
-        .route("/v1/refund", post(refund))
-        .route(
-            "/v1/overrides",
-            post(overrides::set).delete(overrides::clear),
-        )
-        .route("/v1/ledger/corrections", post(ledger::correct))
-        .route("/v1/ledger/grants", post(ledger::grant))
+        .route("/v1/reset", change(reset))
+        .route("/v1/refund", change(refund))
+        .route("/v1/overrides", change(overrides::set))
+        .route("/v1/overrides", delete(overrides::clear))
+        .route("/v1/ledger/corrections", change(ledger::correct))
+        .route("/v1/ledger/grants", change(ledger::grant))
         .route_layer(guarded(Role::Operate));
     let changing = Router::new()
-        .route("/v1/reload", post(reload))
+        .route("/v1/reload", change(reload))
         .route_layer(guarded(Role::Admin));
     reading
         .merge(operating)
         .merge(changing)
         .route("/healthz", get(|| async { respond::alive() }))
-        .route("/openapi.json", get(description))
-        .fallback(|| async { respond::error(&RequestError::NoSuchAdminPath) })
-        .method_not_allowed_fallback(|| async { respond::error(&RequestError::WrongMethod) })
+        .route(
+            "/openapi.json",
+            get(|| async move { respond::rendered(description) }),
+        )
+        .fallback(|| async { RequestError::NoSuchAdminPath })
+        .method_not_allowed_fallback(|| async { RequestError::WrongMethod })
         .with_state(admin)
 }
 
 /// Lets a request pass if its token has the role or a greater one.
-async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Next) -> Response {
-    let tokens = admin.tokens.of(&admin.engine().active());
-    let Some(who) = tokens.who(request.headers()) else {
-        return respond::error(&RequestError::NoToken);
-    };
+async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Next) -> Answer {
+    let tokens = admin.tokens.of(&admin.control.engine().active());
+    let who = tokens.who(request.headers()).ok_or(RequestError::NoToken)?;
     if !who.role.includes(role) {
         let path = request.uri().path();
         tracing::warn!(target: "tollgate::admin", who = %who.name, path, "not permitted");
-        return respond::error(&RequestError::NotPermitted { role: role.name() });
+        return Err(RequestError::NotPermitted { role: role.name() });
     }
     request.extensions_mut().insert(who);
-    next.run(request).await
+    Ok(next.run(request).await)
 }
 
 /// The rules in force.
@@ -141,7 +145,7 @@ struct Rules<'a> {
 }
 
 async fn rules(State(admin): State<Arc<Admin>>) -> Response {
-    let rules = admin.engine().rules();
+    let rules = admin.control.engine().rules();
     respond::report(&Rules {
         config_version: rules.version(),
         rules: rules.rules().iter().map(RuleBody::of).collect(),
@@ -188,7 +192,7 @@ impl RuleBody<'_> {
     }
 }
 
-/// AuditReason rules apply or do not.
+/// Why rules apply or do not.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct ExplainedBody {
@@ -196,198 +200,123 @@ struct ExplainedBody {
     rules: Vec<String>,
 }
 
-async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Response {
-    respond::answer(async {
-        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let check = parse::<CheckBody<'_>>(&body)?.check()?;
-        let snapshot = admin.engine().snapshot();
-        let explanations = snapshot.explain(&check.attributes.attributes());
-        Ok(respond::report(&ExplainedBody {
-            config_version: snapshot.active().rules().version().to_owned(),
-            rules: explanations.iter().map(ToString::to_string).collect(),
-        }))
-    })
-    .await
+async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
+    let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+    let check = parse::<CheckBody<'_>>(&body)?.check()?;
+    let snapshot = admin.control.engine().snapshot();
+    let explanations = snapshot.explain(&check.attributes.attributes());
+    Ok(respond::report(&ExplainedBody {
+        config_version: snapshot.active().rules().version().to_owned(),
+        rules: explanations.iter().map(ToString::to_string).collect(),
+    }))
 }
 
-async fn peek(State(admin): State<Arc<Admin>>, request: Request) -> Response {
-    respond::answer(async {
-        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let Check { attributes, ask } = parse::<CheckBody<'_>>(&body)?.check()?;
-        let decision = admin.engine().peek(&attributes.attributes(), ask).await;
-        Ok(respond::standing(&decision))
-    })
-    .await
+async fn peek(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
+    let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+    let Check { attributes, ask } = parse::<CheckBody<'_>>(&body)?.check()?;
+    let engine = admin.control.engine();
+    let decision = engine.peek(&attributes.attributes(), ask).await;
+    Ok(respond::standing(&decision))
 }
 
-async fn reset(
-    State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Operator>,
-    request: Request,
-) -> Response {
-    run_to_end(async move {
-        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let reset: ResetBody<'_> = parse(&body)?;
-        let attributes = reset.attributes.attributes();
-        let snapshot = admin.engine().snapshot();
-        let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
-        snapshot.reset(&attributes).await?;
-        let after = snapshot.peek(&attributes, Ask::Exactly(0)).await;
-        let reason = reset.reason.as_deref();
-        Ok(changed(&admin, audit::RESET, &who, reason, None, (&before, &after)).await)
-    })
-    .await
+async fn reset(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
+    let body: ResetBody<'_> = parse(&body)?;
+    let attributes = body.attributes.attributes();
+    let snapshot = admin.control.engine().snapshot();
+    let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
+    snapshot.reset(&attributes).await?;
+    let after = snapshot.peek(&attributes, Ask::Exactly(0)).await;
+    let entry = Entry::new(audit::RESET, &who.name).because(body.reason.as_deref());
+    Ok(changed(&admin, entry, None, &before, &after).await)
 }
 
-async fn refund(
-    State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Operator>,
-    request: Request,
-) -> Response {
-    run_to_end(async move {
-        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let (refund, reason) = parse::<RefundBody<'_>>(&body)?.read()?;
-        let attributes = refund.attributes.attributes();
-        let snapshot = admin.engine().snapshot();
-        let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
-        let refunding = snapshot.refund(&attributes, refund.units, refund.charged_at);
-        let after = refunding.await?;
-        let (reason, units) = (reason.as_deref(), Some(refund.units));
-        Ok(changed(
-            &admin,
-            audit::REFUND,
-            &who,
-            reason,
-            units,
-            (&before, &after),
-        )
-        .await)
-    })
-    .await
+async fn refund(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
+    let body: RefundBody<'_> = parse(&body)?;
+    let refund = Refund::new(body.attributes, body.cost, body.charged_at_epoch_micros)?;
+    let attributes = refund.attributes.attributes();
+    let snapshot = admin.control.engine().snapshot();
+    let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
+    let refunding = snapshot.refund(&attributes, refund.units, refund.charged_at);
+    let after = refunding.await?;
+    let entry = Entry::new(audit::REFUND, &who.name).because(body.reason.as_deref());
+    Ok(changed(&admin, entry, Some(refund.units), &before, &after).await)
 }
 
 /// Logs a change of usage, adds it to the audit trail, and answers how the limits stand.
 async fn changed(
     admin: &Admin,
-    what: &str,
-    who: &Operator,
-    reason: Option<&str>,
+    entry: Entry,
     units: Option<u64>,
-    (before, after): (&Decision, &Decision),
+    before: &Decision,
+    after: &Decision,
 ) -> Response {
     let rules: Vec<&str> = after.rules().map(|rule| rule.rule().id()).collect();
-    tracing::info!(target: "tollgate::admin", who = %who.name, units, ?rules, "{what}");
-    let entry = Entry::new(what, &who.name)
-        .change(left(before), left(after))
-        .because(reason)
-        .about(after);
+    tracing::info!(target: "tollgate::admin", who = %entry.who, units, ?rules, "{}", entry.what);
+    let entry = entry.change(left(before), left(after)).about(after);
     admin.control.audit().write(entry).await;
     respond::standing(after)
 }
 
-/// What is left under each rule of a decision, for the audit trail.
+/// The remaining units under each rule of a decision, for the audit trail.
 fn left(decision: &Decision) -> Value {
     let rules = decision.rules().take(MAX_NAMED);
     let left = rules.map(|rule| (rule.rule().id().to_owned(), rule.remaining().into()));
     json!({ "remaining": Value::Object(left.collect()) })
 }
 
-/// The result of reading the config file again.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-struct ReloadedBody<'a> {
-    /// `applied`, or `unchanged` if the file was in force already.
-    outcome: &'static str,
-    /// The version of the config in force.
-    config_version: &'a str,
-    /// How many rules it has.
-    rules: usize,
-    /// Which rules have changed.
-    changes: &'a Changes,
-    /// The differences in words: at most 50.
-    differences: &'a [String],
-    /// Sections whose changes need a restart.
-    needs_restart: &'a [&'static str],
+async fn reload(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
+    let reload: ReloadBody = match body.trim_ascii() {
+        // The body may be missing.
+        b"" => ReloadBody::default(),
+        body => parse(body)?,
+    };
+    let reloading = admin.control.reload(&who.name, reload.reason.as_deref());
+    let change = reloading.await.map_err(|error| match error {
+        ReloadError::NoFile => RequestError::NoConfigFile,
+        ReloadError::Rejected(rejected) => RequestError::BadConfig(rejected),
+    })?;
+    Ok(respond::report(&change))
 }
 
-async fn reload(
-    State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Operator>,
-    request: Request,
-) -> Response {
-    run_to_end(async move {
-        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let reload: ReloadBody = match body.trim_ascii() {
-            // The body may be missing.
-            b"" => ReloadBody::default(),
-            body => parse(body)?,
-        };
-        let reloading = admin.control.reload(&who.name, reload.reason.as_deref());
-        let change = reloading.await.map_err(|error| match error {
-            ReloadError::NoFile => RequestError::NoConfigFile,
-            ReloadError::Rejected(rejected) => RequestError::BadConfig(rejected),
-        })?;
-        Ok(respond::report(&ReloadedBody {
-            outcome: change.outcome.name(),
-            config_version: &change.version,
-            rules: change.rules,
-            changes: &change.changes,
-            differences: &change.differences,
-            needs_restart: &change.needs_restart,
-        }))
-    })
-    .await
+async fn trail(State(admin): State<Arc<Admin>>, RawQuery(query): RawQuery) -> Answer {
+    let mut wanted = audit::Query::default();
+    let now = admin.control.now();
+    for (name, text) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
+        let set = wanted.set(&name, &text, now);
+        set.map_err(|error| RequestError::Query(error.to_string()))?;
+    }
+    let found = admin.control.audit().find(wanted).await;
+    Ok(respond::report(&found.map_err(RequestError::Audit)?))
 }
 
-/// Entries of the audit trail.
-#[derive(Serialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-struct AuditBody {
-    /// The newest first.
-    entries: Vec<Entry>,
-    /// Whether there may be more, further back.
-    is_cut: bool,
-}
-
-async fn trail(State(admin): State<Arc<Admin>>, RawQuery(query): RawQuery) -> Response {
-    respond::answer(async {
-        let mut wanted = audit::Query::default();
-        let now = admin.control.now();
-        for (name, text) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
-            let set = wanted.set(&name, &text, now);
-            set.map_err(|error| RequestError::Query(error.to_string()))?;
-        }
-        let found = admin.control.audit().find(wanted).await;
-        let found = found.map_err(RequestError::Audit)?;
-        Ok(respond::report(&AuditBody {
-            entries: found.entries,
-            is_cut: found.is_cut,
-        }))
-    })
-    .await
+/// A route for changes: reads the body, and runs `change` to its end.
+fn change<F: Future<Output = Answer> + Send + 'static>(
+    change: fn(Arc<Admin>, Operator, Bytes) -> F,
+) -> MethodRouter<Arc<Admin>> {
+    let handle = move |State(admin): State<Arc<Admin>>, Extension(who), request| {
+        run_to_end(async move {
+            let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+            change(admin, who, body).await
+        })
+    };
+    post(handle)
 }
 
 /// Runs a change to its end, even if the client stops waiting. So no change lacks its entry in the
 /// audit trail.
-async fn run_to_end(
-    doing: impl Future<Output = Result<Response, RequestError>> + Send + 'static,
-) -> Response {
-    match tokio::spawn(respond::answer(doing)).await {
+async fn run_to_end(doing: impl Future<Output = Answer> + Send + 'static) -> Answer {
+    match tokio::spawn(doing).await {
         Ok(answer) => answer,
         Err(error) if error.is_panic() => {
             tracing::error!(target: "tollgate::admin", %error, "a request panicked");
-            respond::error(&RequestError::Internal)
+            Err(RequestError::Internal)
         }
-        Err(_) => respond::error(&RequestError::Draining),
+        Err(_) => Err(RequestError::Draining),
     }
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
     respond::metrics(exposition::render(&admin.control))
-}
-
-async fn description(State(admin): State<Arc<Admin>>) -> Response {
-    respond::rendered(admin.description.clone())
 }
 
 #[cfg(test)]
@@ -397,6 +326,6 @@ mod tests {
     #[tokio::test]
     async fn panic_is_answered_with_500() {
         let answer = run_to_end(async { panic!("as the test wants") }).await;
-        assert_eq!(answer.status(), 500);
+        assert_eq!(answer.into_response().status(), 500);
     }
 }

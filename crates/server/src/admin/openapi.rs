@@ -3,20 +3,19 @@
 use axum::body::Bytes;
 use serde_json::json;
 use utoipa::ToSchema;
-use utoipa::openapi::path::{
-    HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathsBuilder,
-};
-use utoipa::openapi::schema::{ComponentsBuilder, ObjectBuilder, Type};
+use utoipa::openapi::HttpMethod::{self, Delete, Get, Post};
+use utoipa::openapi::path::{OperationBuilder, ParameterBuilder, ParameterIn, PathsBuilder};
+use utoipa::openapi::schema::ComponentsBuilder;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{InfoBuilder, OpenApi, OpenApiBuilder, Required};
+use utoipa::openapi::{InfoBuilder, OpenApiBuilder, Required};
 
 use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
 use super::candidates::{CandidateBody, Compared};
 use super::ledger;
 use super::overrides::{OverrideBody, OverridesBody};
-use super::{AuditBody, ExplainedBody, ReloadedBody, Role, RuleBody, Rules};
-use crate::audit::{Concerned, Entry, MAX_WHY};
-use crate::control::{Changes, Named};
+use super::{ExplainedBody, Role, RuleBody, Rules};
+use crate::audit::{Concerned, Entry, MAX_WHY, Trail};
+use crate::control::{Change, Changes, Named};
 use crate::describe::{
     self, Describe, answer, described, description, failure, healthz, hearing, item, looking,
     metrics, number_schema, taking, text_schema,
@@ -26,54 +25,47 @@ use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, answers};
 
 const TOKEN: &str = "token";
 
+/// A path, its method, the role it needs, and its description.
+pub(super) type Guarded = (&'static str, HttpMethod, Role, OperationBuilder);
+
 /// The document as it is sent.
 pub(super) fn render() -> Bytes {
-    describe::render(&document())
-}
-
-fn document() -> OpenApi {
     let info = InfoBuilder::new()
         .title("Tollgate, for operators")
         .version(env!("CARGO_PKG_VERSION"));
-    let (get, post) = (|| HttpMethod::Get, || HttpMethod::Post);
-    let rules = looking("rules")
-        .summary(Some("The rules in force."))
-        .ok::<Rules<'_>>("All rules, in the order of the file.");
-    let paths = PathsBuilder::new()
-        .path("/v1/rules", item(get(), guarded(rules, Role::Read)))
-        .path("/v1/explain", item(post(), guarded(explain(), Role::Read)))
-        .path("/v1/peek", item(post(), guarded(peek(), Role::Read)))
-        .path("/v1/reset", item(post(), guarded(reset(), Role::Operate)))
-        .path("/v1/refund", item(post(), guarded(refund(), Role::Operate)))
-        .path("/v1/reload", item(post(), guarded(reload(), Role::Admin)))
-        .path(
-            "/v1/candidates",
-            item(get(), guarded(candidates(), Role::Read)),
-        )
-        .path(
-            "/v1/overrides",
-            item(get(), guarded(overrides(), Role::Read)),
-        )
-        .path(
-            "/v1/overrides",
-            item(post(), guarded(set_override(), Role::Operate)),
-        )
-        .path(
-            "/v1/overrides",
-            item(HttpMethod::Delete, guarded(clear_override(), Role::Operate)),
-        )
-        .path("/v1/audit", item(get(), guarded(audit(), Role::Read)))
-        .path("/metrics", item(get(), guarded(metrics(), Role::Read)))
-        .path("/healthz", item(get(), healthz()))
-        .path("/openapi.json", item(get(), description()));
-    let paths = ledger::openapi::paths(paths);
+    let guarded: [Guarded; 12] = [
+        ("/v1/rules", Get, Role::Read, rules()),
+        ("/v1/explain", Post, Role::Read, explain()),
+        ("/v1/peek", Post, Role::Read, peek()),
+        ("/v1/reset", Post, Role::Operate, reset()),
+        ("/v1/refund", Post, Role::Operate, refund()),
+        ("/v1/reload", Post, Role::Admin, reload()),
+        ("/v1/candidates", Get, Role::Read, candidates()),
+        ("/v1/overrides", Get, Role::Read, overrides()),
+        ("/v1/overrides", Post, Role::Operate, set_override()),
+        ("/v1/overrides", Delete, Role::Operate, clear_override()),
+        ("/v1/audit", Get, Role::Read, audit()),
+        ("/metrics", Get, Role::Read, metrics()),
+    ];
+    let mut paths = PathsBuilder::new();
+    for (path, method, role, operation) in guarded.into_iter().chain(ledger::openapi::paths()) {
+        let forbidden = format!("The token lacks the `{}` role.", role.name());
+        let operation = operation
+            .security(SecurityRequirement::new::<_, [&str; 0], &str>(TOKEN, []))
+            .fails("401", "NO_TOKEN", "The token is missing or unknown.")
+            .fails("403", "NOT_PERMITTED", &forbidden);
+        paths = paths.path(path, item(method, operation));
+    }
+    let paths = paths
+        .path("/healthz", item(Get, healthz()))
+        .path("/openapi.json", item(Get, description()));
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     let components = ComponentsBuilder::new()
         .schema_from::<CheckBody<'_>>()
         .schema_from::<ResetBody<'_>>()
         .schema_from::<RefundBody<'_>>()
         .schema_from::<ReloadBody>()
-        .schema_from::<ReloadedBody<'_>>()
+        .schema_from::<Change>()
         .schema_from::<Changes>()
         .schema_from::<Named>()
         .schema_from::<BadConfigBody<'_>>()
@@ -84,7 +76,7 @@ fn document() -> OpenApi {
         .schema_from::<OverrideBody>()
         .schema_from::<NewOverride>()
         .schema_from::<NewNumbers>()
-        .schema_from::<AuditBody>()
+        .schema_from::<Trail>()
         .schema_from::<Entry>()
         .schema_from::<Concerned>()
         .schema_from::<answers::DecisionBody<'_>>()
@@ -96,34 +88,30 @@ fn document() -> OpenApi {
         .schema_from::<ErrorBody>()
         .security_scheme(TOKEN, SecurityScheme::Http(bearer));
     let components = ledger::openapi::components(components);
-    OpenApiBuilder::new()
+    let document = OpenApiBuilder::new()
         .info(info.build())
         .paths(paths.build())
-        .components(Some(components.build()))
-        .build()
+        .components(Some(components.build()));
+    describe::render(&document.build())
 }
 
-/// An operation that needs a token with a role.
-pub(super) fn guarded(operation: OperationBuilder, role: Role) -> OperationBuilder {
-    let forbidden = format!("The token lacks the `{}` role.", role.name());
-    operation
-        .security(SecurityRequirement::new::<_, [&str; 0], &str>(TOKEN, []))
-        .fails("401", "NO_TOKEN", "The token is missing or unknown.")
-        .fails("403", "NOT_PERMITTED", &forbidden)
+fn rules() -> OperationBuilder {
+    looking("rules")
+        .summary(Some("The rules in force."))
+        .ok::<Rules<'_>>("All rules, in the order of the file.")
 }
 
 fn explain() -> OperationBuilder {
+    let summary = "Which rules apply to a request, and why the others do not.";
     asking::<CheckBody<'_>>("explain")
-        .summary(Some(
-            "Which rules apply to a request, and why the others do not.",
-        ))
+        .summary(Some(summary))
         .ok::<ExplainedBody>("A line for each rule.")
 }
 
 fn peek() -> OperationBuilder {
     asking::<CheckBody<'_>>("peek")
         .summary(Some("What would a check answer? Charges nothing."))
-        .ok::<answers::DecisionBody<'_>>("What it would answer.")
+        .ok::<answers::DecisionBody<'_>>("The answer.")
 }
 
 fn reset() -> OperationBuilder {
@@ -135,7 +123,7 @@ fn reset() -> OperationBuilder {
 
 fn refund() -> OperationBuilder {
     asking::<RefundBody<'_>>("refund")
-        .summary(Some("Gives back what a check charged."))
+        .summary(Some("Gives back the units that a check charged."))
         .ok::<answers::DecisionBody<'_>>("How the limits stand now.")
         .response("503", unavailable())
 }
@@ -151,24 +139,19 @@ fn reload() -> OperationBuilder {
         "differences": ["rule api: limit 5 becomes 6: more for tenants without a plan"],
         "needsRestart": [],
     });
+    let problems = "The file has problems, and the previous config stays in force.";
     hearing::<ReloadBody>("reload", json!({"reason": "more room for acme"}))
         .summary(Some("Reads the config file again, and puts it in force."))
         .response(
             "200",
-            answer::<ReloadedBody<'_>>("Whether the config was new.", Some(example)),
+            answer::<Change>("Whether the config was new.", Some(example)),
         )
         .fails(
             "409",
             "NO_CONFIG_FILE",
             "The server was started without a file.",
         )
-        .response(
-            "422",
-            answer::<BadConfigBody<'_>>(
-                "The file has problems, and the previous config stays in force.",
-                None,
-            ),
-        )
+        .response("422", answer::<BadConfigBody<'_>>(problems, None))
 }
 
 fn candidates() -> OperationBuilder {
@@ -180,76 +163,61 @@ fn candidates() -> OperationBuilder {
 fn overrides() -> OperationBuilder {
     looking("overrides")
         .summary(Some("Limits that were changed at run time."))
-        .ok::<OverridesBody>("All of them.")
+        .ok::<OverridesBody>("All overrides.")
 }
 
 fn set_override() -> OperationBuilder {
     let example = json!({
         "tenant": "acme", "scale": "200%", "for": "1d", "reason": "launch day",
     });
+    let summary =
+        "Changes limits for a tenant, a plan or everyone. Replaces the override of the same name.";
+    let wrong =
+        "The override is not valid, or would have no effect (`NO_EFFECT`, without `problems`).";
     taking::<NewOverride>("setOverride", example)
-        .summary(Some(
-            "Changes limits for a tenant, a plan or everyone. Replaces the override of the same name.",
-        ))
-        .ok::<OverrideBody>("It is in force.")
+        .summary(Some(summary))
+        .ok::<OverrideBody>("The override, which is in force now.")
         .fails("409", "TOO_MANY_OVERRIDES", "There are too many overrides.")
-        .response(
-            "422",
-            answer::<BadConfigBody<'_>>(
-                "It is not a valid override, or would have no effect (`NO_EFFECT`, without `problems`).",
-                None,
-            ),
-        )
+        .response("422", answer::<BadConfigBody<'_>>(wrong, None))
         .response("503", unavailable())
 }
 
 fn clear_override() -> OperationBuilder {
+    let name = ParameterBuilder::new()
+        .name("name")
+        .parameter_in(ParameterIn::Query)
+        .required(Required::True)
+        .description(Some(
+            "The name of the override, such as `tenant:acme/api-rate`.",
+        ))
+        .schema(Some(text_schema()));
+    let reason = text_schema().max_length(Some(MAX_WHY));
+    let unknown = "There is no override of that name.";
     looking("clearOverride")
         .summary(Some("Clears an override."))
-        .parameter(
-            ParameterBuilder::new()
-                .name("name")
-                .parameter_in(ParameterIn::Query)
-                .required(Required::True)
-                .description(Some("Its name, such as `tenant:acme/api-rate`."))
-                .schema(Some(text_schema())),
-        )
-        .query(
-            "reason",
-            "Why, for the audit trail.",
-            text_schema().max_length(Some(MAX_WHY)),
-        )
+        .parameter(name)
+        .query("reason", "Why, for the audit trail.", reason)
         .ok::<OverrideBody>("The override that was cleared.")
         .fails("400", "BAD_REQUEST", "A parameter is wrong.")
-        .fails(
-            "404",
-            "NO_SUCH_OVERRIDE",
-            "There is no override of that name.",
-        )
+        .fails("404", "NO_SUCH_OVERRIDE", unknown)
         .response("503", unavailable())
 }
 
 fn audit() -> OperationBuilder {
-    let limit = number_schema(1)
-        .maximum(Some(1000))
-        .default(Some(100.into()));
-    let operation = looking("audit").summary(Some("The audit trail, the newest first."));
-    operation
+    let limit = number_schema(1).maximum(Some(1000));
+    let limit = limit.default(Some(100.into()));
+    let what = "Only changes of this kind, such as `reset`, or of all kinds with a prefix, such as `config`.";
+    let since = "Only entries since a time (RFC 3339), or not older than an age such as `1h`.";
+    let unavailable = "The audit trail cannot be read.";
+    looking("audit")
+        .summary(Some("The audit trail, the newest first."))
         .query("limit", "The most entries.", limit)
-        .query(
-            "what",
-            "Only entries about this, such as `reset`, or all that start with a word, such as `config`.",
-            text_schema(),
-        )
+        .query("what", what, text_schema())
         .query("who", "Only entries of this author.", text_schema())
-        .query(
-            "since",
-            "Only entries since a time (RFC 3339), or since so long ago, such as `1h`.",
-            text_schema(),
-        )
-    .ok::<AuditBody>("Entries.")
-    .fails("400", "BAD_REQUEST", "A parameter is wrong.")
-    .fails("503", "AUDIT_UNAVAILABLE", "The audit trail cannot be read.")
+        .query("since", since, text_schema())
+        .ok::<Trail>("Entries.")
+        .fails("400", "BAD_REQUEST", "A parameter is wrong.")
+        .fails("503", "AUDIT_UNAVAILABLE", unavailable)
 }
 
 fn asking<T: ToSchema>(id: &str) -> OperationBuilder {
@@ -257,15 +225,10 @@ fn asking<T: ToSchema>(id: &str) -> OperationBuilder {
 }
 
 fn unavailable() -> utoipa::openapi::Response {
-    let seconds = ObjectBuilder::new()
-        .schema_type(Type::Integer)
-        .minimum(Some(1));
-    failure(
-        "STORE_UNAVAILABLE",
-        "The store does not answer; the change may have been applied.",
-    )
-    .header("Retry-After", described(seconds, "Seconds."))
-    .build()
+    let description = "The store does not answer; the change may have been applied.";
+    failure("STORE_UNAVAILABLE", description)
+        .header("Retry-After", described(number_schema(1), "Seconds."))
+        .build()
 }
 
 #[cfg(test)]

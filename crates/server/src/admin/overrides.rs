@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::extract::{RawQuery, Request, State};
+use axum::body::Bytes;
+use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::Value;
@@ -12,9 +13,8 @@ use tollgate_rules::Scope;
 use utoipa::ToSchema;
 
 use super::token::Operator;
-use super::{Admin, run_to_end};
+use super::{Admin, Answer, run_to_end};
 use crate::audit::MAX_WHY;
-use crate::http::{bounds, read_body};
 use crate::overrides::{OverrideError, StoredOverride};
 use crate::respond::{self, RequestError};
 
@@ -52,7 +52,7 @@ pub(super) struct OverrideBody {
     /// When the override expires; null if it lasts until it is cleared.
     #[schema(required = true)]
     expires_at_epoch_millis: Option<u64>,
-    /// AuditReason it has no effect under the rules in force; null if it has one.
+    /// Why it has no effect under the rules in force; null if it has one.
     #[schema(required = true)]
     idle: Option<String>,
 }
@@ -61,8 +61,8 @@ impl OverrideBody {
     fn of(it: &Override, idle: Option<String>) -> OverrideBody {
         let (tenant, plan) = match it.scope() {
             Scope::Everyone => (None, None),
-            Scope::Plan(plan) => (None, Some(plan.as_ref().to_owned())),
-            Scope::Tenant(tenant) => (Some(tenant.as_ref().to_owned()), None),
+            Scope::Plan(plan) => (None, Some(plan.to_string())),
+            Scope::Tenant(tenant) => (Some(tenant.to_string()), None),
         };
         OverrideBody {
             name: it.name(),
@@ -84,8 +84,9 @@ impl OverrideBody {
             Ok(it) => return OverrideBody::of(it, None),
             Err(why) => why,
         };
-        // The fields that can be found.
+        // The fields that can be found. Their texts are unchecked, so they are cut.
         let fields: Value = serde_json::from_str(&stored.text).unwrap_or_default();
+        let cut = |text: &str| text[..text.floor_char_boundary(MAX_WHY)].to_owned();
         let text = |name: &str| fields[name].as_str().map(cut);
         OverrideBody {
             name: stored.name.clone(),
@@ -102,17 +103,11 @@ impl OverrideBody {
     }
 }
 
-/// An unchecked text, cut to a bounded length.
-fn cut(text: &str) -> String {
-    text[..text.floor_char_boundary(MAX_WHY)].to_owned()
-}
-
 pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
-    let live = admin.engine().active();
-    let overrides = live.overrides().iter().map(|it| {
-        let idle = it.misfit(&live.config().policy);
-        OverrideBody::of(it, idle)
-    });
+    let live = admin.control.engine().active();
+    let policy = &live.config().policy;
+    let overrides = live.overrides().iter();
+    let overrides = overrides.map(|it| OverrideBody::of(it, it.misfit(policy)));
     let unreadable = admin.control.overrides().unreadable();
     let unreadable = unreadable.iter().map(|it| OverrideBody::of_stored(it));
     let mut overrides: Vec<OverrideBody> = overrides.chain(unreadable).collect();
@@ -123,49 +118,37 @@ pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
     })
 }
 
-pub(super) async fn set(
-    State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Operator>,
-    request: Request,
-) -> Response {
-    run_to_end(async move {
-        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        // Bytes that are not text make a bad override, and are reported as one.
-        let text = String::from_utf8_lossy(&body);
-        let set = admin.control.overrides().set(&text, &who.name).await?;
-        Ok(respond::report(&OverrideBody::of(&set, None)))
-    })
-    .await
+pub(super) async fn set(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
+    // Bytes that are not text make a bad override, and are reported as one.
+    let text = String::from_utf8_lossy(&body);
+    let set = admin.control.overrides().set(&text, &who.name).await?;
+    Ok(respond::report(&OverrideBody::of(&set, None)))
 }
 
 pub(super) async fn clear(
     State(admin): State<Arc<Admin>>,
     Extension(who): Extension<Operator>,
     RawQuery(query): RawQuery,
-) -> Response {
+) -> Answer {
     run_to_end(async move {
         let (mut name, mut reason) = (None, None);
         for (key, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
-            let wrong = match (&*key, value.len()) {
-                ("name", _) if name.is_none() => {
-                    name = Some(value.into_owned());
-                    continue;
-                }
-                ("reason", ..=MAX_WHY) if reason.is_none() => {
-                    reason = Some(value.into_owned());
-                    continue;
-                }
-                ("reason", _) if reason.is_none() => {
-                    format!("`reason` is longer than {MAX_WHY} bytes")
-                }
-                ("name" | "reason", _) => format!("`{key}` is given twice"),
-                _ => "unknown parameter; use `name` and `reason`".to_owned(),
+            let wrong = |what: String| Err(RequestError::Query(what));
+            let given = match &*key {
+                "name" => &mut name,
+                "reason" => &mut reason,
+                _ => return wrong("unknown parameter; use `name` and `reason`".to_owned()),
             };
-            return Err(RequestError::Query(wrong));
+            if given.is_some() {
+                return wrong(format!("`{key}` is given twice"));
+            }
+            if key == "reason" && value.len() > MAX_WHY {
+                return wrong(format!("`reason` is longer than {MAX_WHY} bytes"));
+            }
+            *given = Some(value.into_owned());
         }
-        let name = name.ok_or_else(|| {
-            RequestError::Query("`name` is missing: send the name of the override".to_owned())
-        })?;
+        let missing = "`name` is missing: send the name of the override";
+        let name = name.ok_or_else(|| RequestError::Query(missing.to_owned()))?;
         let overrides = admin.control.overrides();
         let cleared = overrides.clear(&name, &who.name, reason.as_deref()).await?;
         Ok(respond::report(&OverrideBody::of_stored(&cleared)))

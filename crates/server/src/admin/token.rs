@@ -15,24 +15,16 @@ pub(super) struct Operator {
     pub(super) role: Role,
 }
 
-struct Known {
-    who: Operator,
-    sha256: [u8; 32],
-}
-
-/// All tokens of a listener.
-pub(super) struct Tokens(Vec<Known>);
+/// The hashes of all tokens of a listener.
+pub(super) struct Tokens(Vec<([u8; 32], Operator)>);
 
 impl Tokens {
     pub(super) fn new(tokens: &[Token]) -> Tokens {
-        let known = |token: &Token| Known {
-            who: Operator {
-                name: token.name.as_str().into(),
-                role: token.role,
-            },
-            sha256: token.sha256,
-        };
-        Tokens(tokens.iter().map(known).collect())
+        let known = tokens.iter().map(|token| {
+            let (name, role) = (token.name.as_str().into(), token.role);
+            (token.sha256, Operator { name, role })
+        });
+        Tokens(known.collect())
     }
 
     /// Returns the client that sends these headers; `None` if its token is unknown. Without tokens,
@@ -52,9 +44,9 @@ impl Tokens {
         let hash: [u8; 32] = Sha256::digest(given.trim_ascii()).into();
         // All tokens are compared, so that the time does not show which one was close.
         let mut found = None;
-        for known in &self.0 {
-            if constant_time_eq_32(&known.sha256, &hash) {
-                found = Some(&known.who);
+        for (sha256, who) in &self.0 {
+            if constant_time_eq_32(sha256, &hash) {
+                found = Some(who);
             }
         }
         found.cloned()

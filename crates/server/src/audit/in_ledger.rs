@@ -16,7 +16,7 @@ use super::{Entry, Query, Trail};
 pub(super) struct InLedger {
     ledger: Ledger,
     namespace: Arc<str>,
-    /// Tells the notes of this process from those of others.
+    /// Tells the entries of this process from those of other processes.
     instance: u64,
     written: AtomicU64,
 }
@@ -124,12 +124,13 @@ pub(super) fn union(ledger: Trail, file: Trail, limit: usize) -> Trail {
 }
 
 /// Whether both are about the same change. The ledger may have a shortened entry.
-fn is_same(kept: &Entry, entry: &Entry) -> bool {
-    let is_shortened = kept.from.is_none() && kept.to.is_none();
-    kept.at == entry.at
-        && (kept == entry
+fn is_same(stored: &Entry, entry: &Entry) -> bool {
+    let is_shortened = stored.from.is_none() && stored.to.is_none();
+    stored.at == entry.at
+        && (stored == entry
             || is_shortened
-                && (&kept.who, &kept.what, &kept.why) == (&entry.who, &entry.what, &entry.why))
+                && (&stored.who, &stored.what, &stored.why)
+                    == (&entry.who, &entry.what, &entry.why))
 }
 
 #[cfg(test)]
@@ -175,11 +176,11 @@ mod tests {
     #[test]
     fn long_entry_is_stored_without_details() {
         let long = Entry::new("config.reload", "ops").change("a", "x".repeat(MOST_RECORD));
-        let kept: Entry = serde_json::from_str(&text(&long).unwrap()).unwrap();
-        assert_eq!((&kept.from, &kept.to), (&None, &None));
-        assert!(is_same(&kept, &long));
+        let stored: Entry = serde_json::from_str(&text(&long).unwrap()).unwrap();
+        assert_eq!((&stored.from, &stored.to), (&None, &None));
+        assert!(is_same(&stored, &long));
         let short = Entry::new("reset", "ops").change(json!({ "a": 1 }), json!({ "a": 2 }));
-        let kept: Entry = serde_json::from_str(&text(&short).unwrap()).unwrap();
-        assert_eq!(kept, short);
+        let stored: Entry = serde_json::from_str(&text(&short).unwrap()).unwrap();
+        assert_eq!(stored, short);
     }
 }

@@ -9,11 +9,11 @@
 //! No entry has a raw subject, only hashes. Readers skip a line that a crash has torn, and the next
 //! entry starts on its own line.
 
-mod append;
 mod in_ledger;
 mod read;
 
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,11 +21,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc, oneshot};
-use tollgate::{Clock, Decision, Engine, Span, SystemClock, Time};
+use tollgate::{Clock, Decision, Engine, SystemClock, Time};
 use utoipa::ToSchema;
 
 use self::in_ledger::InLedger;
 pub use self::read::{Query, QueryError, Trail, read};
+use crate::outbound::Seldom;
 
 /// A new config was put in force.
 pub const CONFIG_RELOAD: &str = "config.reload";
@@ -65,9 +66,6 @@ const READERS: usize = 2;
 
 /// How much of the file a query reads at most.
 const MOST_READ: u64 = 64 * 1024 * 1024;
-
-/// How often problems with the file are logged at most.
-const LOG_EVERY: Span = Span::SECOND;
 
 /// One change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -162,9 +160,9 @@ pub struct Audit(Option<Arc<Writer>>);
 struct Writer {
     path: PathBuf,
     queue: mpsc::Sender<Letter>,
-    trouble: Arc<Trouble>,
+    lost: Arc<Lost>,
     readers: Semaphore,
-    kept: Option<Arc<InLedger>>,
+    ledger: Option<Arc<InLedger>>,
 }
 
 /// An entry to write, and the caller that waits for it. Without an entry, the caller waits for all
@@ -175,10 +173,20 @@ struct Letter {
 }
 
 /// How many entries were lost.
-struct Trouble {
-    clock: Arc<dyn Clock>,
-    errors: AtomicU64,
-    logged_at: AtomicU64,
+#[derive(Default)]
+struct Lost {
+    entries: AtomicU64,
+    log: Seldom,
+}
+
+impl Lost {
+    /// Counts lost entries, and logs them from time to time.
+    fn add(&self, entries: u64, error: &str) {
+        let lost = self.entries.fetch_add(entries, Ordering::Relaxed) + entries;
+        if self.log.due().is_some() {
+            tracing::error!(target: "tollgate::audit", error, lost, "entries of the audit trail were lost");
+        }
+    }
 }
 
 impl Audit {
@@ -187,7 +195,7 @@ impl Audit {
     /// # Errors
     /// If the system cannot start the writing thread.
     pub fn start(directory: &Path) -> io::Result<Audit> {
-        Audit::with_clock(directory, Arc::new(SystemClock::new()))
+        Audit::open(directory, Arc::new(SystemClock::new()), None)
     }
 
     /// Keeps the trail in the ledger of `engine` as well, if it has one.
@@ -195,43 +203,31 @@ impl Audit {
     /// # Errors
     /// If the system cannot start the writing thread.
     pub fn of(directory: &Path, engine: &Engine) -> io::Result<Audit> {
-        let kept = engine.accounts().map(|accounts| {
+        let ledger = engine.accounts().map(|accounts| {
             let ledger = accounts.ledger().clone();
             Arc::new(InLedger::new(ledger, &engine.active().config().namespace))
         });
-        Audit::open(directory, Arc::new(SystemClock::new()), kept)
-    }
-
-    /// Uses another clock.
-    ///
-    /// # Errors
-    /// If the system cannot start the writing thread.
-    pub fn with_clock(directory: &Path, clock: Arc<dyn Clock>) -> io::Result<Audit> {
-        Audit::open(directory, clock, None)
+        Audit::open(directory, Arc::new(SystemClock::new()), ledger)
     }
 
     fn open(
         directory: &Path,
         clock: Arc<dyn Clock>,
-        kept: Option<Arc<InLedger>>,
+        ledger: Option<Arc<InLedger>>,
     ) -> io::Result<Audit> {
         let (queue, inbox) = mpsc::channel(QUEUE);
         let path = directory.join(FILE);
-        let trouble = Arc::new(Trouble {
-            clock,
-            errors: AtomicU64::new(0),
-            logged_at: AtomicU64::new(0),
-        });
-        let (file, met, ledger) = (path.clone(), Arc::clone(&trouble), kept.clone());
+        let lost: Arc<Lost> = Arc::default();
+        let (file, counts, copy) = (path.clone(), Arc::clone(&lost), ledger.clone());
         std::thread::Builder::new()
             .name("audit".to_owned())
-            .spawn(move || write(inbox, &file, &met, ledger.as_deref()))?;
+            .spawn(move || write(inbox, &file, &*clock, &counts, copy.as_deref()))?;
         Ok(Audit(Some(Arc::new(Writer {
             path,
             queue,
-            trouble,
+            lost,
             readers: Semaphore::new(READERS),
-            kept,
+            ledger,
         }))))
     }
 
@@ -250,9 +246,7 @@ impl Audit {
             written: None,
         };
         if writer.queue.try_send(letter).is_err() {
-            writer
-                .trouble
-                .meet(1, "too many entries wait to be written");
+            writer.lost.add(1, "too many entries wait to be written");
         }
     }
 
@@ -276,7 +270,7 @@ impl Audit {
             written: Some(written),
         };
         if writer.queue.send(letter).await.is_err() {
-            writer.trouble.meet(entries, "the writing thread has ended");
+            writer.lost.add(entries, "the writing thread has ended");
         }
         // An error means that the entry could not be written, which was logged already.
         let _ = is_written.await;
@@ -297,11 +291,11 @@ impl Audit {
         let wanted = query.clone();
         let reading = tokio::task::spawn_blocking(move || read(&path, &wanted, MOST_READ));
         let mut file = reading.await.map_err(io::Error::other)??;
-        let Some(kept) = &writer.kept else {
+        let Some(ledger) = &writer.ledger else {
             return Ok(file);
         };
-        match kept.find(&query).await {
-            Ok(ledger) => Ok(in_ledger::union(ledger, file, query.limit)),
+        match ledger.find(&query).await {
+            Ok(found) => Ok(in_ledger::union(found, file, query.limit)),
             Err(error) => {
                 tracing::warn!(target: "tollgate::audit", %error, "the ledger does not answer; the result has only the audit trail of this instance");
                 file.is_cut = true;
@@ -314,7 +308,7 @@ impl Audit {
     #[must_use]
     pub fn errors(&self) -> u64 {
         let writer = self.0.as_ref();
-        writer.map_or(0, |it| it.trouble.errors.load(Ordering::Relaxed))
+        writer.map_or(0, |it| it.lost.entries.load(Ordering::Relaxed))
     }
 }
 
@@ -322,7 +316,8 @@ impl Audit {
 fn write(
     mut inbox: mpsc::Receiver<Letter>,
     path: &Path,
-    trouble: &Trouble,
+    clock: &dyn Clock,
+    lost: &Lost,
     ledger: Option<&InLedger>,
 ) {
     while let Some(first) = inbox.blocking_recv() {
@@ -330,7 +325,7 @@ fn write(
         let mut next = Some(first);
         while let Some(Letter { entry, written }) = next {
             if let Some(mut entry) = entry {
-                let now = trouble.clock.now();
+                let now = clock.now();
                 entry.at = instant(now);
                 if let Some(ledger) = ledger {
                     ledger.note(&entry, now);
@@ -344,38 +339,42 @@ fn write(
             waiting.extend(written);
             next = inbox.try_recv().ok();
         }
-        let appended = match count {
-            0 => Ok(()),
-            _ => append::append(path, &lines),
-        };
-        match appended {
-            Ok(()) => {
-                for waiting in waiting {
-                    // A caller that stopped waiting needs no answer.
-                    let _ = waiting.send(());
-                }
-            }
-            Err(error) => {
-                let path = path.display();
-                trouble.meet(count, &format!("cannot write {path}: {error}"));
-            }
+        if count > 0
+            && let Err(error) = append(path, &lines)
+        {
+            let path = path.display();
+            lost.add(count, &format!("cannot write {path}: {error}"));
+            continue;
+        }
+        for waiting in waiting {
+            // A caller that stopped waiting needs no answer.
+            let _ = waiting.send(());
         }
     }
 }
 
-impl Trouble {
-    /// Counts lost entries, and logs them from time to time.
-    fn meet(&self, entries: u64, error: &str) {
-        let lost = self.errors.fetch_add(entries, Ordering::Relaxed) + entries;
-        let now = self.clock.now().as_micros();
-        let last = self.logged_at.load(Ordering::Relaxed);
-        let is_due = now.abs_diff(last) >= LOG_EVERY.as_micros();
-        let order = Ordering::Relaxed;
-        let claims = || self.logged_at.compare_exchange(last, now, order, order);
-        if is_due && claims().is_ok() {
-            tracing::error!(target: "tollgate::audit", error, lost, "entries of the audit trail were lost");
+/// Appends `lines`, each with its line end, in one write. The file is opened for each write, so
+/// that entries go to a new file after the old one was moved away.
+fn append(path: &Path, lines: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.read(true).append(true).create(true);
+    let mut file = match (options.open(path), path.parent()) {
+        (Err(error), Some(directory)) if error.kind() == io::ErrorKind::NotFound => {
+            fs::create_dir_all(directory)?;
+            options.open(path)?
         }
+        (opened, _) => opened?,
+    };
+    let mut last = *b"\n";
+    if file.seek(SeekFrom::End(0))? > 0 {
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
     }
+    if last != *b"\n" {
+        // The rest of a line that a crash has torn stays, as its own line.
+        return file.write_all(&[b"\n", lines].concat());
+    }
+    file.write_all(lines)
 }
 
 /// A time in RFC 3339, UTC, to the millisecond.

@@ -5,7 +5,9 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::str::FromStr;
 
+use serde::Serialize;
 use tollgate::{Span, Time};
+use utoipa::ToSchema;
 
 use super::Entry;
 
@@ -47,8 +49,10 @@ impl Default for Query {
     }
 }
 
-/// The entries that were found.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Entries of the audit trail.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
+#[schema(as = AuditBody)]
+#[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Trail {
     /// The newest first.
@@ -105,19 +109,16 @@ impl Query {
             let rest = entry.what.strip_prefix(what.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
+        let is_new = |since| time(&entry.at).is_some_and(|at| at >= since);
         self.what.as_ref().is_none_or(is_about)
             && self.who.as_ref().is_none_or(|who| *who == entry.who)
-            && self
-                .since
-                .is_none_or(|since| time(&entry.at).is_some_and(|at| at >= since))
+            && self.since.is_none_or(is_new)
     }
 
     /// Whether everything before `entry` is too old.
     fn ends_at(&self, entry: &Entry) -> bool {
-        let (Some(since), Some(at)) = (self.since, time(&entry.at)) else {
-            return false;
-        };
-        at + DISORDER < since
+        let since = self.since.zip(time(&entry.at));
+        since.is_some_and(|(since, at)| at + DISORDER < since)
     }
 }
 

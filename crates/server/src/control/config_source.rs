@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::task::JoinError;
 use tollgate::{Config, ConfigError};
 
-/// A longer message is cut in the audit trail and in `/readyz`.
+/// The audit trail and `/readyz` show at most this many bytes of the first problem.
 const MAX_FIRST: usize = 500;
 
 /// Where a config comes from: a file, and settings that override the file, such as flags.
@@ -23,30 +24,18 @@ pub struct Source {
 
 type Finish = Box<dyn Fn(Config) -> Result<Config, String> + Send + Sync>;
 
-/// Identifies one version of a file, by inode, size and time.
+/// Identifies one version of a file: its device, inode, size, and the time of its last change.
 ///
 /// Links are followed: a link that points to another file makes another stamp.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-}
+pub(super) type Stamp = (u64, u64, u64, (i64, i64));
 
 /// The stamps of the config file and of the other files; `None` for a missing file.
 pub(super) type Stamps = Vec<Option<Stamp>>;
 
-impl Stamp {
-    fn of(path: &Path) -> Option<Stamp> {
-        let file = std::fs::metadata(path).ok()?;
-        Some(Stamp {
-            device: file.dev(),
-            inode: file.ino(),
-            size: file.size(),
-            modified: (file.mtime(), file.mtime_nsec()),
-        })
-    }
+fn stamp(path: &Path) -> Option<Stamp> {
+    let file = std::fs::metadata(path).ok()?;
+    let modified = (file.mtime(), file.mtime_nsec());
+    Some((file.dev(), file.ino(), file.size(), modified))
 }
 
 impl Source {
@@ -55,7 +44,7 @@ impl Source {
     #[must_use]
     pub fn new(path: PathBuf) -> Source {
         Source {
-            first: vec![Stamp::of(&path)],
+            first: vec![stamp(&path)],
             others: Mutex::default(),
             path: path.into(),
             finish: Box::new(Ok),
@@ -78,48 +67,43 @@ impl Source {
         let all = files.chain(config.tenant_directories());
         let mut others = self.others.lock();
         *others = all.cloned().collect();
-        let others = others.iter().map(|path| Stamp::of(path));
+        let others = others.iter().map(|path| stamp(path));
         self.first.iter().copied().chain(others).collect()
     }
 
-    /// The stamps of all files that a config read now depends on, even if it would be rejected. So
-    /// a fix in any of them is seen.
-    pub(super) async fn stamps_anew(self: &Arc<Self>) -> Stamps {
+    /// Finds all files that the config depends on now, even if it would be rejected, and returns
+    /// their stamps. So a fix in any of them is seen.
+    pub(super) async fn find_files(self: &Arc<Self>) -> Stamps {
         let source = Arc::clone(self);
         let looking = tokio::task::spawn_blocking(move || {
             // Taken before the names of the other files are read, so that a change in between is
             // seen the next time.
-            let own = Stamp::of(&source.path);
+            let mut stamps = vec![stamp(&source.path)];
             let others = tollgate_config::tenant_paths(&source.path);
-            let stamps = others.iter().map(|path| Stamp::of(path));
-            let stamps = std::iter::once(own).chain(stamps).collect();
+            stamps.extend(others.iter().map(|path| stamp(path)));
             *source.others.lock() = others;
             stamps
         });
         looking.await.unwrap_or_default()
     }
 
-    /// The current stamps of the files.
+    /// The current stamps of the files that were found last.
     pub(super) async fn stamps(&self) -> Stamps {
         let (path, others) = (Arc::clone(&self.path), self.others.lock().clone());
         let looking = tokio::task::spawn_blocking(move || {
-            let others = others.iter().map(|path| Stamp::of(path));
-            std::iter::once(Stamp::of(&path)).chain(others).collect()
+            let others = others.iter().map(|path| stamp(path));
+            std::iter::once(stamp(&path)).chain(others).collect()
         });
         looking.await.unwrap_or_default()
     }
 
     /// Reads the config now.
     pub(super) fn load(&self) -> Result<Config, RejectedConfig> {
-        let config =
-            tollgate_config::load(&self.path).map_err(|error| RejectedConfig::from(&error))?;
+        let config = tollgate_config::load(&self.path);
+        let config = config.map_err(|error| RejectedConfig::from(&error))?;
         (self.finish)(config).map_err(|message| {
             let at = self.path.display().to_string();
-            RejectedConfig::because(Problem {
-                at,
-                message,
-                help: None,
-            })
+            RejectedConfig::because(at, message, None)
         })
     }
 }
@@ -137,7 +121,7 @@ pub struct RejectedConfig {
 pub struct Problem {
     /// The file, with line and column if they are known: `rules.yaml:12:7`.
     pub at: String,
-    /// What is wrong.
+    /// The explanation.
     pub message: String,
     /// How to fix it.
     pub help: Option<String>,
@@ -166,28 +150,26 @@ impl From<&ConfigError> for RejectedConfig {
     }
 }
 
-impl RejectedConfig {
-    pub(crate) fn because(problem: Problem) -> RejectedConfig {
-        RejectedConfig {
-            problems: vec![problem],
-        }
+/// A config whose reading panicked or was cancelled.
+impl From<JoinError> for RejectedConfig {
+    fn from(error: JoinError) -> RejectedConfig {
+        let message = format!("failed to read the config: {error}");
+        RejectedConfig::because("config".to_owned(), message, None)
     }
+}
 
-    /// A config whose reading panicked or was cancelled.
-    pub(super) fn unreadable(error: &tokio::task::JoinError) -> RejectedConfig {
-        RejectedConfig::because(Problem {
-            at: "config".to_owned(),
-            message: format!("failed to read the config: {error}"),
-            help: None,
-        })
+impl RejectedConfig {
+    pub(crate) fn because(at: String, message: String, help: Option<String>) -> RejectedConfig {
+        let problems = vec![Problem { at, message, help }];
+        RejectedConfig { problems }
     }
 
     /// The first problem, and where it is.
     pub(crate) fn first(&self) -> String {
-        let mut first = self.problems.first().map(ToString::to_string);
-        let first = first.get_or_insert_default();
+        let first = self.problems.first().map(ToString::to_string);
+        let mut first = first.unwrap_or_default();
         first.truncate(first.floor_char_boundary(MAX_FIRST));
-        std::mem::take(first)
+        first
     }
 
     /// Logs every problem.

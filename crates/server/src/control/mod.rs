@@ -1,6 +1,6 @@
 //! Keeps the config in force up to date: reads its file again when the file changes, or on request.
 //!
-//! A config is read and compiled aside, and put in force as a whole. A bad config changes nothing:
+//! A config is read and compiled first, and then put in force as a whole. A bad config changes nothing:
 //! its problems are logged, counted, shown by `/readyz`, and returned to the caller. Every change,
 //! and every rejected config, is an entry of the [audit trail](crate::audit).
 //!
@@ -17,10 +17,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde_json::json;
 use tokio::time::MissedTickBehavior;
 use tollgate::{Clock, Engine, SystemClock, Time};
-use tollgate_rules::Difference;
+use utoipa::ToSchema;
 
 use self::config_source::Stamps;
 pub use self::config_source::{Problem, RejectedConfig, Source};
@@ -40,7 +41,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A file must stay the same for this long before it is read, because it may still be written.
 const SETTLED_AFTER: Duration = Duration::from_millis(200);
 
-/// How many times this is waited for at most.
+/// A file that keeps changing is read after this many waits.
 const SETTLED_AT_LAST: u32 = 10;
 
 /// Keeps the config of an engine up to date.
@@ -50,14 +51,17 @@ pub struct ControlPlane {
     audit: Audit,
     overrides: Overrides,
     webhook: Option<Webhook>,
-    clock: Arc<dyn Clock>,
+    clock: SystemClock,
     /// The state of the files when they were last read. Locked while they are read.
     reading: tokio::sync::Mutex<Stamps>,
     status: Mutex<Status>,
-    applied: AtomicU64,
-    unchanged: AtomicU64,
-    refused: AtomicU64,
+    /// How often the file was read, in the order of [`OUTCOMES`].
+    reloads: [AtomicU64; OUTCOMES.len()],
 }
+
+/// The results of reading the file, in metrics: those of [`Outcome`], and a rejected file.
+const OUTCOMES: [&str; 3] = ["applied", "unchanged", "refused"];
+const REFUSED: usize = 2;
 
 /// The config in force, compared with its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,13 +75,17 @@ pub struct Status {
     pub needs_restart: Vec<&'static str>,
 }
 
-/// The result of reading the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The result of reading the config file again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = ReloadedBody)]
+#[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Change {
-    /// Whether the config was new.
+    /// `applied`, or `unchanged` if the file was in force already.
+    #[schema(value_type = String)]
     pub outcome: Outcome,
     /// The version of the config in force.
+    #[serde(rename = "configVersion")]
     pub version: String,
     /// How many rules it has.
     pub rules: usize,
@@ -90,23 +98,13 @@ pub struct Change {
 }
 
 /// Whether a config that was read was new.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// The config was put in force.
     Applied,
     /// The config was in force already.
     Unchanged,
-}
-
-impl Outcome {
-    /// The outcome's name in answers and metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Outcome::Applied => "applied",
-            Outcome::Unchanged => "unchanged",
-        }
-    }
 }
 
 /// Why the previous config stays in force.
@@ -130,14 +128,13 @@ impl ControlPlane {
     /// Keeps the config of `source`, which `engine` was started with.
     #[must_use]
     pub fn new(engine: Arc<Engine>, source: Option<Source>, audit: Audit) -> ControlPlane {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let clock = SystemClock::new();
         let config = Arc::clone(engine.active().config());
         let first = source.as_ref().map(|source| source.first(&config));
-        let first = first.unwrap_or_default();
         ControlPlane {
             overrides: Overrides::of(Arc::clone(&engine)),
             engine,
-            reading: tokio::sync::Mutex::new(first),
+            reading: tokio::sync::Mutex::new(first.unwrap_or_default()),
             source: source.map(Arc::new),
             audit,
             webhook: None,
@@ -147,9 +144,7 @@ impl ControlPlane {
                 needs_restart: Vec::new(),
             }),
             clock,
-            applied: AtomicU64::new(0),
-            unchanged: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            reloads: Default::default(),
         }
     }
 
@@ -207,12 +202,7 @@ impl ControlPlane {
     /// Returns how often the file was read, by outcome.
     #[must_use]
     pub fn reloads(&self) -> [(&'static str, u64); 3] {
-        [
-            (Outcome::Applied.name(), &self.applied),
-            (Outcome::Unchanged.name(), &self.unchanged),
-            ("refused", &self.refused),
-        ]
-        .map(|(outcome, count)| (outcome, count.load(Ordering::Relaxed)))
+        std::array::from_fn(|at| (OUTCOMES[at], self.reloads[at].load(Ordering::Relaxed)))
     }
 
     /// Checks the file once a second, and reads it when it has changed. Never returns.
@@ -262,21 +252,17 @@ impl ControlPlane {
         who: &str,
         why: Option<&str>,
     ) -> Result<Change, ReloadError> {
-        let Some(source) = self.source.clone() else {
-            return Err(ReloadError::NoFile);
-        };
+        let source = self.source.clone().ok_or(ReloadError::NoFile)?;
         let control = Arc::clone(self);
         let (who, why) = (who.to_owned(), why.map(str::to_owned));
         let reloading = tokio::spawn(async move {
             let mut reading = control.reading.lock().await;
             // Taken before the file is read, so that a change in between is seen the next time.
-            *reading = source.stamps_anew().await;
+            *reading = source.find_files().await;
             control.read(source, &who, why.as_deref()).await
         });
-        match reloading.await {
-            Ok(change) => change,
-            Err(error) => Err(ReloadError::Rejected(RejectedConfig::unreadable(&error))),
-        }
+        let reloaded = reloading.await;
+        reloaded.unwrap_or_else(|error| Err(ReloadError::Rejected(error.into())))
     }
 
     async fn read(
@@ -289,9 +275,10 @@ impl ControlPlane {
         let before = engine.rules();
         // A large config takes long to compile, and would block other requests.
         let applied = tokio::task::spawn_blocking(move || apply(&engine, &source)).await;
-        let applied = applied.unwrap_or_else(|error| Err(RejectedConfig::unreadable(&error)));
-        let entry = |what| Entry::new(what, who).because(why);
+        let applied = applied.unwrap_or_else(|error| Err(error.into()));
         let from = before.version();
+        let entry = |what| Entry::new(what, who).because(why);
+        let version = json!({ "version": from });
         match applied {
             Ok(mut change) => {
                 self.note(&mut change);
@@ -302,18 +289,16 @@ impl ControlPlane {
                         "rules": change.changes,
                         "differences": change.differences,
                     });
-                    let from = json!({ "version": from });
-                    let entry = entry(audit::CONFIG_RELOAD).change(from, to);
+                    let entry = entry(audit::CONFIG_RELOAD).change(version, to);
                     self.audit.write(entry).await;
                 }
                 Ok(change)
             }
             Err(rejected) => {
-                self.refused.fetch_add(1, Ordering::Relaxed);
+                self.reloads[REFUSED].fetch_add(1, Ordering::Relaxed);
                 self.status.lock().refused = Some(rejected.first());
                 rejected.log(who);
-                let from = json!({ "version": from });
-                let entry = entry(audit::CONFIG_REFUSED).change(from, rejected.first());
+                let entry = entry(audit::CONFIG_REFUSED).change(version, rejected.first());
                 self.audit.write(entry).await;
                 Err(ReloadError::Rejected(rejected))
             }
@@ -321,11 +306,7 @@ impl ControlPlane {
     }
 
     fn note(&self, change: &mut Change) {
-        let count = match change.outcome {
-            Outcome::Applied => &self.applied,
-            Outcome::Unchanged => &self.unchanged,
-        };
-        count.fetch_add(1, Ordering::Relaxed);
+        self.reloads[change.outcome as usize].fetch_add(1, Ordering::Relaxed);
         let mut status = self.status.lock();
         status.refused = None;
         match change.outcome {
@@ -343,53 +324,38 @@ impl ControlPlane {
 fn apply(engine: &Engine, source: &Source) -> Result<Change, RejectedConfig> {
     let config = source.load()?;
     let live = engine.active();
-    if live.rules().version() == config.policy.version {
-        return Ok(Change {
-            outcome: Outcome::Unchanged,
-            version: config.policy.version,
-            rules: live.rules().rules().len(),
-            changes: Changes::default(),
-            differences: Vec::new(),
-            needs_restart: Vec::new(),
-        });
-    }
-    let changes = Changes::between(&live.config().policy.rules, &config.policy.rules);
-    let differences = tollgate_config::diff(live.config(), &config);
-    let differences = differences.iter().take(MAX_NAMED).map(in_short);
-    let differences = differences.collect();
-    let reloaded = engine.reload(&config);
-    Ok(Change {
-        outcome: Outcome::Applied,
-        version: reloaded.version,
+    let mut change = Change {
+        outcome: Outcome::Unchanged,
+        version: config.policy.version.clone(),
         rules: config.policy.rules.len(),
-        changes,
-        differences,
-        needs_restart: reloaded.needs_restart,
-    })
+        changes: Changes::default(),
+        differences: Vec::new(),
+        needs_restart: Vec::new(),
+    };
+    if live.rules().version() != change.version {
+        change.outcome = Outcome::Applied;
+        change.changes = Changes::between(&live.config().policy.rules, &config.policy.rules);
+        let differences = tollgate_config::diff(live.config(), &config);
+        let differences = differences.iter().take(MAX_NAMED).map(|it| {
+            let mut text = it.to_string();
+            text.truncate(text.floor_char_boundary(MAX_WHY));
+            text
+        });
+        change.differences = differences.collect();
+        change.needs_restart = engine.reload(&config).needs_restart;
+    }
+    Ok(change)
 }
 
-/// A difference in words, cut to a bounded length.
-fn in_short(it: &Difference) -> String {
-    let mut text = it.to_string();
-    text.truncate(text.floor_char_boundary(MAX_WHY));
-    text
-}
-
-/// Logs the change.
 fn log_change(change: &Change, who: &str, from: &str) {
-    let Changes {
-        added,
-        removed,
-        changed,
-    } = &change.changes;
     tracing::info!(
         target: "tollgate::config",
         who,
         from,
         to = change.version,
-        added = added.count,
-        removed = removed.count,
-        changed = changed.count,
+        added = change.changes.added.count,
+        removed = change.changes.removed.count,
+        changed = change.changes.changed.count,
         "a new config is in force"
     );
     if !change.needs_restart.is_empty() {

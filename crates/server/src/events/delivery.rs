@@ -4,10 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{StatusCode, Uri};
 use tokio::sync::{mpsc, watch};
-use tollgate::{Clock, Event};
+use tollgate::{Clock, Event, SystemClock};
 use tollgate_config::{Webhook, WebhookUrl};
 
 use super::message::{self, Signer};
@@ -28,7 +27,7 @@ pub(super) struct WebhookSender {
     attempts: u32,
     pacing: Pacing,
     counts: Arc<Counts>,
-    clock: Arc<dyn Clock>,
+    clock: SystemClock,
     failures: Seldom,
 }
 
@@ -38,7 +37,6 @@ impl WebhookSender {
         peer: Peer,
         pacing: Pacing,
         counts: Arc<Counts>,
-        clock: Arc<dyn Clock>,
     ) -> Result<WebhookSender, WebhookError> {
         let url = &config.url;
         let wrong = |what: &str| WebhookError(format!("{url}: {what}"));
@@ -54,7 +52,7 @@ impl WebhookSender {
             attempts: config.attempts,
             pacing,
             counts,
-            clock,
+            clock: SystemClock::new(),
             failures: Seldom::default(),
         })
     }
@@ -103,16 +101,19 @@ impl WebhookSender {
     async fn deliver(&self, event: &Event) -> Delivery {
         let body = message::body(event);
         for attempt in 1..=self.attempts {
-            let sent = tokio::time::timeout(self.timeout, self.send(event, &body)).await;
+            let sending = async {
+                // Signed again for each attempt, because receivers reject old signatures.
+                let now = self.clock.now();
+                let request = self.signer.request(&self.target, event, &body, now)?;
+                self.peer.status(request).await
+            };
+            let sent = tokio::time::timeout(self.timeout, sending).await;
             let error: SendError = match sent {
                 Ok(Ok(status)) if status.is_success() => return Delivery::Delivered,
                 Ok(Ok(status)) if !is_worth_another(status) => {
                     let why = format!("the receiver answered {status}");
-                    self.log(
-                        event,
-                        &why,
-                        "an event was not delivered: the receiver rejects it",
-                    );
+                    let what = "an event was not delivered: the receiver rejects it";
+                    self.log(event, &why, what);
                     return Delivery::Rejected;
                 }
                 Ok(Ok(status)) => format!("the receiver answered {status}").into(),
@@ -120,11 +121,8 @@ impl WebhookSender {
                 Err(_) => "the receiver did not answer in time".into(),
             };
             if attempt == self.attempts {
-                self.log(
-                    event,
-                    &error,
-                    "an event was not delivered: no attempt is left",
-                );
+                let what = "an event was not delivered: no attempt is left";
+                self.log(event, &error, what);
                 break;
             }
             let (id, url) = (event.id, &self.url);
@@ -132,13 +130,6 @@ impl WebhookSender {
             tokio::time::sleep(self.pause(attempt)).await;
         }
         Delivery::Failed
-    }
-
-    async fn send(&self, event: &Event, body: &Bytes) -> Result<StatusCode, SendError> {
-        // Signed again for each attempt, because receivers reject old signatures.
-        let now = self.clock.now();
-        let request = self.signer.request(&self.target, event, body, now)?;
-        self.peer.status(request).await
     }
 
     /// How long to wait before the next attempt: at random, so that instances that failed together

@@ -17,7 +17,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tollgate::{Clock, Engine, Event, SystemClock};
+use tollgate::{ActiveConfig, Engine, Event};
 
 use self::delivery::WebhookSender;
 pub use self::message::{EVENT_ID, SIGNATURE};
@@ -29,13 +29,14 @@ pub const MAX_QUEUE: usize = 1024;
 /// The target of log lines about deliveries.
 pub const WEBHOOK: &str = "tollgate::webhook";
 
-/// How long to wait between attempts, and for the last events when the server stops.
+/// How long to wait.
 #[derive(Clone, Copy)]
 struct Pacing {
-    /// After the first attempt. It doubles with each further one.
+    /// The wait after the first attempt. It doubles with each further attempt.
     first: Duration,
-    /// The longest wait.
+    /// The longest wait between attempts.
     most: Duration,
+    /// The time for the last events when the server stops.
     stop: Duration,
 }
 
@@ -51,7 +52,7 @@ const PACING: Pacing = Pacing {
 pub struct WebhookError(String);
 
 /// The result of sending an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Delivery {
     /// The receiver has it.
     Delivered,
@@ -65,26 +66,8 @@ enum Delivery {
     Undelivered,
 }
 
-impl Delivery {
-    const ALL: [Delivery; 5] = [
-        Delivery::Delivered,
-        Delivery::Rejected,
-        Delivery::Failed,
-        Delivery::Dropped,
-        Delivery::Undelivered,
-    ];
-
-    /// The name in metrics.
-    const fn name(self) -> &'static str {
-        match self {
-            Delivery::Delivered => "delivered",
-            Delivery::Rejected => "refused",
-            Delivery::Failed => "failed",
-            Delivery::Dropped => "dropped",
-            Delivery::Undelivered => "undelivered",
-        }
-    }
-}
+/// The names of the results in metrics, in the order of [`Delivery`].
+const DELIVERIES: [&str; 5] = ["delivered", "refused", "failed", "dropped", "undelivered"];
 
 /// Sends events to a webhook.
 pub struct Webhook {
@@ -93,13 +76,13 @@ pub struct Webhook {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The results so far.
+/// How many events had each result, and how many wait.
 #[derive(Default)]
 struct Counts {
-    /// In the order of [`Delivery::ALL`].
-    ended: [AtomicU64; Delivery::ALL.len()],
+    /// In the order of [`Delivery`].
+    ended: [AtomicU64; DELIVERIES.len()],
     waiting: AtomicU64,
-    trouble: Seldom,
+    drops: Seldom,
 }
 
 impl Counts {
@@ -124,23 +107,32 @@ impl Webhook {
         let url = &config.url;
         let peer = Peer::new(&url.host, url.port, url.tls);
         let peer = peer.map_err(|error| WebhookError(format!("{url}: {error}")))?;
-        Webhook::start_with(engine, peer, PACING).map(Some)
+        Webhook::start_with(&live, config, peer, PACING).map(Some)
     }
 
-    fn start_with(engine: &Engine, peer: Peer, pacing: Pacing) -> Result<Webhook, WebhookError> {
-        let live = engine.active();
-        let Some(config) = &live.config().events.webhook else {
-            return Err(WebhookError("there is no webhook".to_owned()));
-        };
+    fn start_with(
+        live: &ActiveConfig,
+        config: &tollgate_config::Webhook,
+        peer: Peer,
+        pacing: Pacing,
+    ) -> Result<Webhook, WebhookError> {
         let (queue, inbox) = mpsc::channel(MAX_QUEUE);
         let (stopping, stopped) = watch::channel(false);
         let counts: Arc<Counts> = Arc::default();
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let courier = WebhookSender::new(config, peer, pacing, Arc::clone(&counts), clock)?;
-        let task = tokio::spawn(courier.run(inbox, stopped));
+        let sender = WebhookSender::new(config, peer, pacing, Arc::clone(&counts))?;
+        let task = tokio::spawn(sender.run(inbox, stopped));
         let waiting = Arc::clone(&counts);
-        live.events()
-            .listen(move |event| hand_over(&queue, &waiting, event));
+        live.events().listen(move |event: &Arc<Event>| {
+            waiting.waiting.fetch_add(1, Ordering::Relaxed);
+            if queue.try_send(Arc::clone(event)).is_ok() {
+                return;
+            }
+            waiting.end(Delivery::Dropped);
+            if let Some(others) = waiting.drops.due() {
+                let id = &event.id;
+                tracing::warn!(target: WEBHOOK, %id, others, "an event was dropped: too many wait to be sent");
+            }
+        });
         Ok(Webhook {
             counts,
             stopping,
@@ -161,26 +153,14 @@ impl Webhook {
 
     /// Returns how many events had each result.
     pub fn deliveries(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        let counts = Delivery::ALL.iter().zip(&self.counts.ended);
-        counts.map(|(delivery, count)| (delivery.name(), count.load(Ordering::Relaxed)))
+        let counts = DELIVERIES.into_iter().zip(&self.counts.ended);
+        counts.map(|(name, count)| (name, count.load(Ordering::Relaxed)))
     }
 
     /// Returns how many events wait, including the one that is being sent.
     #[must_use]
     pub fn queue_length(&self) -> u64 {
         self.counts.waiting.load(Ordering::Relaxed)
-    }
-}
-
-/// Puts an event into the queue without waiting.
-fn hand_over(queue: &mpsc::Sender<Arc<Event>>, counts: &Counts, event: &Arc<Event>) {
-    counts.waiting.fetch_add(1, Ordering::Relaxed);
-    if queue.try_send(Arc::clone(event)).is_err() {
-        counts.end(Delivery::Dropped);
-        if let Some(others) = counts.trouble.due() {
-            let id = &event.id;
-            tracing::warn!(target: WEBHOOK, %id, others, "an event was dropped: too many wait to be sent");
-        }
     }
 }
 

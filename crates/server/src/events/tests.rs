@@ -100,11 +100,9 @@ impl Receiver {
         let mut mac = Hmac::<Sha256>::new_from_slice(SECRET.as_bytes()).unwrap();
         mac.update(format!("{t}.").as_bytes());
         mac.update(&message.body);
-        let bytes = (0..v1.len()).step_by(2);
-        let bytes: Vec<u8> = bytes
-            .map(|at| u8::from_str_radix(&v1[at..at + 2], 16).unwrap())
-            .collect();
-        mac.verify_slice(&bytes).unwrap();
+        let bytes = mac.finalize().into_bytes();
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(v1, hex);
         message
     }
 
@@ -145,12 +143,11 @@ fn serve(
                 Reply::Hang => std::future::pending().await,
                 Reply::Say(status) => status,
             };
+            let body = Bytes::from_static(b"an answer that nobody reads");
             let answer = Response::builder()
                 .status(status)
                 .header("location", "http://127.0.0.1:1/")
-                .body(Full::new(Bytes::from_static(
-                    b"an answer that nobody reads",
-                )));
+                .body(Full::new(body));
             Ok::<_, Infallible>(answer.unwrap())
         }
     });
@@ -169,28 +166,22 @@ struct Setup {
 
 impl Setup {
     fn new(address: SocketAddr, attempts: u32) -> Setup {
-        let peer = Peer::new("127.0.0.1", address.port(), false).unwrap();
-        Setup::with(peer, address, attempts, "http")
-    }
-
-    fn with(peer: Peer, address: SocketAddr, attempts: u32, scheme: &str) -> Setup {
-        Setup::pacing(peer, address, attempts, scheme, PATIENCE, QUICK)
+        Setup::waiting(address, attempts, PATIENCE, PATIENCE)
     }
 
     /// How long a receiver that hangs is waited for.
     fn waiting(address: SocketAddr, attempts: u32, timeout: Duration, stop: Duration) -> Setup {
         let peer = Peer::new("127.0.0.1", address.port(), false).unwrap();
-        let pacing = Pacing { stop, ..QUICK };
-        Setup::pacing(peer, address, attempts, "http", timeout, pacing)
+        Setup::with(peer, address, attempts, "http", timeout, stop)
     }
 
-    fn pacing(
+    fn with(
         peer: Peer,
         address: SocketAddr,
         attempts: u32,
         scheme: &str,
         timeout: Duration,
-        pacing: Pacing,
+        stop: Duration,
     ) -> Setup {
         let (port, timeout) = (address.port(), timeout.as_millis());
         let yaml = format!(
@@ -199,7 +190,9 @@ impl Setup {
              rules:\n- {{ id: yearly, per: [tenant], algorithm: quota, limit: 10, period: year }}\n"
         );
         let engine = Engine::from_yaml("rules.yaml", &yaml).unwrap();
-        let webhook = Webhook::start_with(&engine, peer, pacing).unwrap();
+        let live = engine.active();
+        let config = live.config().events.webhook.as_ref().unwrap();
+        let webhook = Webhook::start_with(&live, config, peer, Pacing { stop, ..QUICK }).unwrap();
         Setup { engine, webhook }
     }
 
@@ -245,10 +238,7 @@ async fn message_has_the_fields_of_the_event() {
     let event = seen.lock().take().unwrap();
     let message = receiver.next().await;
     assert_eq!(message.headers[EVENT_ID], event.id.to_string());
-    assert_eq!(
-        message.headers["host"],
-        format!("127.0.0.1:{}", receiver.address.port())
-    );
+    assert_eq!(message.headers["host"], receiver.address.to_string());
     let body: Value = serde_json::from_slice(&message.body).unwrap();
     let expected = serde_json::json!({
         "type": "quota.near_limit",
@@ -275,12 +265,8 @@ async fn message_has_the_fields_of_the_event() {
 
 #[tokio::test]
 async fn events_arrive_in_order_at_a_receiver_that_fails_first() {
-    let replies = [
-        Reply::Say(500),
-        Reply::Say(429),
-        Reply::Hang,
-        Reply::Say(408),
-    ];
+    let [fails, is_busy, is_late] = [500, 429, 408].map(Reply::Say);
+    let replies = [fails, is_busy, Reply::Hang, is_late];
     let mut receiver = Receiver::start(&replies).await;
     let setup = Setup::waiting(receiver.address, 8, HANGING, PATIENCE);
     setup.near("first").await;
@@ -295,11 +281,8 @@ async fn events_arrive_in_order_at_a_receiver_that_fails_first() {
     }
     ids.dedup();
     bodies.dedup();
-    assert_eq!(
-        (ids.len(), bodies.len()),
-        (1, 1),
-        "the same event every time"
-    );
+    let lengths = (ids.len(), bodies.len());
+    assert_eq!(lengths, (1, 1), "the same event every time");
     assert_eq!(tenant(&receiver.next().await), "second");
     setup.settled().await;
     assert_eq!(setup.ended(), [("delivered", 2)]);
@@ -359,11 +342,8 @@ async fn events_beyond_the_queue_are_dropped_and_counted() {
     assert_eq!(setup.ended(), [("dropped", 7)]);
     assert_eq!(setup.webhook.queue_length(), MAX_QUEUE as u64 + 1);
     setup.settled().await;
-    let delivered = MAX_QUEUE as u64;
-    assert_eq!(
-        setup.ended(),
-        [("delivered", delivered), ("failed", 1), ("dropped", 7)]
-    );
+    let delivered = ("delivered", MAX_QUEUE as u64);
+    assert_eq!(setup.ended(), [delivered, ("failed", 1), ("dropped", 7)]);
 }
 
 #[tokio::test]
@@ -416,7 +396,7 @@ async fn https_receiver_must_prove_its_identity() {
 
     let nobody = outbound::tls(RootCertStore::empty()).unwrap();
     let peer = Peer::with_tls("127.0.0.1", port, Some(nobody)).unwrap();
-    let distrustful = Setup::with(peer, receiver.address, 2, "https");
+    let distrustful = Setup::with(peer, receiver.address, 2, "https", PATIENCE, PATIENCE);
     distrustful.near("acme").await;
     distrustful.settled().await;
     assert_eq!(distrustful.ended(), [("failed", 1)]);
@@ -425,7 +405,7 @@ async fn https_receiver_must_prove_its_identity() {
     let mut roots = RootCertStore::empty();
     roots.add(certificate).unwrap();
     let peer = Peer::with_tls("127.0.0.1", port, Some(outbound::tls(roots).unwrap())).unwrap();
-    let setup = Setup::with(peer, receiver.address, 2, "https");
+    let setup = Setup::with(peer, receiver.address, 2, "https", PATIENCE, PATIENCE);
     setup.near("acme").await;
     assert_eq!(tenant(&receiver.next().await), "acme");
     setup.settled().await;

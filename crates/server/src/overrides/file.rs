@@ -8,14 +8,16 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::OverrideError;
+
 /// A larger file is rejected. A thousand overrides need less than half of this.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
 
 /// Returns the stored texts; none if there is no file.
-pub(super) async fn load(path: &Path) -> io::Result<BTreeMap<String, String>> {
-    let path = path.to_owned();
+pub(super) async fn load(path: &Path) -> Result<BTreeMap<String, String>, OverrideError> {
+    let file = path.to_owned();
     let loading = tokio::task::spawn_blocking(move || {
-        let file = match File::open(path) {
+        let file = match File::open(file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
             opened => opened?,
         };
@@ -29,28 +31,33 @@ pub(super) async fn load(path: &Path) -> io::Result<BTreeMap<String, String>> {
         let texts = stored.into_iter().map(|(name, it)| (name, it.to_string()));
         Ok(texts.collect())
     });
-    loading.await.map_err(io::Error::other)?
+    let loaded = loading.await.map_err(io::Error::other);
+    loaded
+        .flatten()
+        .map_err(|error| OverrideError::Unreadable(path.to_owned(), error))
 }
 
 /// Replaces the file as a whole: after a crash it is the old one or the new one.
 pub(super) async fn write<'t>(
     path: &Path,
     texts: impl Iterator<Item = (&'t str, &'t str)>,
-) -> io::Result<()> {
+) -> Result<(), OverrideError> {
     let values = texts.map(|(name, text)| (name, super::value(text)));
-    let values: BTreeMap<&str, Value> = values.collect();
-    let text = serde_json::to_string_pretty(&values)?;
-    let path = path.to_owned();
+    let text = serde_json::to_string_pretty(&values.collect::<BTreeMap<&str, Value>>());
+    let target = path.to_owned();
     let writing = tokio::task::spawn_blocking(move || {
-        if let Some(directory) = path.parent() {
+        if let Some(directory) = target.parent() {
             std::fs::create_dir_all(directory)?;
         }
-        let aside = path.with_extension("json.new");
+        let aside = target.with_extension("json.new");
         let mut file = File::create(&aside)?;
-        file.write_all(text.as_bytes())?;
+        file.write_all(text?.as_bytes())?;
         // Otherwise a crash could leave the new name without the new text.
         file.sync_all()?;
-        std::fs::rename(&aside, &path)
+        std::fs::rename(&aside, &target)
     });
-    writing.await.map_err(io::Error::other)?
+    let written = writing.await.map_err(io::Error::other);
+    written
+        .flatten()
+        .map_err(|error| OverrideError::File(path.to_owned(), error))
 }

@@ -23,7 +23,7 @@ use tollgate_redis::SharedValues;
 pub use self::stored::StoredOverride;
 use self::stored::StoredOverrides;
 use crate::audit::{self, Audit, Entry};
-use crate::control::{Problem, RejectedConfig};
+use crate::control::RejectedConfig;
 
 /// The name of the file in its directory.
 pub const FILE: &str = "overrides.json";
@@ -37,7 +37,8 @@ pub const MAX_OVERRIDES: usize = 1000;
 /// A longer text would be cut in the audit trail. It is not a valid override.
 const MAX_TEXT: usize = 16 * 1024;
 
-/// How often changes are checked. Changes of another instance take effect within a second.
+/// How often overrides are checked for changes. A change of another instance takes effect within a
+/// second.
 const REFRESH_EVERY: Duration = Duration::from_millis(250);
 
 const _: () = assert!(2 * REFRESH_EVERY.as_millis() < 1000);
@@ -170,8 +171,8 @@ impl Overrides {
                 }
             }
             Storage::File(path) => {
-                let written = file::write(path, stored.with(&known)).await;
-                written.map_err(|error| OverrideError::File(path.clone(), error))?;
+                let others = stored.without(&name);
+                file::write(path, others.chain([(&*name, &*known.text)])).await?;
             }
             Storage::Process => {}
         }
@@ -206,8 +207,7 @@ impl Overrides {
             // Another instance removed it first, and wrote the audit entry.
             return Err(not_found());
         }
-        let entry = Entry::new(audit::OVERRIDE_CLEAR, who);
-        let entry = entry
+        let entry = Entry::new(audit::OVERRIDE_CLEAR, who)
             .change(audit_value(&cleared.text), Value::Null)
             .because(why);
         tracing::info!(target: "tollgate::admin", who, name, "override cleared");
@@ -227,8 +227,7 @@ impl Overrides {
             Storage::Process => true,
             Storage::Store(values) => values.remove(name, only).await?,
             Storage::File(path) => {
-                let written = file::write(path, stored.without(name)).await;
-                written.map_err(|error| OverrideError::File(path.clone(), error))?;
+                file::write(path, stored.without(name)).await?;
                 true
             }
         };
@@ -278,9 +277,7 @@ impl Overrides {
             Storage::Process => {}
             Storage::File(path) => {
                 if !stored.read {
-                    let texts = file::load(path).await;
-                    let failed = |error| OverrideError::Unreadable(path.clone(), error);
-                    stored.take(texts.map_err(failed)?, self.now());
+                    stored.take(file::load(path).await?, self.now());
                 }
             }
             Storage::Store(values) => {
@@ -297,16 +294,16 @@ impl Overrides {
     /// Removes expired overrides from where they are stored. They have no effect any more.
     async fn remove_expired(&self, stored: &mut StoredOverrides) {
         let now = self.now();
-        let over = stored.by_name.values().filter(|it| it.is_over(now));
-        let over: Vec<Arc<StoredOverride>> = over.cloned().collect();
+        let mut over: Vec<_> = stored.by_name.values().cloned().collect();
+        over.retain(|known| known.read.as_ref().is_ok_and(|it| it.is_over(now)));
         for known in over {
             let StoredOverride { name, text, .. } = &*known;
             // Every instance sees that it has expired. One of them removes it.
             match self.remove(stored, name, Some(text)).await {
                 Ok(true) => {
                     let entry = Entry::new(audit::OVERRIDE_EXPIRED, CLOCK);
-                    self.audit
-                        .record(entry.change(audit_value(text), Value::Null));
+                    let entry = entry.change(audit_value(text), Value::Null);
+                    self.audit.record(entry);
                     tracing::info!(target: "tollgate::admin", name, "override expired");
                 }
                 Ok(false) => {}
@@ -335,9 +332,12 @@ impl Overrides {
         }
         *self.unreadable.lock() = unreadable;
         let live = self.engine.active();
-        let mut both = live.overrides().iter().zip(&overrides);
-        let is_same_length = live.overrides().len() == overrides.len();
-        if is_same_length && both.all(|(one, other)| Arc::ptr_eq(one, other)) {
+        if live
+            .overrides()
+            .iter()
+            .map(Arc::as_ptr)
+            .eq(overrides.iter().map(Arc::as_ptr))
+        {
             return;
         }
         let engine = Arc::clone(&self.engine);
@@ -355,11 +355,11 @@ fn round_trip(wanted: &Override, now: u64) -> Result<Arc<Override>, OverrideErro
     let written = wanted.to_json();
     match Override::parse(&written.to_string(), now) {
         Ok(read) if read.to_json() == written => Ok(Arc::new(read)),
-        Ok(_) => Err(OverrideError::Wrong(RejectedConfig::because(Problem {
-            at: "override".to_owned(),
-            message: "the stored text would be read differently".to_owned(),
-            help: Some("leave out control characters and unusual line ends".to_owned()),
-        }))),
+        Ok(_) => Err(OverrideError::Wrong(RejectedConfig::because(
+            "override".to_owned(),
+            "the stored text would be read differently".to_owned(),
+            Some("leave out control characters and unusual line ends".to_owned()),
+        ))),
         Err(error) => Err(OverrideError::Wrong((&error).into())),
     }
 }

@@ -34,11 +34,6 @@ impl StoredOverride {
         }
         StoredOverride { name, text, read }
     }
-
-    /// Whether the override has expired.
-    pub(super) fn is_over(&self, now: u64) -> bool {
-        self.read.as_ref().is_ok_and(|it| it.is_over(now))
-    }
 }
 
 /// All stored overrides.
@@ -68,16 +63,7 @@ impl StoredOverrides {
         self.read = true;
     }
 
-    /// The texts by name, with `other` in storage of the one of its name.
-    pub(super) fn with<'t>(
-        &'t self,
-        other: &'t StoredOverride,
-    ) -> impl Iterator<Item = (&'t str, &'t str)> + 't {
-        let own = self.without(&other.name);
-        own.chain([(other.name.as_str(), other.text.as_str())])
-    }
-
-    /// The texts by name, without the one of this name.
+    /// The names and texts of all overrides except the one of this name.
     pub(super) fn without<'t>(
         &'t self,
         name: &'t str,

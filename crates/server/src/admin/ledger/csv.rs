@@ -1,84 +1,57 @@
 //! Lines of comma-separated values (RFC 4180), safe to open in a spreadsheet.
 //!
-//! A spreadsheet takes a cell that begins with `=`, `+`, `-` or `@` for a formula, and cells hold texts that
-//! strangers chose. An apostrophe before such a text prevents that. A text that begins with an apostrophe
-//! gets another one, so that a program that removes the first apostrophe always has the original text.
+//! A spreadsheet takes a cell that begins with `=`, `+`, `-` or `@` for a formula, and clients choose
+//! some of the texts. An apostrophe before such a text prevents that. A text that begins with an
+//! apostrophe gets another one, so that a program can always remove the first apostrophe.
 
-use std::fmt::Display;
+use serde_json::Value;
 
-/// First characters that need an apostrophe before them. Some spreadsheets treat the full-width forms like
-/// the ASCII ones, and ignore white space before a formula.
+/// First characters that need an apostrophe before them. Some spreadsheets treat the full-width forms
+/// like the ASCII ones, and ignore white space before a formula.
 const GUARDED: [char; 12] = [
     '=', '+', '-', '@', '＝', '＋', '－', '＠', '\'', '\t', '\r', '\n',
 ];
 
-/// A file that is being written.
-pub(super) struct Csv {
-    writer: csv::Writer<Vec<u8>>,
-}
-
-impl Default for Csv {
-    fn default() -> Csv {
-        let mut builder = csv::WriterBuilder::new();
-        builder.terminator(csv::Terminator::CRLF).flexible(true);
-        let writer = builder.from_writer(Vec::new());
-        Csv { writer }
+/// Writes a line for each row, with the cells that `columns` names, separated by commas. The header
+/// has these names in snake case.
+pub(super) fn lines(columns: &str, with_header: bool, rows: &[Value]) -> String {
+    let mut builder = csv::WriterBuilder::new();
+    let builder = builder.terminator(csv::Terminator::CRLF);
+    let mut writer = builder.from_writer(Vec::new());
+    // Writing to a Vec cannot fail, and all lines have the same length: no result here is an error.
+    if with_header {
+        let mut header = String::new();
+        for c in columns.chars() {
+            if c.is_ascii_uppercase() {
+                header.push('_');
+            }
+            header.push(c.to_ascii_lowercase());
+        }
+        let _ = writer.write_record(header.split(','));
     }
-}
-
-// Writing to a Vec cannot fail, and lines of any length are accepted: no result below is an error.
-impl Csv {
-    /// Writes the line that names the columns.
-    pub(super) fn header(&mut self, columns: &[&str]) {
-        let _ = self.writer.write_record(columns);
+    for row in rows {
+        let cells = columns.split(',').map(|name| match &row[name] {
+            Value::String(text) if text.trim_start_matches(' ').starts_with(GUARDED) => {
+                format!("'{text}")
+            }
+            Value::String(text) => text.clone(),
+            Value::Null => String::new(),
+            number => number.to_string(),
+        });
+        let _ = writer.write_record(cells);
     }
-
-    /// Writes any text.
-    pub(super) fn text(&mut self, text: &str) {
-        let _ = match text.trim_start_matches(' ').starts_with(GUARDED) {
-            true => self.writer.write_field(format!("'{text}")),
-            false => self.writer.write_field(text),
-        };
-    }
-
-    /// Writes a number, or a word of this program.
-    pub(super) fn number(&mut self, number: impl Display) {
-        let _ = self.writer.write_field(number.to_string());
-    }
-
-    /// Writes a number, or an empty cell.
-    pub(super) fn number_if_any(&mut self, number: Option<impl Display>) {
-        let number = number.map_or_else(String::new, |number| number.to_string());
-        self.number(number);
-    }
-
-    /// Ends the line.
-    pub(super) fn end(&mut self) {
-        let _ = self.writer.write_record(None::<&[u8]>);
-    }
-
-    /// Returns the lines that were ended.
-    pub(super) fn into_text(self) -> String {
-        let bytes = self.writer.into_inner().unwrap_or_default();
-        String::from_utf8(bytes).unwrap_or_default()
-    }
+    let bytes = writer.into_inner().unwrap_or_default();
+    String::from_utf8(bytes).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn cell(text: &str) -> String {
-        let mut csv = Csv::default();
-        csv.number(0);
-        csv.text(text);
-        csv.end();
-        let line = csv.into_text();
-        line["0,".len()..line.len() - "\r\n".len()].to_owned()
-    }
-
     #[test]
-    fn a_text_stays_a_text() {
+    fn texts_are_quoted_and_formulas_get_an_apostrophe() {
         for (text, expected) in [
             ("acme", "acme"),
             ("", ""),
@@ -93,38 +66,25 @@ mod tests {
             ("=a,\"b\"", "\"'=a,\"\"b\"\"\""),
             ("'=1", "''=1"),
             ("日本", "日本"),
-        ] {
-            assert_eq!(cell(text), expected, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn formulas_in_disguise_are_guarded() {
-        for (text, expected) in [
+            // Formulas in disguise.
             ("＝1+1", "'＝1+1"),
             ("＠sum", "'＠sum"),
             ("  =1+1", "'  =1+1"),
         ] {
-            assert_eq!(cell(text), expected, "{text:?}");
+            let line = lines("used,tenant", false, &[json!({"used": 0, "tenant": text})]);
+            assert_eq!(line, format!("0,{expected}\r\n"), "{text:?}");
         }
     }
 
     #[test]
     fn a_line_of_one_empty_text_is_not_an_empty_line() {
-        let mut csv = Csv::default();
-        csv.text("");
-        csv.end();
-        assert_eq!(csv.into_text(), "\"\"\r\n");
+        assert_eq!(lines("a", false, &[json!({"a": ""})]), "\"\"\r\n");
     }
 
     #[test]
     fn numbers_are_not_guarded() {
-        let mut csv = Csv::default();
-        csv.header(&["tenant", "used", "limit"]);
-        csv.text("");
-        csv.number(-5);
-        csv.number_if_any(None::<u64>);
-        csv.end();
-        assert_eq!(csv.into_text(), "tenant,used,limit\r\n,-5,\r\n");
+        let row = json!({"tenant": "", "usedNow": -5, "limit": null});
+        let text = lines("tenant,usedNow,limit", true, &[row]);
+        assert_eq!(text, "tenant,used_now,limit\r\n,-5,\r\n");
     }
 }

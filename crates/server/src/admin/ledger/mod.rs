@@ -3,7 +3,7 @@
 //!
 //! * `query`: the parameters of a query.
 //! * `rows`: totals and entries as JSON; `csv`: as an export. `pages`: an export, page by page.
-//! * `post`: what operators write.
+//! * `post`: changes by operators.
 
 mod csv;
 pub(super) mod openapi;
@@ -15,40 +15,23 @@ mod rows;
 use std::sync::Arc;
 
 use axum::extract::{RawQuery, State};
-use axum::response::Response;
 use http::HeaderMap;
 use serde::Serialize;
-use tokio::sync::Semaphore;
 use tollgate::{Accounts, PostError};
 use tollgate_ledger::Database;
 use utoipa::ToSchema;
 
 use self::pages::{Entries, Pages, Totals};
 pub(super) use self::post::{correct, grant, reconcile};
-use self::query::{Format, Wanted};
+use self::query::{ENTRIES, Format, USAGE, Wanted};
 use self::rows::{EntryBody, Total};
-use super::Admin;
+use super::{Admin, Answer};
 use crate::respond::{self, RequestError};
 
-/// How many large reads, and how many comparisons, may run at a time. Further ones get an error at
-/// once.
-pub(super) struct Bounds {
-    reading: Arc<Semaphore>,
-    comparing: Arc<Semaphore>,
-}
-
-impl Bounds {
-    pub(super) fn new() -> Bounds {
-        Bounds {
-            reading: Arc::new(Semaphore::new(4)),
-            comparing: Arc::new(Semaphore::new(1)),
-        }
-    }
-}
-
-/// The ledger of an engine.
+/// The ledger of the engine.
 fn accounts(admin: &Admin) -> Result<Accounts<'_>, RequestError> {
-    admin.engine().accounts().ok_or(RequestError::NoLedger)
+    let accounts = admin.control.engine().accounts();
+    accounts.ok_or(RequestError::NoLedger)
 }
 
 /// The status of the ledger.
@@ -73,34 +56,31 @@ pub(super) struct LedgerStatus {
     written_entries: u64,
     /// Transactions that failed since the start.
     failures: u64,
-    /// What is wrong, if anything is.
+    /// The last error, unless a later attempt succeeded.
     #[schema(required = true)]
     last_error: Option<String>,
 }
 
-pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
-    respond::answer(async {
-        let accounts = accounts(&admin)?;
-        let ledger = accounts.ledger();
-        let status = ledger.status();
-        let lag = status.lag(admin.control.now());
-        Ok(respond::report(&LedgerStatus {
-            database: match ledger.database() {
-                Database::Sqlite(_) => "sqlite",
-                Database::Postgres(_) => "postgres",
-            },
-            place: ledger.database().place(),
-            is_connected: status.is_connected,
-            lag_millis: lag.map_or(0, tollgate::Span::as_millis_ceil),
-            queued_entries: status.queued as u64,
-            spilled_entries: status.spilled,
-            spilled_bytes: status.spilled_bytes,
-            written_entries: status.written,
-            failures: status.failures,
-            last_error: status.last_error.map(|error| error.to_string()),
-        }))
-    })
-    .await
+pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Answer {
+    let accounts = accounts(&admin)?;
+    let ledger = accounts.ledger();
+    let status = ledger.status();
+    let lag = status.lag(admin.control.now());
+    Ok(respond::report(&LedgerStatus {
+        database: match ledger.database() {
+            Database::Sqlite(_) => "sqlite",
+            Database::Postgres(_) => "postgres",
+        },
+        place: ledger.database().place(),
+        is_connected: status.is_connected,
+        lag_millis: lag.map_or(0, tollgate::Span::as_millis_ceil),
+        queued_entries: status.queued as u64,
+        spilled_entries: status.spilled,
+        spilled_bytes: status.spilled_bytes,
+        written_entries: status.written,
+        failures: status.failures,
+        last_error: status.last_error.map(|error| error.to_string()),
+    }))
 }
 
 /// Usage totals.
@@ -117,28 +97,25 @@ pub(super) async fn usage(
     State(admin): State<Arc<Admin>>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-) -> Response {
-    respond::answer(async {
-        let wanted = Wanted::of_usage(query.as_deref(), admin.control.now())?;
-        let format = wanted.format(&headers);
-        accounts(&admin)?;
-        let place = admin.ledger.reading.clone().try_acquire_owned();
-        let place = place.map_err(|_| RequestError::LedgerBusy)?;
-        let mut totals = Totals::new(&wanted);
-        if format != Format::Json {
-            return pages::stream(admin, totals, format, place).await;
-        }
-        let mut usage = Vec::new();
-        while usage.len() <= wanted.limit
-            && let Some(page) = totals.next(&admin).await?
-        {
-            usage.extend(page);
-        }
-        let is_cut = usage.len() > wanted.limit;
-        usage.truncate(wanted.limit);
-        Ok(respond::report(&LedgerUsages { usage, is_cut }))
-    })
-    .await
+) -> Answer {
+    let wanted = Wanted::read(query.as_deref(), &USAGE, admin.control.now())?;
+    accounts(&admin)?;
+    let permit = admin.ledger_reads.clone().try_acquire_owned();
+    let permit = permit.map_err(|_| RequestError::LedgerBusy)?;
+    let mut totals = Totals::new(&wanted);
+    let format = wanted.format(&headers);
+    if format != Format::Json {
+        return pages::stream(admin, totals, format, permit).await;
+    }
+    let mut usage = Vec::new();
+    while usage.len() <= wanted.limit
+        && let Some(page) = totals.next(&admin).await?
+    {
+        usage.extend(page);
+    }
+    let is_cut = usage.len() > wanted.limit;
+    usage.truncate(wanted.limit);
+    Ok(respond::report(&LedgerUsages { usage, is_cut }))
 }
 
 /// A page of entries.
@@ -156,22 +133,19 @@ pub(super) async fn entries(
     State(admin): State<Arc<Admin>>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-) -> Response {
-    respond::answer(async {
-        let wanted = Wanted::of_entries(query.as_deref(), admin.control.now())?;
-        let format = wanted.format(&headers);
-        accounts(&admin)?;
-        let mut found = Entries::new(&wanted);
-        if format != Format::Json {
-            let place = admin.ledger.reading.clone().try_acquire_owned();
-            let place = place.map_err(|_| RequestError::LedgerBusy)?;
-            return pages::stream(admin, found, format, place).await;
-        }
-        let entries = found.next(&admin).await?.unwrap_or_default();
-        let next = found.reached();
-        Ok(respond::report(&LedgerEntries { entries, next }))
-    })
-    .await
+) -> Answer {
+    let wanted = Wanted::read(query.as_deref(), &ENTRIES, admin.control.now())?;
+    accounts(&admin)?;
+    let mut found = Entries::new(&wanted);
+    let format = wanted.format(&headers);
+    if format != Format::Json {
+        let permit = admin.ledger_reads.clone().try_acquire_owned();
+        let permit = permit.map_err(|_| RequestError::LedgerBusy)?;
+        return pages::stream(admin, found, format, permit).await;
+    }
+    let entries = found.next(&admin).await?.unwrap_or_default();
+    let next = found.reached();
+    Ok(respond::report(&LedgerEntries { entries, next }))
 }
 
 impl From<PostError> for RequestError {

@@ -2,7 +2,8 @@
 
 use serde_json::json;
 use tollgate_config::Role;
-use utoipa::openapi::path::{HttpMethod, OperationBuilder, PathsBuilder};
+use utoipa::openapi::HttpMethod::{Get, Post};
+use utoipa::openapi::path::OperationBuilder;
 use utoipa::openapi::schema::ComponentsBuilder;
 use utoipa::openapi::{ContentBuilder, ResponseBuilder};
 
@@ -10,46 +11,24 @@ use super::post::{Direction, DriftBody, PostBody, ReconcileBody, ReconciledBody,
 use super::query::{MOST_ROWS, ROWS};
 use super::rows::{EntryBody, Total};
 use super::{LedgerEntries, LedgerStatus, LedgerUsages};
-use crate::admin::openapi::guarded;
-use crate::describe::{Describe, answer, error, item, looking, number_schema, taking, text_schema};
+use crate::admin::openapi::Guarded;
+use crate::describe::{Describe, answer, error, looking, number_schema, taking, text_schema};
 
-/// Adds the paths.
-pub(in crate::admin) fn paths(paths: PathsBuilder) -> PathsBuilder {
-    let (get, post) = (|| HttpMethod::Get, || HttpMethod::Post);
-    paths
-        .path("/v1/ledger", item(get(), guarded(status(), Role::Read)))
-        .path(
-            "/v1/ledger/usage",
-            item(get(), guarded(usage(), Role::Read)),
-        )
-        .path(
-            "/v1/ledger/entries",
-            item(get(), guarded(entries(), Role::Read)),
-        )
-        .path(
-            "/v1/ledger/reconcile",
-            item(post(), guarded(reconcile(), Role::Read)),
-        )
-        .path(
-            "/v1/ledger/corrections",
-            item(
-                post(),
-                guarded(
-                    posting("correct", "Corrects what is used, in this period."),
-                    Role::Operate,
-                ),
-            ),
-        )
-        .path(
-            "/v1/ledger/grants",
-            item(
-                post(),
-                guarded(
-                    posting("grant", "Grants more to use, in this period."),
-                    Role::Operate,
-                ),
-            ),
-        )
+/// The paths.
+pub(in crate::admin) fn paths() -> [Guarded; 6] {
+    let correct = posting(
+        "correct",
+        "Corrects the recorded usage of the current period.",
+    );
+    let grant = posting("grant", "Raises the limit for the current period.");
+    [
+        ("/v1/ledger", Get, Role::Read, status()),
+        ("/v1/ledger/usage", Get, Role::Read, usage()),
+        ("/v1/ledger/entries", Get, Role::Read, entries()),
+        ("/v1/ledger/reconcile", Post, Role::Read, reconcile()),
+        ("/v1/ledger/corrections", Post, Role::Operate, correct),
+        ("/v1/ledger/grants", Post, Role::Operate, grant),
+    ]
 }
 
 /// Adds the schemas of the bodies.
@@ -69,44 +48,38 @@ pub(in crate::admin) fn components(components: ComponentsBuilder) -> ComponentsB
 }
 
 fn status() -> OperationBuilder {
-    let operation = looking("ledger")
+    looking("ledger")
         .summary(Some("The status of the ledger."))
-        .ok::<LedgerStatus>("Where the ledger is, and how far it is behind.");
-    operation.response("409", no_ledger())
+        .ok::<LedgerStatus>("Where the ledger is, and how far it is behind.")
+        .response("409", no_ledger())
 }
 
 fn usage() -> OperationBuilder {
-    let operation = looking("ledgerUsage").summary(Some("What was used, by tenant and period."));
-    let operation = exported(
-        operation,
-        answer::<LedgerUsages>("Totals, at most `limit`.", None),
-    );
-    asked(
-        operation,
-        &[
-            ("tenant", "Only of this tenant."),
-            ("action", "Only by this action."),
-            ("rule", "Only under this rule."),
-            ("period", PERIOD),
-            ("format", FORMAT),
-        ],
-    )
+    let summary = "The usage, by tenant and period.";
+    let parameters = [
+        ("tenant", "Only usage of this tenant."),
+        ("action", "Only usage by this action."),
+        ("rule", "Only usage under this rule."),
+        ("period", PERIOD),
+        ("format", FORMAT),
+    ];
+    let answer = answer::<LedgerUsages>("Totals, at most `limit`.", None);
+    query("ledgerUsage", summary, answer, &parameters)
 }
 
 fn entries() -> OperationBuilder {
-    let operation = looking("ledgerEntries").summary(Some("The entries of the ledger."));
-    let operation = exported(
-        operation,
-        answer::<LedgerEntries>("A page of entries.", None),
-    );
-    asked(
-        operation,
-        &[
-            ("tenant", "Only of this tenant."),
-            ("period", PERIOD),
-            ("after", "The `next` of the page before."),
-            ("format", FORMAT),
-        ],
+    let parameters = [
+        ("tenant", "Only entries of this tenant."),
+        ("period", PERIOD),
+        ("after", "The `next` of the page before."),
+        ("format", FORMAT),
+    ];
+    let answer = answer::<LedgerEntries>("A page of entries.", None);
+    query(
+        "ledgerEntries",
+        "The entries of the ledger.",
+        answer,
+        &parameters,
     )
 }
 
@@ -115,28 +88,22 @@ fn posting(id: &str, summary: &str) -> OperationBuilder {
         "attributes": {"tenant": "acme", "action": "search"}, "rule": "monthly", "amount": 50,
         "reason": "counted twice on Monday", "idempotencyKey": "ticket-4711",
     });
+    let unknown = "No rule of that name with a ledger applies to the attributes.";
+    let conflict = "A different posting has this key; or the config has no `ledger` (`NO_LEDGER`).";
     taking::<PostBody<'_>>(id, example)
         .summary(Some(summary))
         .ok::<StandingBody>("How the counter stands now.")
-        .fails(
-            "404",
-            "NO_SUCH_COUNTER",
-            "No rule of that name with a ledger applies to the attributes.",
-        )
-        .fails(
-            "409",
-            "POSTING_CONFLICT",
-            "A different posting has this key; or the config has no `ledger` (`NO_LEDGER`).",
-        )
+        .fails("404", "NO_SUCH_COUNTER", unknown)
+        .fails("409", "POSTING_CONFLICT", conflict)
         .response("503", unavailable())
 }
 
 fn reconcile() -> OperationBuilder {
+    let summary =
+        "Compares the counters of the store with the ledger. A repair needs the `operate` role.";
     taking::<ReconcileBody>("reconcile", json!({"tenant": "acme", "repair": "none"}))
-        .summary(Some(
-            "Compares the counters of the store with the ledger. A repair needs the `operate` role.",
-        ))
-        .ok::<ReconciledBody>("What differs.")
+        .summary(Some(summary))
+        .ok::<ReconciledBody>("The counters that differ.")
         .response("409", no_ledger())
         .response("503", unavailable())
 }
@@ -144,13 +111,22 @@ fn reconcile() -> OperationBuilder {
 const PERIOD: &str = "A year, month, week or day, such as `2026`, `2026-07`, `2026-W29` or `2026-07-15`. It selects periods that start in it, in their own time zone. `current`, the default, selects the current periods.";
 const FORMAT: &str = "`json` for a page, `csv` or `jsonl` for everything.";
 
-/// The parameters of a query, and the response to wrong ones.
-fn asked(operation: OperationBuilder, parameters: &[(&str, &str)]) -> OperationBuilder {
-    let limit = number_schema(1)
-        .maximum(Some(MOST_ROWS))
-        .default(Some(ROWS.into()));
-    let texts = parameters.iter();
-    texts
+/// An operation with text parameters, whose response is also available in other formats.
+fn query(
+    id: &str,
+    summary: &str,
+    answer: ResponseBuilder,
+    parameters: &[(&str, &str)],
+) -> OperationBuilder {
+    let text = || ContentBuilder::new().schema(Some(text_schema())).build();
+    let answer = answer
+        .content("text/csv", text())
+        .content("application/x-ndjson", text());
+    let limit = number_schema(1).maximum(Some(MOST_ROWS));
+    let limit = limit.default(Some(ROWS.into()));
+    let operation = looking(id).summary(Some(summary)).response("200", answer);
+    parameters
+        .iter()
         .fold(operation, |operation, (name, description)| {
             operation.query(name, description, text_schema())
         })
@@ -158,15 +134,6 @@ fn asked(operation: OperationBuilder, parameters: &[(&str, &str)]) -> OperationB
         .fails("400", "BAD_REQUEST", "A parameter is wrong.")
         .response("409", no_ledger())
         .response("503", unavailable())
-}
-
-/// A response that is also available in other formats.
-fn exported(operation: OperationBuilder, response: ResponseBuilder) -> OperationBuilder {
-    let text = || ContentBuilder::new().schema(Some(text_schema())).build();
-    let response = response
-        .content("text/csv", text())
-        .content("application/x-ndjson", text());
-    operation.response("200", response)
 }
 
 fn no_ledger() -> utoipa::openapi::Response {

@@ -4,18 +4,17 @@ use std::io;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use axum::response::Response;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use tokio::sync::OwnedSemaphorePermit;
-use tollgate_ledger::{EntryQuery, UsageQuery};
+use tollgate_ledger::{EntryQuery, UsageQuery, UsageRow};
 
-use super::accounts;
-use super::csv::Csv;
 use super::query::{Format, MOST_ROWS, Wanted};
 use super::rows::{EntryBody, Line, Total};
-use crate::admin::Admin;
+use super::{accounts, csv};
+use crate::admin::{Admin, Answer};
 use crate::period::{Named, calendar, limit};
 use crate::respond::{self, RequestError};
+use crate::usage::add;
 
 /// A source that is read page by page.
 pub(super) trait Pages: Send + 'static {
@@ -32,8 +31,8 @@ pub(super) trait Pages: Send + 'static {
 pub(super) struct Totals {
     query: UsageQuery,
     period: Named,
-    /// The last row: the next page may add to it.
-    open: Option<Total>,
+    /// The last row, with the number of its counters. The next page may add to it.
+    open: Option<(UsageRow, u64)>,
     is_over: bool,
 }
 
@@ -64,31 +63,36 @@ impl Pages for Totals {
             return Ok(None);
         }
         let rows = accounts(admin)?.usage(&self.query).await?;
-        let live = admin.engine().active();
+        let live = admin.control.engine().active();
+        let total = |(row, counters)| Total::of(&row, counters, &live);
         let mut page = Vec::new();
-        for row in &rows {
+        let last = rows.last().map(UsageRow::cursor);
+        for row in rows {
             let limit = limit(&live, &row.allowance, &row.tenant, row.key);
             if !self.period.has(&row.period, limit.and_then(calendar)) {
                 continue;
             }
-            let total = Total::of(row, &live);
-            let other = match &mut self.open {
-                Some(open) => open.add(total),
-                None => Some(total),
-            };
-            if let Some(other) = other {
-                page.extend(self.open.replace(other));
+            match &mut self.open {
+                Some((open, counters)) if is_same_total(open, &row) => {
+                    add(open, &row);
+                    *counters += 1;
+                }
+                open => page.extend(open.replace((row, 1)).map(total)),
             }
         }
-        match rows.last() {
-            Some(last) => self.query.after = Some(last.cursor()),
-            None => {
-                self.is_over = true;
-                page.extend(self.open.take());
-            }
+        if last.is_none() {
+            self.is_over = true;
+            page.extend(self.open.take().map(total));
         }
+        self.query.after = last;
         Ok(Some(page))
     }
+}
+
+/// Whether two counters are added up in one row.
+fn is_same_total(one: &UsageRow, other: &UsageRow) -> bool {
+    (&one.tenant, &one.action, &one.rule) == (&other.tenant, &other.action, &other.rule)
+        && one.period.start == other.period.start
 }
 
 /// Entries, in the order in which they were written.
@@ -133,7 +137,7 @@ impl Pages for Entries {
         if let Some((last, _)) = entries.last() {
             self.query.after = *last;
         }
-        let live = admin.engine().active();
+        let live = admin.control.engine().active();
         let entries = entries.iter().filter_map(|(number, entry)| {
             let limit = limit(&live, &entry.allowance, &entry.tenant, entry.key);
             let calendar = limit.and_then(calendar);
@@ -144,65 +148,39 @@ impl Pages for Entries {
     }
 }
 
-/// An export that is being sent.
-struct Export<P> {
-    admin: Arc<Admin>,
-    pages: P,
-    format: Format,
-    /// What is sent before anything is read.
-    first: Option<Bytes>,
-    /// The permit of this export, held until its end.
-    _place: OwnedSemaphorePermit,
-}
-
 /// Reads all pages while they are sent. The response breaks off if the ledger fails on the way, so
-/// that a part is never taken for the whole.
+/// that a part is never taken for the whole. The export holds its permit until the end.
 pub(super) async fn stream<P: Pages>(
     admin: Arc<Admin>,
     mut pages: P,
     format: Format,
-    place: OwnedSemaphorePermit,
-) -> Result<Response, RequestError> {
+    permit: OwnedSemaphorePermit,
+) -> Answer {
     // If the first page fails, the client gets an error.
     let page = pages.next(&admin).await?.unwrap_or_default();
     let first = written(&page, format, true).map_err(|_| RequestError::Internal)?;
-    let export = Export {
-        admin,
-        pages,
-        format,
-        first: Some(first),
-        _place: place,
-    };
-    let body = stream::try_unfold(export, |mut export| async move {
-        if let Some(first) = export.first.take() {
-            return Ok(Some((first, export)));
-        }
-        let page = export.pages.next(&export.admin).await.map_err(|error| {
+    let start = (admin, pages, permit);
+    let rest = stream::try_unfold(start, move |(admin, mut pages, permit)| async move {
+        let page = pages.next(&admin).await.map_err(|error| {
             tracing::error!(target: "tollgate::admin", %error, "an export breaks off because the ledger failed");
             io::Error::other(error.to_string())
         })?;
-        match page {
-            Some(page) => Ok(Some((written(&page, export.format, false)?, export))),
-            None => Ok::<_, io::Error>(None),
-        }
+        let Some(page) = page else { return Ok(None) };
+        let page = written(&page, format, false)?;
+        Ok(Some((page, (admin, pages, permit))))
     });
-    let body = Body::from_stream(body);
+    let first = stream::iter([Ok::<_, io::Error>(first)]);
+    let body = Body::from_stream(first.chain(rest));
     Ok(match format {
         Format::Csv => respond::csv(body),
         Format::Json | Format::Lines => respond::lines(body),
     })
 }
 
-fn written<L: Line>(page: &[L], format: Format, is_first: bool) -> io::Result<Bytes> {
+fn written<L: Line>(page: &[L], format: Format, is_first: bool) -> serde_json::Result<Bytes> {
     if format == Format::Csv {
-        let mut csv = Csv::default();
-        if is_first {
-            csv.header(L::COLUMNS);
-        }
-        for line in page {
-            line.write(&mut csv);
-        }
-        return Ok(csv.into_text().into());
+        let rows: Result<Vec<_>, _> = page.iter().map(serde_json::to_value).collect();
+        return Ok(csv::lines(L::COLUMNS, is_first, &rows?).into());
     }
     let mut lines = Vec::new();
     for line in page {

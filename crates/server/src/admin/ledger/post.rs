@@ -1,24 +1,21 @@
-//! What operators write into the ledger: corrections, grants and repairs.
+//! Changes of the ledger by operators: corrections, grants and repairs.
 
 use std::sync::Arc;
 
-use axum::Extension;
-use axum::extract::{Request, State};
-use axum::response::Response;
+use axum::body::Bytes;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use tollgate::{Ask, Decision, Drift, Posted, Posting, Reconciled, Repair, Standing};
+use serde_json::json;
+use tollgate::{Ask, Decision, Drift, Posted, Posting, Repair};
 use tollgate_config::Role;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 
 use super::accounts;
-use crate::admin::body::{AuditReason, reason};
+use crate::admin::body::{bounded_reason, reason};
 use crate::admin::token::Operator;
-use crate::admin::{Admin, left, run_to_end};
+use crate::admin::{Admin, Answer, left};
 use crate::audit::{self, Entry, MAX_NAMED, instant};
 use crate::http::body::{attribute_map, parse};
-use crate::http::{bounds, read_body};
 use crate::question::AttributeMap;
 use crate::respond::{self, RequestError};
 
@@ -40,8 +37,9 @@ pub(super) struct PostBody<'a> {
     #[schema(schema_with = amount)]
     amount: i64,
     /// Why, for the ledger and the audit trail.
-    #[schema(schema_with = reason)]
-    reason: AuditReason,
+    #[serde(default, deserialize_with = "bounded_reason")]
+    #[schema(schema_with = reason, required = true)]
+    reason: Option<String>,
     /// Repeats under one key are ignored. A different posting under it is rejected.
     #[serde(default)]
     #[schema(schema_with = key, required = false)]
@@ -85,85 +83,68 @@ pub(super) struct StandingBody {
     limit: u64,
     #[schema(format = "date-time")]
     period_end: String,
-    /// Whether the same posting was made before, so that this one changed nothing.
+    /// Whether the posting is a repeat, which changes nothing.
     repeated: bool,
 }
 
-impl StandingBody {
-    fn of(standing: &Standing) -> StandingBody {
-        StandingBody {
-            rule: standing.rule.clone(),
-            used: standing.used,
-            extra: standing.extra,
-            limit: standing.limit,
-            period_end: instant(standing.ends_at),
-            repeated: standing.repeated,
-        }
-    }
-}
-
-pub(in crate::admin) async fn correct(
-    State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Operator>,
-    request: Request,
-) -> Response {
+pub(in crate::admin) async fn correct(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
     let posted = |amount| Ok(Posted::Correction(amount));
-    post(admin, who, request, audit::LEDGER_CORRECTION, posted).await
+    post(&admin, &who, &body, audit::LEDGER_CORRECTION, posted).await
 }
 
-pub(in crate::admin) async fn grant(
-    State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Operator>,
-    request: Request,
-) -> Response {
+pub(in crate::admin) async fn grant(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
     let posted = |amount| match u64::try_from(amount) {
         Ok(amount) => Ok(Posted::Grant(amount)),
         Err(_) => Err(RequestError::BadPosting(tollgate::PostError::Amount)),
     };
-    post(admin, who, request, audit::LEDGER_GRANT, posted).await
+    post(&admin, &who, &body, audit::LEDGER_GRANT, posted).await
 }
 
 async fn post(
-    admin: Arc<Admin>,
-    who: Operator,
-    request: Request,
+    admin: &Admin,
+    who: &Operator,
+    body: &[u8],
     name: &'static str,
     posted: fn(i64) -> Result<Posted, RequestError>,
-) -> Response {
-    run_to_end(async move {
-        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let body: PostBody<'_> = parse(&body)?;
-        let key = body.idempotency_key.as_deref();
-        let reason = body.reason.as_deref().unwrap_or_default();
-        check(reason, key)?;
-        let attributes = body.attributes.attributes();
-        let posting = Posting {
-            rule: &body.rule,
-            what: posted(body.amount)?,
-            who: &who.name,
-            why: reason,
-            idempotency_key: key,
-        };
-        let accounts = accounts(&admin)?;
-        let snapshot = admin.engine().snapshot();
-        let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
-        let standing = accounts.post(&attributes, &posting).await?;
-        let (amount, rule) = (body.amount, &standing.rule);
-        tracing::info!(target: "tollgate::admin", who = %who.name, rule, amount, standing.repeated, "{name}");
-        if !standing.repeated {
-            let after = snapshot.peek(&attributes, Ask::Exactly(0)).await;
-            let mut to = left(&after);
-            to["amount"] = amount.into();
-            to["used"] = standing.used.into();
-            let entry = Entry::new(name, &who.name)
-                .change(left(&before), to)
-                .because(Some(reason))
-                .about(&after);
-            admin.control.audit().write(only(entry, &after, &posting)).await;
-        }
-        Ok(respond::report(&StandingBody::of(&standing)))
-    })
-    .await
+) -> Answer {
+    let body: PostBody<'_> = parse(body)?;
+    let key = body.idempotency_key.as_deref();
+    let reason = body.reason.as_deref().unwrap_or_default();
+    check(reason, key)?;
+    let attributes = body.attributes.attributes();
+    let posting = Posting {
+        rule: &body.rule,
+        what: posted(body.amount)?,
+        who: &who.name,
+        why: reason,
+        idempotency_key: key,
+    };
+    let accounts = accounts(admin)?;
+    let snapshot = admin.control.engine().snapshot();
+    let before = snapshot.peek(&attributes, Ask::Exactly(0)).await;
+    let standing = accounts.post(&attributes, &posting).await?;
+    let (amount, rule) = (body.amount, &standing.rule);
+    tracing::info!(target: "tollgate::admin", who = %who.name, rule, amount, standing.repeated, "{name}");
+    if !standing.repeated {
+        let after = snapshot.peek(&attributes, Ask::Exactly(0)).await;
+        let mut to = left(&after);
+        to["amount"] = amount.into();
+        to["used"] = standing.used.into();
+        let entry = Entry::new(name, &who.name)
+            .change(left(&before), to)
+            .because(Some(reason))
+            .about(&after);
+        let entry = only(entry, &after, &posting);
+        admin.control.audit().write(entry).await;
+    }
+    Ok(respond::report(&StandingBody {
+        used: standing.used,
+        extra: standing.extra,
+        limit: standing.limit,
+        period_end: instant(standing.ends_at),
+        repeated: standing.repeated,
+        rule: standing.rule,
+    }))
 }
 
 /// Checks that the texts can be stored. The engine checks that there is a reason.
@@ -210,9 +191,9 @@ pub(super) struct ReconcileBody {
     #[schema(required = false)]
     repair: Direction,
     /// Why, for the audit trail.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "bounded_reason")]
     #[schema(schema_with = reason, required = false)]
-    reason: AuditReason,
+    reason: Option<String>,
 }
 
 /// The direction of a repair.
@@ -225,16 +206,6 @@ pub(super) enum Direction {
     Ledger,
 }
 
-impl From<Direction> for Repair {
-    fn from(direction: Direction) -> Repair {
-        match direction {
-            Direction::None => Repair::Nothing,
-            Direction::Counters => Repair::Counters,
-            Direction::Ledger => Repair::Ledger,
-        }
-    }
-}
-
 /// The result of a comparison.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Reconciled)]
@@ -242,13 +213,13 @@ impl From<Direction> for Repair {
 pub(super) struct ReconciledBody {
     /// How many counters were compared.
     compared: u64,
-    /// How many have no counter at present. Their counters are restored at the next request.
+    /// How many totals of the ledger have no counter now. The next request restores the counter.
     dormant: u64,
-    /// How many belong to rules that are gone.
+    /// How many totals of the ledger belong to removed rules.
     orphaned: u64,
     /// Counters that differ.
     drifts: Vec<DriftBody>,
-    /// Whether there are more than are listed.
+    /// Whether the list of drifts is incomplete.
     is_cut: bool,
 }
 
@@ -291,66 +262,49 @@ impl DriftBody {
     }
 }
 
-pub(in crate::admin) async fn reconcile(
-    State(admin): State<Arc<Admin>>,
-    Extension(who): Extension<Operator>,
-    request: Request,
-) -> Response {
-    run_to_end(async move {
-        let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-        let body: ReconcileBody = parse(&body)?;
-        let repair = Repair::from(body.repair);
-        let repairs = repair != Repair::Nothing;
-        if repairs && !who.role.includes(Role::Operate) {
-            tracing::warn!(target: "tollgate::admin", who = %who.name, "this token lacks the role to repair");
-            let role = Role::Operate.name();
-            return Err(RequestError::NotPermitted { role });
+pub(in crate::admin) async fn reconcile(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
+    let body: ReconcileBody = parse(&body)?;
+    let repair = match body.repair {
+        Direction::None => Repair::Nothing,
+        Direction::Counters => Repair::Counters,
+        Direction::Ledger => Repair::Ledger,
+    };
+    let repairs = repair != Repair::Nothing;
+    if repairs && !who.role.includes(Role::Operate) {
+        tracing::warn!(target: "tollgate::admin", who = %who.name, "this token lacks the role to repair");
+        let role = Role::Operate.name();
+        return Err(RequestError::NotPermitted { role });
+    }
+    let accounts = accounts(&admin)?;
+    let permit = admin.ledger_comparisons.try_acquire();
+    let _permit = permit.map_err(|_| RequestError::LedgerBusy)?;
+    let tenant = body.tenant.as_deref();
+    let found = accounts.reconcile(tenant, repair, &who.name).await;
+    if repairs {
+        let mut to = json!({ "repair": body.repair, "tenant": tenant });
+        match &found {
+            Ok(found) => {
+                let named = found.drifts.iter().take(MAX_NAMED).map(DriftBody::of);
+                let repaired = found.drifts.iter().filter(|it| it.repaired);
+                to["compared"] = found.compared.into();
+                to["repaired"] = repaired.count().into();
+                to["drifts"] = json!(named.collect::<Vec<_>>());
+            }
+            // A part of the repair may have been done.
+            Err(error) => to["failed"] = error.to_string().into(),
         }
-        let accounts = accounts(&admin)?;
-        let _alone = admin.ledger.comparing.try_acquire();
-        let _alone = _alone.map_err(|_| RequestError::LedgerBusy)?;
-        let found = accounts
-            .reconcile(body.tenant.as_deref(), repair, &who.name)
-            .await;
-        if repairs {
-            let to = match &found {
-                Ok(found) => repaired(&body, found),
-                // A part of the repair may have been done.
-                Err(error) => json!({
-                    "repair": body.repair, "tenant": body.tenant, "failed": error.to_string(),
-                }),
-            };
-            tracing::info!(target: "tollgate::admin", who = %who.name, %to, "reconciled");
-            let mut entry =
-                Entry::new(audit::LEDGER_RECONCILE, &who.name).because(body.reason.as_deref());
-            entry.to = Some(to);
-            admin.control.audit().write(entry).await;
-        }
-        let found = found?;
-        Ok(respond::report(&ReconciledBody {
-            compared: found.compared,
-            dormant: found.dormant,
-            orphaned: found.orphaned,
-            drifts: found.drifts.iter().map(DriftBody::of).collect(),
-            is_cut: found.truncated,
-        }))
-    })
-    .await
-}
-
-/// What was repaired, for the audit trail.
-fn repaired(body: &ReconcileBody, found: &Reconciled) -> Value {
-    let named: Vec<DriftBody> = found
-        .drifts
-        .iter()
-        .take(MAX_NAMED)
-        .map(DriftBody::of)
-        .collect();
-    json!({
-        "repair": body.repair,
-        "tenant": body.tenant,
-        "compared": found.compared,
-        "repaired": found.drifts.iter().filter(|it| it.repaired).count(),
-        "drifts": named,
-    })
+        tracing::info!(target: "tollgate::admin", who = %who.name, %to, "reconciled");
+        let entry = Entry::new(audit::LEDGER_RECONCILE, &who.name);
+        let mut entry = entry.because(body.reason.as_deref());
+        entry.to = Some(to);
+        admin.control.audit().write(entry).await;
+    }
+    let found = found?;
+    Ok(respond::report(&ReconciledBody {
+        compared: found.compared,
+        dormant: found.dormant,
+        orphaned: found.orphaned,
+        drifts: found.drifts.iter().map(DriftBody::of).collect(),
+        is_cut: found.truncated,
+    }))
 }

@@ -15,6 +15,11 @@ pub(super) const MOST_ROWS: usize = 10_000;
 /// The rows of a response unless `limit` is given.
 pub(super) const ROWS: usize = 1000;
 
+/// The parameters of a query for usage.
+pub(super) const USAGE: [&str; 6] = ["tenant", "action", "rule", "period", "limit", "format"];
+/// The parameters of a query for entries.
+pub(super) const ENTRIES: [&str; 5] = ["tenant", "period", "after", "limit", "format"];
+
 /// The format of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
@@ -39,19 +44,13 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// The query for usage: the current periods unless one is given.
-    pub(super) fn of_usage(query: Option<&str>, now: Time) -> Result<Wanted, RequestError> {
-        let known = ["tenant", "action", "rule", "period", "limit", "format"];
-        Wanted::read(query, &known, now)
-    }
-
-    /// The query for entries: the current periods unless one is given.
-    pub(super) fn of_entries(query: Option<&str>, now: Time) -> Result<Wanted, RequestError> {
-        let known = ["tenant", "period", "after", "limit", "format"];
-        Wanted::read(query, &known, now)
-    }
-
-    fn read(query: Option<&str>, known: &[&str], now: Time) -> Result<Wanted, RequestError> {
+    /// Reads a query that may have the `known` parameters. It wants the current periods unless it
+    /// names one.
+    pub(super) fn read(
+        query: Option<&str>,
+        known: &[&str],
+        now: Time,
+    ) -> Result<Wanted, RequestError> {
         let mut wanted = Wanted {
             tenant: None,
             action: None,
@@ -64,10 +63,8 @@ impl Wanted {
         let mut seen = Vec::new();
         for (name, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
             let Some(known) = known.iter().find(|it| **it == name) else {
-                let known = known.join("`, `");
-                return Err(RequestError::Query(format!(
-                    "unknown parameter; use `{known}`"
-                )));
+                let wrong = format!("unknown parameter; use `{}`", known.join("`, `"));
+                return Err(RequestError::Query(wrong));
             };
             if seen.contains(known) {
                 return Err(RequestError::Query(format!("`{name}` is given twice")));
@@ -81,39 +78,37 @@ impl Wanted {
     }
 
     fn set(&mut self, name: &str, value: &str, now: Time) -> Result<(), RequestError> {
-        let wrong = |what: String| Err(RequestError::Query(what));
+        let wrong = |what: String| RequestError::Query(what);
         if value.len() > MOST_VALUE || value.contains('\0') {
-            return wrong(format!(
+            return Err(wrong(format!(
                 "`{name}` is longer than {MOST_VALUE} bytes, or has a NUL character"
-            ));
+            )));
         }
         match name {
             "tenant" => self.tenant = Some(value.into()),
             "action" => self.action = Some(value.into()),
             "rule" => self.rule = Some(value.into()),
-            "period" => match Named::parse(value, now) {
-                Some(period) => self.period = period,
-                None => {
-                    return wrong(
-                        "`period` must be a year, month, week or day, such as 2026, 2026-07, 2026-W29 or 2026-07-15, or `current`"
-                            .to_owned(),
-                    );
-                }
-            },
-            "after" => match value.parse() {
-                Ok(after) => self.after = after,
-                Err(_) => return wrong("`after` must be the `next` of the page before".to_owned()),
-            },
-            "limit" => match value.parse() {
-                Ok(limit @ 1..=MOST_ROWS) => self.limit = limit,
-                _ => return wrong(format!("`limit` must be a number from 1 to {MOST_ROWS}")),
-            },
-            _ => match value {
-                "json" => self.format = Some(Format::Json),
-                "csv" => self.format = Some(Format::Csv),
-                "jsonl" => self.format = Some(Format::Lines),
-                _ => return wrong("`format` must be json, csv or jsonl".to_owned()),
-            },
+            "period" => {
+                let must = "`period` must be a year, month, week or day, such as 2026, 2026-07, 2026-W29 or 2026-07-15, or `current`";
+                self.period = Named::parse(value, now).ok_or_else(|| wrong(must.to_owned()))?;
+            }
+            "after" => {
+                let must = "`after` must be the `next` of the page before";
+                self.after = value.parse().map_err(|_| wrong(must.to_owned()))?;
+            }
+            "limit" => {
+                let limit = value.parse().ok().filter(|it| (1..=MOST_ROWS).contains(it));
+                let must = || format!("`limit` must be a number from 1 to {MOST_ROWS}");
+                self.limit = limit.ok_or_else(|| wrong(must()))?;
+            }
+            _ => {
+                self.format = Some(match value {
+                    "json" => Format::Json,
+                    "csv" => Format::Csv,
+                    "jsonl" => Format::Lines,
+                    _ => return Err(wrong("`format` must be json, csv or jsonl".to_owned())),
+                });
+            }
         }
         Ok(())
     }
@@ -143,7 +138,7 @@ mod tests {
     use super::*;
 
     fn usage(query: &str) -> Result<Wanted, String> {
-        Wanted::of_usage(Some(query), Time::default()).map_err(|error| error.to_string())
+        Wanted::read(Some(query), &USAGE, Time::default()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -176,9 +171,10 @@ mod tests {
             let error = usage(query).unwrap_err();
             assert!(error.contains(expected), "{query}: {error}");
         }
-        let entries = Wanted::of_entries(Some("after=-1"), Time::default());
-        assert!(entries.unwrap_err().to_string().contains("`next`"));
-        assert!(Wanted::of_entries(Some("rule=a"), Time::default()).is_err());
+        let entries = |query| Wanted::read(Some(query), &ENTRIES, Time::default());
+        let error = entries("after=-1").unwrap_err().to_string();
+        assert!(error.contains("`next`"), "{error}");
+        assert!(entries("rule=a").is_err());
     }
 
     #[test]

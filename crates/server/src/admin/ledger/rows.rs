@@ -6,58 +6,55 @@ use tollgate_core::{Calendar, Limit};
 use tollgate_ledger::{Entry, UsageRow};
 use utoipa::ToSchema;
 
-use super::csv::Csv;
 use crate::audit::instant;
 use crate::period::{self, calendar, limit};
 
 /// A line of an export.
 pub(super) trait Line: Serialize {
-    /// The names of the columns.
-    const COLUMNS: &'static [&'static str];
-
-    /// The row's cells.
-    fn write(&self, csv: &mut Csv);
+    /// The names of the cells in JSON, separated by commas, in the order of the columns.
+    const COLUMNS: &'static str;
 }
 
-/// What a tenant has used by an action under a rule in a period.
+/// The usage of a tenant by an action under a rule in a period.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = LedgerUsage)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Total {
     /// Empty if requests named no tenant.
-    pub(super) tenant: String,
+    tenant: String,
     /// Empty if requests named no action.
-    pub(super) action: String,
-    pub(super) rule: String,
+    action: String,
+    rule: String,
     /// The budget that the rule draws on, or the rule.
-    pub(super) allowance: String,
+    allowance: String,
     /// The period by name, such as `2026-07`.
     #[schema(example = "2026-07")]
-    pub(super) period: String,
+    period: String,
     #[schema(format = "date-time")]
-    pub(super) period_start: String,
-    /// The first instant after it.
+    period_start: String,
+    /// The first instant after the period.
     #[schema(format = "date-time")]
-    pub(super) period_end: String,
+    period_end: String,
     /// The used and reserved units.
-    pub(super) used: i64,
-    /// How much of it is held by open reservations.
-    pub(super) reserved: i64,
+    used: i64,
+    /// How much of `used` is held by open reservations.
+    reserved: i64,
     /// The units granted in addition to the limit.
-    pub(super) granted: i64,
-    /// How much of what is used comes from corrections.
-    pub(super) corrections: i64,
+    granted: i64,
+    /// How much of `used` comes from corrections.
+    corrections: i64,
     /// How many requests.
-    pub(super) requests: u64,
-    /// How many counters were added up: subjects of the rule.
-    pub(super) counters: u64,
+    requests: u64,
+    /// How many counters were added up: one for each subject of the rule.
+    counters: u64,
     /// The limit in force of each counter; null if the rule is gone.
     #[schema(required = true)]
-    pub(super) limit: Option<u64>,
+    limit: Option<u64>,
 }
 
 impl Total {
-    pub(super) fn of(row: &UsageRow, live: &ActiveConfig) -> Total {
+    /// The total of a row that adds up this many counters.
+    pub(super) fn of(row: &UsageRow, counters: u64, live: &ActiveConfig) -> Total {
         let limit = limit(live, &row.allowance, &row.tenant, row.key);
         Total {
             tenant: row.tenant.to_string(),
@@ -72,70 +69,18 @@ impl Total {
             granted: row.granted,
             corrections: row.corrections,
             requests: row.requests,
-            counters: 1,
+            counters,
             limit: limit.map(|limit| match limit {
                 Limit::Quota(quota) => quota.limit(),
                 other => other.capacity(),
             }),
         }
     }
-
-    /// Adds another counter of the same row. Returns the counter if it belongs to another row.
-    pub(super) fn add(&mut self, other: Total) -> Option<Total> {
-        let of = |it: &Total| {
-            let (tenant, action, rule) = (it.tenant.clone(), it.action.clone(), it.rule.clone());
-            (tenant, action, rule, it.period_start.clone())
-        };
-        if of(self) != of(&other) {
-            return Some(other);
-        }
-        for (sum, more) in [
-            (&mut self.used, other.used),
-            (&mut self.reserved, other.reserved),
-            (&mut self.granted, other.granted),
-            (&mut self.corrections, other.corrections),
-        ] {
-            *sum = sum.saturating_add(more);
-        }
-        self.requests = self.requests.saturating_add(other.requests);
-        self.counters = self.counters.saturating_add(other.counters);
-        None
-    }
 }
 
 impl Line for Total {
-    const COLUMNS: &'static [&'static str] = &[
-        "tenant",
-        "action",
-        "rule",
-        "allowance",
-        "period",
-        "period_start",
-        "period_end",
-        "used",
-        "reserved",
-        "granted",
-        "corrections",
-        "requests",
-        "counters",
-        "limit",
-    ];
-
-    fn write(&self, csv: &mut Csv) {
-        for text in [&self.tenant, &self.action, &self.rule, &self.allowance] {
-            csv.text(text);
-        }
-        for word in [&self.period, &self.period_start, &self.period_end] {
-            csv.number(word);
-        }
-        for amount in [self.used, self.reserved, self.granted, self.corrections] {
-            csv.number(amount);
-        }
-        csv.number(self.requests);
-        csv.number(self.counters);
-        csv.number_if_any(self.limit);
-        csv.end();
-    }
+    const COLUMNS: &'static str = "tenant,action,rule,allowance,period,periodStart,periodEnd,used,\
+        reserved,granted,corrections,requests,counters,limit";
 }
 
 /// An entry of the ledger.
@@ -144,7 +89,7 @@ impl Line for Total {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EntryBody {
     /// The entry's position in the order in which entries were written.
-    pub(super) number: u64,
+    number: u64,
     /// The id of the entry, which is stored once however often it was written.
     id: String,
     #[schema(format = "date-time")]
@@ -164,7 +109,7 @@ pub(crate) struct EntryBody {
     period_end: String,
     /// `use`, `reserve`, `settle`, `correction`, `grant` or `expiry`.
     kind: &'static str,
-    /// Added to what is used. For a grant: added to what may be used.
+    /// The change of the usage. For a grant: the change of the limit.
     amount: i64,
     /// How many requests the entry stands for.
     requests: u32,
@@ -206,49 +151,6 @@ impl EntryBody {
 }
 
 impl Line for EntryBody {
-    const COLUMNS: &'static [&'static str] = &[
-        "number",
-        "id",
-        "at",
-        "tenant",
-        "action",
-        "rule",
-        "allowance",
-        "counter",
-        "period",
-        "period_start",
-        "period_end",
-        "kind",
-        "amount",
-        "requests",
-        "reservation",
-        "who",
-        "why",
-        "idempotency_key",
-    ];
-
-    fn write(&self, csv: &mut Csv) {
-        csv.number(self.number);
-        csv.number(&self.id);
-        csv.number(&self.at);
-        for text in [&self.tenant, &self.action, &self.rule, &self.allowance] {
-            csv.text(text);
-        }
-        for word in [
-            &self.counter,
-            &self.period,
-            &self.period_start,
-            &self.period_end,
-        ] {
-            csv.number(word);
-        }
-        csv.number(self.kind);
-        csv.number(self.amount);
-        csv.number(self.requests);
-        csv.number_if_any(self.reservation.as_ref());
-        csv.text(&self.who);
-        csv.text(&self.why);
-        csv.text(self.idempotency_key.as_deref().unwrap_or_default());
-        csv.end();
-    }
+    const COLUMNS: &'static str = "number,id,at,tenant,action,rule,allowance,counter,period,\
+        periodStart,periodEnd,kind,amount,requests,reservation,who,why,idempotencyKey";
 }
