@@ -33,7 +33,12 @@ impl Client {
         let door = Door::new(Arc::new(engine), &options);
         let (stream, theirs) = duplex(holds);
         let (stop, stopping) = Stopping::channel();
-        let served = serve(theirs, door.conversation(), IDLE, stopping);
+        let served = serve(
+            Stream::new(theirs, None),
+            door.conversation(),
+            IDLE,
+            stopping,
+        );
         Client {
             stream,
             stop,
