@@ -137,8 +137,8 @@ impl<'a> DecisionBody<'a> {
     }
 }
 
-/// The rules of a decision, read while they are written: RESP has no use for them, and the HTTP answer
-/// needs no list in memory.
+/// The rules of a decision. They are read while the answer is written, so no list of them is built.
+/// RESP does not use them.
 pub(super) struct RuleList<'a>(&'a Decision);
 
 impl<'a> RuleList<'a> {
@@ -501,7 +501,7 @@ pub(super) fn lease_state(state: HoldState) -> &'static str {
     }
 }
 
-/// Rounded down to whole milliseconds: a client that goes by this time is not late.
+/// Rounded down to whole milliseconds, so that a client that relies on this time is not late.
 fn millis(time: Time) -> u64 {
     time.as_micros() / 1000
 }

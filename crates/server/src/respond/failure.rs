@@ -1,6 +1,5 @@
-//! What each door says where a question has no answer: one code per cause and protocol.
+//! The codes of a question that has no answer: one for each cause and protocol.
 
-use http::StatusCode;
 use serde::Serialize;
 use tollgate::{DemandError, HoldError};
 use tonic::{Code, Status};
@@ -27,8 +26,8 @@ pub(crate) struct EndedBody {
     actual: Option<u64>,
 }
 
-/// How every protocol names an error: the HTTP status and the code in its body, the code of gRPC, and
-/// the first word of a RESP error.
+/// An error in each protocol: the HTTP status and the code in its body, the code of gRPC, and the
+/// first word of a RESP error.
 type Codes = (u16, &'static str, Code, &'static str);
 
 const BAD_REQUEST: Codes = (400, "BAD_REQUEST", Code::InvalidArgument, "ERR");
@@ -49,10 +48,9 @@ impl AskError {
         }
     }
 
-    pub(super) fn http_status(&self) -> (StatusCode, &'static str) {
+    pub(super) fn http_status(&self) -> (u16, &'static str) {
         let (status, code, ..) = self.codes();
-        let status = StatusCode::from_u16(status);
-        (status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), code)
+        (status, code)
     }
 
     pub(super) fn resp_code(&self) -> &'static str {
