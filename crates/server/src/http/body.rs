@@ -14,6 +14,9 @@ use super::bounds::{MAX_ATTRIBUTES, MAX_VALUE};
 use crate::question::{self, AttributeMap, BadQuestion, Check, Question, Refund, Text};
 use crate::respond::RequestError;
 
+/// The question in a body.
+pub(super) type Read<'a> = Result<Question<'a>, RequestError>;
+
 /// A request to check or peek.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Check)]
@@ -37,6 +40,14 @@ impl<'a> CheckBody<'a> {
     }
 }
 
+pub(super) fn check(body: &[u8]) -> Read<'_> {
+    Ok(Question::Check(parse::<CheckBody<'_>>(body)?.check()?))
+}
+
+pub(super) fn peek(body: &[u8]) -> Read<'_> {
+    Ok(Question::Peek(parse::<CheckBody<'_>>(body)?.check()?))
+}
+
 /// Several requests, each decided on its own, in order.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Batch)]
@@ -47,10 +58,9 @@ pub(super) struct BatchBody<'a> {
     requests: Vec<CheckBody<'a>>,
 }
 
-impl<'a> BatchBody<'a> {
-    pub(super) fn question(self) -> Result<Question<'a>, BadQuestion> {
-        question::batch(self.requests.into_iter(), CheckBody::check)
-    }
+pub(super) fn batch(body: &[u8]) -> Read<'_> {
+    let BatchBody { requests } = parse(body)?;
+    Ok(question::batch(requests.into_iter(), CheckBody::check)?)
 }
 
 /// A request to give back what a check charged.
@@ -72,9 +82,13 @@ pub(super) struct RefundBody<'a> {
 }
 
 impl<'a> RefundBody<'a> {
-    pub(super) fn refund(self) -> Result<Refund<'a>, BadQuestion> {
+    pub(crate) fn refund(self) -> Result<Refund<'a>, BadQuestion> {
         Refund::new(self.attributes, self.cost, self.charged_at_epoch_micros)
     }
+}
+
+pub(super) fn refund(body: &[u8]) -> Read<'_> {
+    Ok(Question::Refund(parse::<RefundBody<'_>>(body)?.refund()?))
 }
 
 pub(crate) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, RequestError> {
