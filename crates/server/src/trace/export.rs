@@ -1,4 +1,4 @@
-//! Where spans are sent, and how many.
+//! Sends spans to a collector, within bounds.
 //!
 //! Spans wait in a bounded queue, and a separate thread sends them. A collector that is slow or
 //! down costs spans, but never a decision.
@@ -111,8 +111,8 @@ impl Exporter {
     }
 }
 
-/// The share of decisions without a trace that are sampled. As a filter: which spans go to the
-/// collector.
+/// Samples decisions that do not belong to a trace. As a filter, it passes only spans of decisions to
+/// the collector.
 pub(super) struct Sampling {
     /// In hundredths of a percent.
     share: u16,
