@@ -30,6 +30,7 @@ use tollgate::{ActiveConfig, HoldName, Snapshot};
 use tollgate_config::Families;
 
 use self::body::Read;
+use self::bounds::{MAX_BATCH_BODY, MAX_BODY};
 use crate::backend::{Answer, Backend};
 use crate::control::ControlPlane;
 use crate::exposition;
@@ -100,14 +101,7 @@ impl App {
     }
 
     /// Answers the question that `read` makes of the body.
-    async fn ask<R>(&self, request: Request, read: R) -> Response
-    where
-        R: for<'b> FnOnce(&'b [u8]) -> Read<'b>,
-    {
-        self.ask_up_to(bounds::MAX_BODY, request, read).await
-    }
-
-    async fn ask_up_to<R>(&self, max_body: usize, request: Request, read: R) -> Response
+    async fn ask<R>(&self, max_body: usize, request: Request, read: R) -> Response
     where
         R: for<'b> FnOnce(&'b [u8]) -> Read<'b>,
     {
@@ -207,7 +201,9 @@ fn asks<R>(read: R) -> MethodRouter<Arc<App>>
 where
     R: for<'b> FnOnce(&'b [u8]) -> Read<'b> + Copy + Send + Sync + 'static,
 {
-    post(move |State(app): AppState, request: Request| async move { app.ask(request, read).await })
+    post(move |State(app): AppState, request: Request| async move {
+        app.ask(MAX_BODY, request, read).await
+    })
 }
 
 /// A route that asks about a reservation or lease. Its id is in the path, the rest in the body.
@@ -217,15 +213,15 @@ where
 {
     post(
         move |State(app): AppState, id: PathText, request: Request| async move {
-            app.ask(request, |body| read(hold_name(id)?, body)).await
+            app.ask(MAX_BODY, request, |body| read(hold_name(id)?, body))
+                .await
         },
     )
 }
 
 async fn check_batch(State(app): AppState, request: Request) -> Response {
     let _permit = app.batches.acquire().await;
-    app.ask_up_to(bounds::MAX_BATCH_BODY, request, body::batch)
-        .await
+    app.ask(MAX_BATCH_BODY, request, body::batch).await
 }
 
 async fn reservation(State(app): AppState, id: PathText, headers: HeaderMap) -> Response {
@@ -235,7 +231,9 @@ async fn reservation(State(app): AppState, id: PathText, headers: HeaderMap) -> 
 
 async fn release_lease(State(app): AppState, id: PathText, request: Request) -> Response {
     let Some(token) = request.headers().get(&LEASE_TOKEN) else {
-        let asking = app.ask(request, |body| hold_body::free(hold_name(id)?, body));
+        let asking = app.ask(MAX_BODY, request, |body| {
+            hold_body::free(hold_name(id)?, body)
+        });
         return asking.await;
     };
     let question = hold_name(id).and_then(|id| {
