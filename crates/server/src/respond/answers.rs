@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tollgate::{
-    Decision, FailurePolicy, Hold, HoldState, Holders, Kind, LeaseToken, Reason, RuleDecision,
-    Span, Subject, Time,
+    Decision, FailurePolicy, Hold, HoldState, Holder, Holders, Kind, Reason, RuleDecision, Span,
+    Subject, Time,
 };
 use tollgate_core::Algorithm;
 use tollgate_ledger::UsageRow;
@@ -345,14 +345,6 @@ pub(crate) struct NewLeaseBody {
     pub(super) token: String,
 }
 
-impl NewLeaseBody {
-    pub(super) fn new(token: &LeaseToken) -> NewLeaseBody {
-        NewLeaseBody {
-            token: token.to_string(),
-        }
-    }
-}
-
 /// The holders of slots, by rule.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Holders)]
@@ -387,19 +379,16 @@ pub(crate) struct HolderBody {
 
 impl HoldersBody {
     pub(super) fn new(rules: &[Holders]) -> HoldersBody {
+        let holder = |holder: &Holder| HolderBody {
+            owner: holder.owner.as_ref().to_owned(),
+            fence: holder.fence,
+            expires_at_epoch_millis: millis(holder.expires_at),
+        };
         let rules = rules.iter().map(|rule| RuleHoldersBody {
             rule_id: rule.rule.clone(),
             limit: rule.limit,
             truncated: rule.holders.len() > MAX_LISTED,
-            holders: {
-                let listed = rule.holders.iter().take(MAX_LISTED);
-                let listed = listed.map(|holder| HolderBody {
-                    owner: holder.owner.as_ref().to_owned(),
-                    fence: holder.fence,
-                    expires_at_epoch_millis: millis(holder.expires_at),
-                });
-                listed.collect()
-            },
+            holders: rule.holders.iter().take(MAX_LISTED).map(holder).collect(),
         });
         HoldersBody {
             rules: rules.collect(),

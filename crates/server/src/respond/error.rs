@@ -143,7 +143,10 @@ impl RequestError {
             Self::Auth(AuthError::PathTooLong { .. }) => (414, "TOO_LARGE"),
             Self::Auth(AuthError::Client(ClientError::TooLong(_))) => (431, "TOO_LARGE"),
             Self::Auth(_) => (400, "BAD_REQUEST"),
-            Self::Ask(error) => error.http_status(),
+            Self::Ask(error) => {
+                let (status, code, ..) = error.codes();
+                (status, code)
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ const BAD_REQUEST: Codes = (400, "BAD_REQUEST", Code::InvalidArgument, "ERR");
 const NO_STORE: Codes = (503, "STORE_UNAVAILABLE", Code::Unavailable, "TRYAGAIN");
 
 impl AskError {
-    fn codes(&self) -> Codes {
+    pub(super) fn codes(&self) -> Codes {
         match self {
             AskError::Store(_) | AskError::Demand(DemandError::Store(_)) => NO_STORE,
             AskError::Demand(_) => BAD_REQUEST,
@@ -46,15 +46,6 @@ impl AskError {
                 UsageError::Busy => (503, "LEDGER_BUSY", Code::Unavailable, "TRYAGAIN"),
             },
         }
-    }
-
-    pub(super) fn http_status(&self) -> (u16, &'static str) {
-        let (status, code, ..) = self.codes();
-        (status, code)
-    }
-
-    pub(super) fn resp_code(&self) -> &'static str {
-        self.codes().3
     }
 
     /// The body of a response that says how a reservation or lease has ended.

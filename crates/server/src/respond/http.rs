@@ -49,7 +49,8 @@ impl Responder {
                 token,
                 decision,
             }) => {
-                let (first, second) = (LeaseBody::new(lease), NewLeaseBody::new(token));
+                let (first, token) = (LeaseBody::new(lease), token.to_string());
+                let second = NewLeaseBody { token };
                 self.created(Both { first, second }, decision)
             }
             Answer::Reserve(ReserveOutcome::Denied(decision))
