@@ -8,10 +8,8 @@
 //! A span has the door, the operation, the outcome and the deciding rule, but never the client, its
 //! tenant or the id of a hold.
 //!
-//! * `export`: queues and samples spans.
-//! * `client`: sends them over HTTP.
+//! `export` queues spans and sends them.
 
-mod client;
 mod export;
 
 use std::sync::Arc;
