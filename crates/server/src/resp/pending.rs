@@ -41,13 +41,10 @@ pub(super) enum Answered {
 impl Pending {
     /// Whether the command may wait for other clients, not only for the store.
     pub(super) fn may_take_long(&self) -> bool {
-        matches!(
-            self,
-            Pending::Question {
-                may_take_long: true,
-                ..
-            }
-        )
+        match self {
+            Pending::Throttle { .. } => false,
+            Pending::Question { may_take_long, .. } => *may_take_long,
+        }
     }
 
     pub(super) async fn ask(&self, door: &Door) -> Answered {
