@@ -1,29 +1,34 @@
 //! Answers questions: the one way from every door to the engine.
 //!
-//! [`Backend::answer`] takes a [`Question`] and returns an [`Answer`] or an [`AskError`], in the words
-//! of no protocol. `respond` turns both into what a door sends.
+//! [`Backend::answer`] takes a [`Question`] and returns an [`Answer`] or an [`AskError`]. Both are
+//! independent of protocols. `respond` turns them into what a door sends.
 
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use tokio::sync::Semaphore;
 use tollgate::{
     Acquire, AcquireOutcome, BatchDecision, Decision, DemandError, Engine, Hold, HoldError,
-    Holders, Reserve, ReserveOutcome, Snapshot, StoreError,
+    Holders, Reserve, ReserveOutcome, Snapshot, Span, StoreError,
 };
 
-use crate::lease_wait::LeaseWait;
 use crate::question::{Check, Question};
 use crate::trace::Origin;
 use crate::usage::{Usage, UsageError, UsageReader};
 
+/// How many clients may wait for a lease at a door, so that they leave room for others. Further
+/// clients get an answer at once, as if they did not want to wait.
+const MAX_WAITING: usize = 1024;
+
 /// The engine, with the bounds of one door on requests that may take long.
 pub(crate) struct Backend {
     pub(crate) engine: Arc<Engine>,
-    lease_wait: LeaseWait,
+    /// One permit for each client that may wait for a lease.
+    lease_waits: Semaphore,
     usage: UsageReader,
 }
 
-/// What a client is answered.
+/// The answer to a question.
 pub(crate) enum Answer {
     /// A check: whether the request may proceed.
     Decision(Decision),
@@ -73,7 +78,7 @@ impl Backend {
     pub(crate) fn new(engine: Arc<Engine>) -> Backend {
         Backend {
             engine,
-            lease_wait: LeaseWait::new(),
+            lease_waits: Semaphore::new(MAX_WAITING),
             usage: UsageReader::default(),
         }
     }
@@ -88,10 +93,7 @@ impl Backend {
     ) -> Result<Answer, AskError> {
         let engine = &*self.engine;
         match question {
-            Question::Check(check) => {
-                let decision = self::check(snapshot, check, origin).await;
-                Ok(Answer::Decision(decision))
-            }
+            Question::Check(it) => Ok(Answer::Decision(check(snapshot, it, origin).await)),
             Question::Peek(Check { attributes, ask }) => {
                 let attributes = attributes.attributes();
                 let asking = snapshot.peek(&attributes, *ask);
@@ -110,8 +112,8 @@ impl Backend {
             }
             Question::Refund(refund) => {
                 let attributes = refund.attributes.attributes();
-                let asking =
-                    Box::pin(snapshot.refund(&attributes, refund.units, refund.charged_at));
+                let asking = snapshot.refund(&attributes, refund.units, refund.charged_at);
+                let asking = Box::pin(asking);
                 let decision = origin.trace(snapshot, "refund", asking).await;
                 decision.map(Answer::Standing).map_err(AskError::Store)
             }
@@ -141,9 +143,8 @@ impl Backend {
                 ended.map(Answer::Reservation).map_err(of_reservation)
             }
             Question::Release(id) => {
-                let ended = origin
-                    .trace(snapshot, "release", Box::pin(engine.release(id)))
-                    .await;
+                let asking = Box::pin(engine.release(id));
+                let ended = origin.trace(snapshot, "release", asking).await;
                 ended.map(Answer::Reservation).map_err(of_reservation)
             }
             Question::Extend { id, ttl } => {
@@ -158,12 +159,16 @@ impl Backend {
                 wait,
             } => {
                 let attributes = attributes.attributes();
+                let permit = match *wait {
+                    Span::ZERO => None,
+                    _ => self.lease_waits.try_acquire().ok(),
+                };
                 let acquire = Acquire {
                     ttl: *ttl,
                     owner,
-                    wait: *wait,
+                    wait: permit.as_ref().map_or(Span::ZERO, |_| *wait),
                 };
-                let asking = Box::pin(self.lease_wait.acquire(snapshot, &attributes, &acquire));
+                let asking = Box::pin(snapshot.acquire(&attributes, &acquire));
                 let outcome = origin.trace(snapshot, "acquire", asking).await;
                 outcome.map(Answer::Acquire).map_err(of_lease)
             }
@@ -204,4 +209,38 @@ fn of_reservation(error: HoldError) -> AskError {
 fn of_lease(error: HoldError) -> AskError {
     let kind = HoldKind::Lease;
     AskError::Hold { kind, error }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn client_without_a_permit_is_answered_at_once() {
+        let rules =
+            "version: 1\nrules: [{ id: slots, algorithm: concurrency, limit: 1, lease: 1h }]";
+        let engine = Engine::from_yaml("rules.yaml", rules).unwrap();
+        let backend = Backend::new(Arc::new(engine));
+        let acquire = Question::AcquireLease {
+            attributes: Default::default(),
+            ttl: None,
+            owner: "".into(),
+            wait: Span::from_secs(30),
+        };
+        let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown("test"));
+        // Whether a lease was granted, and after how many seconds.
+        let acquire = async || {
+            let started = Instant::now();
+            let answer = backend.answer(&snapshot, &acquire, &origin).await.unwrap();
+            let granted = matches!(answer, Answer::Acquire(AcquireOutcome::Granted { .. }));
+            (granted, started.elapsed().as_secs())
+        };
+        assert_eq!(acquire().await, (true, 0));
+        let permits = backend.lease_waits.try_acquire_many(1024).unwrap();
+        assert_eq!(acquire().await, (false, 0));
+        drop(permits);
+        assert_eq!(acquire().await, (false, 30));
+    }
 }

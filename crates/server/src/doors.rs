@@ -156,9 +156,9 @@ impl Doors {
         let serving = async { tokio::join!(http, grpc, resp, admin, stop) };
         tokio::select! {
             _ = serving => {}
-            () = sweep(&engine) => {}
-            () = end_holds(&engine) => {}
-            () = end_ledger_holds(&engine) => {}
+            () = every(SWEEP_EVERY, || async { engine.sweep(); }) => {}
+            () = every(HOLDS_EVERY, || end_holds(&engine)) => {}
+            () = every(LEDGER_EVERY, || end_ledger_holds(&engine)) => {}
             () = control.watch() => {}
             () = control.overrides().run() => {}
         }
@@ -174,45 +174,34 @@ async fn open(
     listener.map_err(|error| DoorError { door, error })
 }
 
-/// Ends expired reservations and leases. Never returns.
-async fn end_holds(engine: &Engine) {
-    let mut ticks = tokio::time::interval(HOLDS_EVERY);
+/// Runs `work` once in every `period`, for ever. Runs that were missed while the machine slept are
+/// not made up for.
+async fn every<F: Future<Output = ()>>(period: Duration, work: impl Fn() -> F) {
+    let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        // Up to a bound: the rest waits for the next tick.
-        for _ in 0..HOLD_ROUNDS {
-            match engine.sweep_holds().await {
-                Ok(0) => break,
-                Ok(_) => {}
-                Err(error) => {
-                    tracing::debug!(%error, "expired reservations could not be ended; will try again");
-                    break;
-                }
+        work().await;
+    }
+}
+
+/// Ends expired reservations and leases, up to a bound: the rest waits for the next call.
+async fn end_holds(engine: &Engine) {
+    for _ in 0..HOLD_ROUNDS {
+        match engine.sweep_holds().await {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(%error, "expired reservations could not be ended; will try again");
+                break;
             }
         }
     }
 }
 
-/// Ends expired reservations that only the ledger knows. Never returns.
+/// Ends expired reservations that only the ledger knows.
 async fn end_ledger_holds(engine: &Engine) {
-    let mut ticks = tokio::time::interval(LEDGER_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        if let Err(error) = engine.sweep_ledger().await {
-            tracing::debug!(%error, "expired reservations of the ledger could not be ended; will try again");
-        }
-    }
-}
-
-/// Removes expired state from time to time. Never returns.
-async fn sweep(engine: &Engine) {
-    let mut ticks = tokio::time::interval(SWEEP_EVERY);
-    // After the machine slept, missed ticks are not made up for.
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        ticks.tick().await;
-        engine.sweep();
+    if let Err(error) = engine.sweep_ledger().await {
+        tracing::debug!(%error, "expired reservations of the ledger could not be ended; will try again");
     }
 }

@@ -8,7 +8,7 @@
 //! * [`resp`]: a server for ordinary Redis clients.
 //! * [`admin`]: the API for operators.
 //! * `question`: what clients ask, the same for every door.
-//! * `backend`: answers questions. `lease_wait`: how many clients may wait for a lease.
+//! * `backend`: answers questions.
 //! * `respond`: the only place where an answer becomes a response, a message or a reply.
 //! * [`net`]: listeners, TLS and the accept loop. [`Doors`]: all doors of a config.
 //! * [`control`]: puts a changed config in force while the server runs.
@@ -33,7 +33,6 @@ mod exposition;
 mod forward_auth;
 pub mod grpc;
 pub mod http;
-mod lease_wait;
 pub mod net;
 mod outbound;
 pub mod overrides;

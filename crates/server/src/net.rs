@@ -1,27 +1,25 @@
 //! Listeners and the one accept loop of all doors.
 //!
-//! `serve` accepts connections within a bound, sets up TLS if so configured, runs what the door
-//! does with one connection, and drains when the server stops. A door gives only that one function.
+//! `serve` accepts connections within a bound, sets up TLS if so configured, and calls the door's
+//! handler for each connection. When the server stops, it waits for open connections.
 
-mod preface;
+mod stream;
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio_rustls::server::TlsStream;
-
 use tollgate_config::Listen;
 
-pub(crate) use self::preface::Prefaced;
+pub(crate) use self::stream::{Stream, Transport};
 use crate::tls::{Tls, TlsError};
 
 /// The most open connections of a listener. Further connections wait to be accepted.
@@ -122,7 +120,16 @@ impl Listener {
     /// affect the next.
     async fn accept(&self) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
         loop {
-            match self.try_accept().await {
+            let accepting = async {
+                let permit = Arc::clone(&self.permits).acquire_owned().await;
+                let permit = permit.map_err(io::Error::other)?;
+                let (stream, peer) = self.tcp.accept().await?;
+                stream.set_nodelay(true)?;
+                // The system closes the connection of a client that does not read its answer.
+                SockRef::from(&stream).set_tcp_user_timeout(Some(READ_TIMEOUT))?;
+                io::Result::Ok((stream, peer, permit))
+            };
+            match accepting.await {
                 Ok(accepted) => return accepted,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -131,16 +138,6 @@ impl Listener {
                 }
             }
         }
-    }
-
-    async fn try_accept(&self) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
-        let permit = Arc::clone(&self.permits).acquire_owned().await;
-        let permit = permit.map_err(io::Error::other)?;
-        let (stream, peer) = self.tcp.accept().await?;
-        stream.set_nodelay(true)?;
-        // The system closes the connection of a client that does not read its answer.
-        SockRef::from(&stream).set_tcp_user_timeout(Some(READ_TIMEOUT))?;
-        Ok((stream, peer, permit))
     }
 }
 
@@ -172,7 +169,7 @@ where
                 };
                 handle(stream, peer, stopping).await
             };
-            // The client broke the connection off or sent something else: nothing to do here.
+            // The client broke the connection off, or does not speak the protocol.
             if let Err(error) = served.await {
                 tracing::debug!(%peer, %error, "connection ended");
             }
@@ -187,12 +184,22 @@ where
     }
 }
 
-/// Tells a connection that the server stops. The server waits until every one is dropped.
+/// Awaits `future` for at most `limit`; `None` if it takes longer. A future that is ready at once
+/// costs no timer.
+pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
+    let mut future = pin!(future);
+    match poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
+        Poll::Ready(done) => Some(done),
+        Poll::Pending => tokio::time::timeout(limit, future).await.ok(),
+    }
+}
+
+/// Tells a connection that the server stops. The server waits until every `Stopping` is dropped.
 #[derive(Clone)]
 pub(crate) struct Stopping(watch::Receiver<bool>);
 
 impl Stopping {
-    /// Whether the server stops: one atomic load. Not meant for a value that has waited already.
+    /// Whether the server stops: one atomic load. Must not be called after `wait`.
     pub(crate) fn is_stopping(&self) -> bool {
         self.0.has_changed().unwrap_or(true)
     }
@@ -220,85 +227,11 @@ pub struct Peer(pub SocketAddr);
 /// slow handshake.
 async fn handshake(stream: TcpStream, tls: Option<Arc<Tls>>) -> io::Result<Stream> {
     let Some(tls) = tls else {
-        return Ok(Stream::Plain(stream));
+        return Ok(Stream::new(stream, None));
     };
     let handshake = tls.acceptor().accept(stream);
     let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
     let stream = stream.map_err(|_| io::ErrorKind::TimedOut)??;
-    Ok(Stream::Tls(Box::new(stream)))
-}
-
-/// A connection, encrypted or not.
-#[derive(Debug)]
-pub(crate) enum Stream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-}
-
-impl Stream {
-    /// The protocol that both sides agreed on; `None` in plain text, where nothing is agreed on.
-    pub(crate) fn is_http2(&self) -> Option<bool> {
-        match self {
-            Stream::Plain(_) => None,
-            Stream::Tls(stream) => Some(stream.get_ref().1.alpn_protocol() == Some(b"h2")),
-        }
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Stream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(context, parts),
-            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(context, parts),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Stream::Plain(stream) => stream.is_write_vectored(),
-            Stream::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    Ok(Stream::new(stream, Some(is_http2)))
 }

@@ -17,10 +17,11 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
+
+use crate::net::Transport;
 
 /// The largest answer that is read.
 const MAX_ANSWER: usize = 64 * 1024;
@@ -39,9 +40,6 @@ pub(crate) struct Peer {
     tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
-
 impl Peer {
     /// The server at `host` and `port`. With `tls`, reads the system's certificates.
     pub(crate) fn new(host: &str, port: u16, tls: bool) -> Result<Peer, SendError> {
@@ -49,7 +47,7 @@ impl Peer {
         Peer::with_tls(host, port, tls)
     }
 
-    /// The same with given TLS settings.
+    /// The server at `host` and `port`, with these TLS settings.
     pub(crate) fn with_tls(
         host: &str,
         port: u16,
@@ -111,8 +109,12 @@ impl Peer {
             parts.uri = Uri::from(path.clone());
         }
         parts.headers.insert(HOST, self.authority.clone());
-        let stream = TokioIo::new(self.connect().await?);
-        let (mut sender, connection) = http1::handshake(stream).await?;
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        let stream: Box<dyn Transport> = match &self.tls {
+            None => Box::new(stream),
+            Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await?),
+        };
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let exchange = async {
             let request = Request::from_parts(parts, Full::new(body));
             read(sender.send_request(request).await?).await
@@ -124,14 +126,6 @@ impl Peer {
         }
         // The connection ended after the answer was read.
         exchange.await
-    }
-
-    async fn connect(&self) -> Result<Box<dyn Stream>, SendError> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
-        Ok(match &self.tls {
-            None => Box::new(stream),
-            Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await?),
-        })
     }
 }
 
@@ -172,10 +166,7 @@ impl Seldom {
     pub(crate) fn due(&self) -> Option<u64> {
         let mut logged = self.0.lock();
         let now = Instant::now();
-        let is_due = logged
-            .at
-            .is_none_or(|last| now.duration_since(last) >= LOG_EVERY);
-        if !is_due {
+        if logged.at.is_some_and(|last| now - last < LOG_EVERY) {
             logged.unlogged += 1;
             return None;
         }

@@ -18,14 +18,14 @@ use crate::http::bounds::{MAX_ATTRIBUTES, MAX_BATCH, MAX_VALUE};
 /// A text that is borrowed from the request where it can be.
 pub(crate) type Text<'a> = Cow<'a, str>;
 
-/// What a client asks. Borrows from the request it was read from.
+/// A question of a client. It borrows from the request.
 pub(crate) enum Question<'a> {
     Check(Check<'a>),
     /// Several checks, each decided on its own.
     Batch(Vec<Check<'a>>),
     /// Several demands, decided together.
     Demands(SmallVec<[Demand<'a>; 2]>),
-    /// What a check would answer; charges nothing.
+    /// Returns what a check would answer, and charges nothing.
     Peek(Check<'a>),
     Refund(Refund<'a>),
     Reserve {

@@ -111,7 +111,7 @@ pub(crate) struct ReadyConfig<'a> {
 }
 
 pub(crate) fn ready(rules: &RuleSet, status: &Status) -> Response {
-    let ready = Ready {
+    report(&Ready {
         status: "ready",
         config_version: rules.version(),
         rules: rules.rules().len(),
@@ -121,8 +121,7 @@ pub(crate) fn ready(rules: &RuleSet, status: &Status) -> Response {
             refused: status.refused.as_deref(),
             needs_restart: &status.needs_restart,
         },
-    };
-    json(StatusCode::OK, JSON, &ready)
+    })
 }
 
 fn json(status: StatusCode, content_type: HeaderValue, body: &impl Serialize) -> Response {
@@ -148,10 +147,7 @@ pub(crate) fn accepts_problem(headers: &HeaderMap) -> bool {
     ranges.flat_map(|value| value.split(',')).any(|range| {
         let mut parts = range.split(';').map(str::trim);
         let named = parts.next() == Some("application/problem+json");
+        let is_zero = |weight: &str| weight.parse::<f32>() == Ok(0.0);
         named && !parts.any(|part| part.strip_prefix("q=").is_some_and(is_zero))
     })
-}
-
-fn is_zero(weight: &str) -> bool {
-    weight.parse::<f32>() == Ok(0.0)
 }

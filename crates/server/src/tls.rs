@@ -108,14 +108,12 @@ fn load(files: &TlsFiles, protocols: &[Vec<u8>]) -> Result<Arc<ServerConfig>, Tl
         Some(path) => {
             let mut roots = RootCertStore::empty();
             for root in certificates("client_ca", path)? {
-                roots
-                    .add(root)
-                    .map_err(|error| file("client_ca", path, error))?;
+                let added = roots.add(root);
+                added.map_err(|error| file("client_ca", path, error))?;
             }
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-            let verifier = verifier
-                .build()
-                .map_err(|error| file("client_ca", path, error))?;
+            let verifier = verifier.build();
+            let verifier = verifier.map_err(|error| file("client_ca", path, error))?;
             builder.with_client_cert_verifier(verifier)
         }
     };

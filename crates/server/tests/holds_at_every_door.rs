@@ -3,23 +3,23 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
 
+#[path = "common/doors.rs"]
+mod doors;
 #[path = "common/own.rs"]
 mod own;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
+use doors::Server;
 use own::{TollgateClient, attributes, pb};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
 use tollgate::{
     Acquire, AcquireOutcome, Attributes, Engine, HoldError, HoldState, Reserve, ReserveOutcome,
 };
 use tollgate_rig::{Redis, Reply, Resp};
-use tollgate_server::{ControlPlane, Doors};
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -146,40 +146,6 @@ impl Past {
             held => self.leased.extend(held),
         }
         self.told.push(told);
-    }
-}
-
-/// A server with all doors.
-struct Server {
-    http: SocketAddr,
-    grpc: SocketAddr,
-    resp: SocketAddr,
-    engine: Arc<Engine>,
-    _stop: oneshot::Sender<()>,
-}
-
-impl Server {
-    async fn start(store: &str, namespace: &str) -> Server {
-        let yaml = format!(
-            "version: 1\nnamespace: {namespace}\nstore: {store}\n\
-             subjects: {{ hash_secret: 0123456789abcdef }}\n\
-             server: {{ http: \"127.0.0.1:0\", grpc: \"127.0.0.1:0\", resp: \"127.0.0.1:0\" }}\n{RULES}"
-        );
-        let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
-        let engine = Arc::new(Engine::start(&config).await.unwrap());
-        let doors = Doors::open(&config).await.unwrap();
-        let addresses = doors.addresses().unwrap();
-        let [http, grpc, resp] = [0, 1, 2].map(|door: usize| addresses[door].address);
-        let (stop, stopped) = oneshot::channel::<()>();
-        let control = Arc::new(ControlPlane::of(Arc::clone(&engine)));
-        tokio::spawn(doors.serve(control, async { drop(stopped.await) }));
-        Server {
-            http,
-            grpc,
-            resp,
-            engine,
-            _stop: stop,
-        }
     }
 }
 
@@ -439,7 +405,7 @@ fn by_resp(client: &mut Resp, call: Call) -> Done {
 
 async fn all_doors_agree_on(store: &str) {
     let steps = steps(600);
-    let library = Server::start(store, "library").await;
+    let library = Server::start(RULES, store, "library").await;
     let mut expected = Past::default();
     for step in &steps {
         let done = match expected.call(*step) {
@@ -458,7 +424,7 @@ async fn all_doors_agree_on(store: &str) {
         assert!(said(&|it| *it == Outcome::Error(wrong)) > 5, "{wrong:?}");
     }
 
-    let server = Server::start(store, "grpc").await;
+    let server = Server::start(RULES, store, "grpc").await;
     let channel = Channel::from_shared(format!("http://{}", server.grpc)).unwrap();
     let mut client = TollgateClient::new(channel.connect().await.unwrap());
     let mut past = Past::default();
@@ -470,8 +436,8 @@ async fn all_doors_agree_on(store: &str) {
         past.note(done);
         assert_eq!(past.told.last(), Some(expected), "gRPC: {step:?}");
     }
-    let http = Server::start(store, "http").await;
-    let resp = Server::start(store, "resp").await;
+    let http = Server::start(RULES, store, "http").await;
+    let resp = Server::start(RULES, store, "resp").await;
     let asking = tokio::task::spawn_blocking(move || {
         let mut client = Resp::connect(&resp.resp.to_string()).unwrap();
         let (mut by_the_one, mut by_the_other) = (Past::default(), Past::default());

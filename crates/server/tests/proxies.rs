@@ -162,6 +162,23 @@ impl Example {
         refused
     }
 
+    /// The application gets the header fields of `allowed`, and the client gets the body of a denial.
+    fn header_fields_and_denials_are_passed_on(&self, allowed: &Answer) {
+        let told = allowed
+            .text
+            .to_lowercase()
+            .contains("ratelimit-remaining: 9");
+        assert!(told, "the application is told: {}", allowed.text);
+        let refused = self.requests_above_the_limit_are_denied(SPOOFED);
+        assert_eq!(
+            refused.json()["message"],
+            "Too many attempts. Try again later."
+        );
+        assert_eq!(refused.json()["ruleId"], "login");
+        let spoofed = [("x-original-uri", "/free"), ("x-original-method", "GET")];
+        assert_eq!(self.post("/login", &spoofed).status, 429);
+    }
+
     fn health_is_never_limited(&self) {
         let before = self.decisions();
         for _ in 0..20 {
@@ -259,19 +276,7 @@ fn traefik() {
     example.requests_that_are_allowed_reach_the_application();
     let allowed = example.get("/search", &[("x-api-key", "k2")]);
     assert_eq!(allowed.header("ratelimit-remaining"), "");
-    let told = allowed
-        .text
-        .to_lowercase()
-        .contains("ratelimit-remaining: 9");
-    assert!(told, "the application is told: {}", allowed.text);
-    let refused = example.requests_above_the_limit_are_denied(SPOOFED);
-    assert_eq!(
-        refused.json()["message"],
-        "Too many attempts. Try again later."
-    );
-    assert_eq!(refused.json()["ruleId"], "login");
-    let spoofed = [("x-original-uri", "/free"), ("x-original-method", "GET")];
-    assert_eq!(example.post("/login", &spoofed).status, 429);
+    example.header_fields_and_denials_are_passed_on(&allowed);
     example.health_is_never_limited();
     example.without_tollgate(Without::Refuses(500));
 }
@@ -282,19 +287,7 @@ fn caddy() {
     example.requests_that_are_allowed_reach_the_application();
     let allowed = example.get("/search", &[("x-api-key", "k2")]);
     assert_eq!(allowed.header("ratelimit-remaining"), "9", "for the client");
-    let told = allowed
-        .text
-        .to_lowercase()
-        .contains("ratelimit-remaining: 9");
-    assert!(told, "the application is told: {}", allowed.text);
-    let refused = example.requests_above_the_limit_are_denied(SPOOFED);
-    assert_eq!(
-        refused.json()["message"],
-        "Too many attempts. Try again later."
-    );
-    assert_eq!(refused.json()["ruleId"], "login");
-    let spoofed = [("x-original-uri", "/free"), ("x-original-method", "GET")];
-    assert_eq!(example.post("/login", &spoofed).status, 429);
+    example.header_fields_and_denials_are_passed_on(&allowed);
     example.health_is_never_limited();
     example.without_tollgate(Without::Passes);
     example.when_tollgate_hangs_requests_pass();

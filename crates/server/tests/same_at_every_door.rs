@@ -3,14 +3,16 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
+#[path = "common/doors.rs"]
+mod doors;
 
+use std::net::SocketAddr;
+
+use doors::Server;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
 use tollgate::{Ask, Attributes, Decision, Engine};
 use tollgate_rig::{Redis, Reply, Resp};
 use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
@@ -18,7 +20,6 @@ use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::rate
 use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
-use tollgate_server::{ControlPlane, Doors};
 use tonic::transport::Channel;
 
 /// Every algorithm, on windows so long that nothing refills while the test runs.
@@ -64,79 +65,43 @@ fn questions(count: usize) -> Vec<Question> {
     many.new_tree(&mut runner).unwrap().current()
 }
 
-/// A server with all doors, and a client of each.
-struct Server {
-    http: SocketAddr,
-    grpc: RateLimitServiceClient<Channel>,
-    resp: SocketAddr,
-    engine: Arc<Engine>,
-    _stop: oneshot::Sender<()>,
+async fn ask_library(engine: &Engine, question: &Question) -> Answer {
+    let mut attributes = Attributes::new();
+    for (name, value) in &question.attributes {
+        attributes.push(name, value.as_str());
+    }
+    let decision = match question.cost {
+        0 => engine.peek(&attributes, Ask::Exactly(1)).await,
+        cost => engine.ask(&attributes, Ask::Exactly(cost)).await,
+    };
+    of_decision(&decision)
 }
 
-impl Server {
-    /// The namespace separates its state from that of other tests in the same Redis.
-    async fn start(store: &str, namespace: &str) -> Server {
-        let yaml = format!(
-            "version: 1\nnamespace: {namespace}\nstore: {store}\n\
-             subjects: {{ hash_secret: 0123456789abcdef }}\n\
-             server: {{ http: \"127.0.0.1:0\", grpc: \"127.0.0.1:0\", resp: \"127.0.0.1:0\" }}\n{RULES}"
-        );
-        let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
-        let engine = Arc::new(Engine::start(&config).await.unwrap());
-        let doors = Doors::open(&config).await.unwrap();
-        let addresses = doors.addresses().unwrap();
-        let [http, grpc, resp] = [0, 1, 2].map(|door: usize| addresses[door].address);
-        let (stop, stopped) = oneshot::channel::<()>();
-        let control = Arc::new(ControlPlane::of(Arc::clone(&engine)));
-        tokio::spawn(doors.serve(control, async { drop(stopped.await) }));
-        let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();
-        Server {
-            http,
-            grpc: RateLimitServiceClient::new(channel.connect().await.unwrap()),
-            resp,
-            engine,
-            _stop: stop,
-        }
-    }
-
-    async fn ask(&self, question: &Question) -> Answer {
-        let mut attributes = Attributes::new();
-        for (name, value) in &question.attributes {
-            attributes.push(name, value.as_str());
-        }
-        let decision = match question.cost {
-            0 => self.engine.peek(&attributes, Ask::Exactly(1)).await,
-            cost => self.engine.ask(&attributes, Ask::Exactly(cost)).await,
-        };
-        of_decision(&decision)
-    }
-
-    async fn ask_grpc(&mut self, question: &Question) -> Answer {
-        let entries = question.attributes.iter().map(|(key, value)| Entry {
-            key: (*key).to_owned(),
-            value: value.clone(),
-        });
-        let descriptor = RateLimitDescriptor {
-            entries: entries.collect(),
-            hits_addend: Some(question.cost),
-            ..RateLimitDescriptor::default()
-        };
-        let request = RateLimitRequest {
-            domain: "any".to_owned(),
-            descriptors: vec![descriptor],
-            hits_addend: 0,
-        };
-        let answer = self.grpc.should_rate_limit(request).await.unwrap();
-        let answer = answer.into_inner();
-        let status = &answer.statuses[0];
-        assert_eq!(status.code, answer.overall_code);
-        let limit = status.current_limit.as_ref();
-        Answer {
-            allowed: status.code == Code::Ok as i32,
-            rule: limit.map(|limit| limit.name.clone()),
-            limit: limit.map(|limit| u64::from(limit.requests_per_unit)),
-            remaining: limit.map(|_| u64::from(status.limit_remaining)),
-        }
+async fn ask_grpc(client: &mut RateLimitServiceClient<Channel>, question: &Question) -> Answer {
+    let entries = question.attributes.iter().map(|(key, value)| Entry {
+        key: (*key).to_owned(),
+        value: value.clone(),
+    });
+    let descriptor = RateLimitDescriptor {
+        entries: entries.collect(),
+        hits_addend: Some(question.cost),
+        ..RateLimitDescriptor::default()
+    };
+    let request = RateLimitRequest {
+        domain: "any".to_owned(),
+        descriptors: vec![descriptor],
+        hits_addend: 0,
+    };
+    let answer = client.should_rate_limit(request).await.unwrap();
+    let answer = answer.into_inner();
+    let status = &answer.statuses[0];
+    assert_eq!(status.code, answer.overall_code);
+    let limit = status.current_limit.as_ref();
+    Answer {
+        allowed: status.code == Code::Ok as i32,
+        rule: limit.map(|limit| limit.name.clone()),
+        limit: limit.map(|limit| u64::from(limit.requests_per_unit)),
+        remaining: limit.map(|_| u64::from(status.limit_remaining)),
     }
 }
 
@@ -212,19 +177,22 @@ fn ask_resp(client: &mut Resp, question: &Question) -> Answer {
 
 async fn all_doors_agree_on(store: &str) {
     let questions = questions(500);
-    let library = Server::start(store, "library").await;
+    let library = Server::start(RULES, store, "library").await;
     let mut expected = Vec::new();
     for question in &questions {
-        expected.push(library.ask(question).await);
+        expected.push(ask_library(&library.engine, question).await);
     }
     let refused = expected.iter().filter(|answer| !answer.allowed).count();
     assert!((100..400).contains(&refused), "{refused} of 500 denied");
 
-    let (http, resp) = tokio::join!(Server::start(store, "http"), Server::start(store, "resp"));
-    let mut grpc = Server::start(store, "grpc").await;
+    let http = Server::start(RULES, store, "http").await;
+    let resp = Server::start(RULES, store, "resp").await;
+    let grpc = Server::start(RULES, store, "grpc").await;
+    let channel = Channel::from_shared(format!("http://{}", grpc.grpc)).unwrap();
+    let mut client = RateLimitServiceClient::new(channel.connect().await.unwrap());
     for (question, expected) in questions.iter().zip(&expected) {
         assert_eq!(
-            &grpc.ask_grpc(question).await,
+            &ask_grpc(&mut client, question).await,
             expected,
             "gRPC: {question:?}"
         );

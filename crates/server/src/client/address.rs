@@ -22,22 +22,23 @@ const MAX_ADDRESS: usize = 128;
 
 /// The client behind `peer`, which is a trusted proxy.
 pub(super) fn behind(peer: IpAddr, headers: &HeaderMap, subjects: &Subjects) -> IpAddr {
-    let hops = Hops { peer, subjects };
     let header = subjects.client_header.or_else(|| first(headers));
     match header {
         None => peer,
         Some(ClientHeader::XForwardedFor) => {
             let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
-            hops.follow(lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b',')))
+            let hops = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
+            follow(peer, hops, subjects)
         }
         Some(ClientHeader::Forwarded) => {
             let lines = headers.get_all(FORWARDED).iter().rev();
-            hops.follow(lines.flat_map(|line| Elements(Some(line.as_bytes())).map(node)))
+            let hops = lines.flat_map(|line| rsplit_unquoted(line.as_bytes(), b',').map(node));
+            follow(peer, hops, subjects)
         }
         Some(ClientHeader::XRealIp) => {
             let mut lines = headers.get_all(X_REAL_IP).iter();
             match (lines.next(), lines.next()) {
-                (Some(line), None) => hops.follow([line.as_bytes()].into_iter()),
+                (Some(line), None) => follow(peer, [line.as_bytes()].into_iter(), subjects),
                 // A proxy replaces this header, and does not append to it.
                 _ => peer,
             }
@@ -57,27 +58,17 @@ fn first(headers: &HeaderMap) -> Option<ClientHeader> {
     .find_map(|(name, header)| headers.contains_key(name).then_some(header))
 }
 
-struct Hops<'s> {
-    peer: IpAddr,
-    subjects: &'s Subjects,
-}
-
-impl Hops<'_> {
-    /// The first address that is not a trusted proxy, from the nearest on.
-    fn follow<'h>(&self, hops: impl Iterator<Item = &'h [u8]>) -> IpAddr {
-        let mut known = self.peer;
-        let hops = hops.map(<[u8]>::trim_ascii).filter(|hop| !hop.is_empty());
-        for hop in hops.take(MAX_HOPS) {
-            let Some(address) = address(hop) else {
-                break;
-            };
-            known = address;
-            if !self.subjects.is_trusted(address) {
-                break;
-            }
+/// The first address that is not a trusted proxy, from the nearest on.
+fn follow<'h>(peer: IpAddr, hops: impl Iterator<Item = &'h [u8]>, subjects: &Subjects) -> IpAddr {
+    let mut known = peer;
+    let hops = hops.map(<[u8]>::trim_ascii).filter(|hop| !hop.is_empty());
+    for address in hops.take(MAX_HOPS).map_while(address) {
+        known = address;
+        if !subjects.is_trusted(address) {
+            break;
         }
-        known
     }
+    known
 }
 
 /// An address as proxies write it: with or without brackets, a zone and a port.
@@ -119,35 +110,29 @@ fn is_port(text: &str) -> bool {
     }
 }
 
-/// The elements of a `Forwarded` line, the last first. Commas in quotes do not separate. Quotes are
-/// paired from the right as well: a client that opens a quote and does not close it cannot hide
+/// The parts of a `Forwarded` line, the last first. A separator in quotes does not separate. Quotes
+/// are paired from the right as well: a client that opens a quote and does not close it cannot hide
 /// what proxies append.
-struct Elements<'h>(Option<&'h [u8]>);
-
-impl<'h> Iterator for Elements<'h> {
-    type Item = &'h [u8];
-
-    fn next(&mut self) -> Option<&'h [u8]> {
-        let line = self.0?;
-        match last_outside_quotes(line, b',') {
-            Some(comma) => {
-                self.0 = Some(&line[..comma]);
-                Some(&line[comma + 1..])
-            }
-            None => {
-                self.0 = None;
-                Some(line)
-            }
-        }
-    }
+fn rsplit_unquoted(line: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(line);
+    std::iter::from_fn(move || {
+        let line = rest?;
+        let at = last_outside_quotes(line, separator);
+        rest = at.map(|at| &line[..at]);
+        Some(at.map_or(line, |at| &line[at + 1..]))
+    })
 }
 
 /// The position of the last `separator` outside quotes.
 fn last_outside_quotes(line: &[u8], separator: u8) -> Option<usize> {
+    let is_escaped = |at: usize| {
+        let backslashes = line[..at].iter().rev().take_while(|byte| **byte == b'\\');
+        backslashes.count() % 2 == 1
+    };
     let mut quoted = false;
     for (at, byte) in line.iter().enumerate().rev() {
         match *byte {
-            b'"' if quoted && is_escaped(line, at) => {}
+            b'"' if quoted && is_escaped(at) => {}
             b'"' => quoted = !quoted,
             byte if byte == separator && !quoted => return Some(at),
             _ => {}
@@ -156,42 +141,20 @@ fn last_outside_quotes(line: &[u8], separator: u8) -> Option<usize> {
     None
 }
 
-fn is_escaped(line: &[u8], at: usize) -> bool {
-    let backslashes = line[..at].iter().rev().take_while(|byte| **byte == b'\\');
-    backslashes.count() % 2 == 1
-}
-
 /// The `for` parameter of an element of `Forwarded`. An element with no `for`, or with two, is returned
-/// whole, which then does not parse as an address.
+/// whole: it is not an address.
 fn node(element: &[u8]) -> &[u8] {
-    let mut rest = Some(element);
-    let mut found = None;
-    while let Some(line) = rest {
-        let pair = match last_outside_quotes(line, b';') {
-            Some(at) => {
-                rest = Some(&line[..at]);
-                &line[at + 1..]
-            }
-            None => {
-                rest = None;
-                line
-            }
-        };
+    let mut values = rsplit_unquoted(element, b';').filter_map(|pair| {
         let pair = pair.trim_ascii();
-        let Some(equals) = pair.iter().position(|byte| *byte == b'=') else {
-            continue;
-        };
-        if pair[..equals].eq_ignore_ascii_case(b"for") {
-            let value = &pair[equals + 1..];
-            if found.replace(value).is_some() {
-                return element;
-            }
-        }
-    }
-    match found {
-        None => element,
-        Some([b'"', value @ .., b'"']) => value,
-        Some(value) => value,
+        let equals = pair.iter().position(|byte| *byte == b'=')?;
+        pair[..equals]
+            .eq_ignore_ascii_case(b"for")
+            .then_some(&pair[equals + 1..])
+    });
+    match (values.next(), values.next()) {
+        (Some([b'"', value @ .., b'"']), None) => value,
+        (Some(value), None) => value,
+        _ => element,
     }
 }
 
@@ -248,7 +211,7 @@ mod tests {
     #[test]
     fn elements_are_split_from_the_right() {
         let elements = |line: &'static str| {
-            let elements = Elements(Some(line.as_bytes())).map(node);
+            let elements = rsplit_unquoted(line.as_bytes(), b',').map(node);
             let text = elements.map(|it| std::str::from_utf8(it).unwrap().trim());
             text.collect::<Vec<_>>()
         };

@@ -20,6 +20,7 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName};
+use smallvec::SmallVec;
 use tollgate_config::Subjects;
 
 use crate::http::bounds::MAX_VALUE;
@@ -39,14 +40,7 @@ pub struct Clients {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client<'h> {
     address: IpAddr,
-    ip: String,
-    api_key: Option<&'h str>,
-    user: Option<&'h str>,
-    service_account: Option<&'h str>,
-    tenant: Option<&'h str>,
-    traffic: Option<&'static str>,
-    subject: String,
-    subject_type: &'static str,
+    attributes: SmallVec<[(&'static str, Cow<'h, str>); 8]>,
 }
 
 /// Why the client of a request is not known.
@@ -101,10 +95,8 @@ impl Clients {
             Some(name) if trusted => value(headers, name),
             _ => Ok(None),
         };
-        let api_key = match &self.api_key {
-            Some(name) => value(headers, name)?,
-            None => None,
-        };
+        let api_key = self.api_key.as_ref().map(|name| value(headers, name));
+        let api_key = api_key.transpose()?.flatten();
         let user = believed(&self.user)?;
         let service_account = believed(&self.service_account)?;
         let tenant = believed(&self.tenant)?;
@@ -119,28 +111,31 @@ impl Clients {
         } else {
             self.subjects.is_internal(address).then_some("internal")
         };
-        let (subject_type, named) = [
+        let known = [
             ("api_key", api_key),
             ("user", user),
             ("service_account", service_account),
-        ]
-        .into_iter()
-        .find(|(_, value)| value.is_some())
-        .unwrap_or(("ip", None));
-        let subject = match named {
-            Some(name) => format!("{subject_type}:{name}"),
-            None => format!("{subject_type}:{}", self.subjects.network_of(address)),
+        ];
+        let subject = known
+            .iter()
+            .find_map(|(name, value)| Some((*name, (*value)?)));
+        let (subject_type, subject) = match subject {
+            Some((name, value)) => (name, format!("{name}:{value}")),
+            None => ("ip", format!("ip:{}", self.subjects.network_of(address))),
         };
+        let mut attributes = SmallVec::new();
+        attributes.push(("ip", Cow::Owned(address.to_string())));
+        for (name, value) in known
+            .into_iter()
+            .chain([("tenant", tenant), ("traffic", traffic)])
+        {
+            attributes.extend(value.map(|value| (name, Cow::Borrowed(value))));
+        }
+        attributes.push(("subject", Cow::Owned(subject)));
+        attributes.push(("subject_type", Cow::Borrowed(subject_type)));
         Ok(Client {
             address,
-            ip: address.to_string(),
-            api_key,
-            user,
-            service_account,
-            tenant,
-            traffic,
-            subject,
-            subject_type,
+            attributes,
         })
     }
 }
@@ -154,19 +149,7 @@ impl<'h> Client<'h> {
 
     /// Returns what is known of the client, as attributes.
     pub fn into_attributes(self) -> impl Iterator<Item = (&'static str, Cow<'h, str>)> {
-        let borrowed = |value: Option<&'h str>| value.map(Cow::Borrowed);
-        [
-            ("ip", Some(Cow::Owned(self.ip))),
-            ("api_key", borrowed(self.api_key)),
-            ("user", borrowed(self.user)),
-            ("service_account", borrowed(self.service_account)),
-            ("tenant", borrowed(self.tenant)),
-            ("traffic", borrowed(self.traffic)),
-            ("subject", Some(Cow::Owned(self.subject))),
-            ("subject_type", borrowed(Some(self.subject_type))),
-        ]
-        .into_iter()
-        .filter_map(|(name, value)| Some((name, value?)))
+        self.attributes.into_iter()
     }
 }
 

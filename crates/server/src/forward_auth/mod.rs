@@ -80,41 +80,36 @@ impl ForwardAuth {
     ) -> Result<Check<'r>, AuthError> {
         let peer = peer.ok_or(AuthError::NoPeer)?.ip().to_canonical();
         if !self.clients.is_trusted(peer) {
-            return Err(self.untrusted(peer));
+            // Logged once, so that strangers cannot fill the log. The log does not show addresses,
+            // but the response does.
+            if !self.warned.swap(true, Ordering::Relaxed) {
+                tracing::warn!("a peer that is not in subjects.trusted_proxies asked /auth");
+            }
+            let bits = if peer.is_ipv4() { 32 } else { 128 };
+            return Err(AuthError::Untrusted {
+                peer: peer.to_string(),
+                network: format!("{peer}/{bits}"),
+            });
         }
         let original = Original::read(parts)?;
         let client = self.clients.find(peer, &parts.headers)?;
         let host = original.host.as_deref();
         let action = self.routes.action(original.method, host, &original.path);
+        let described = [
+            ("method", Some(original.method.into())),
+            ("path", Some(original.path.into())),
+            ("host", original.host),
+            ("scheme", original.scheme.map(Into::into)),
+            ("action", action.map(Into::into)),
+        ];
+        let described = described
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)));
         let mut attributes = AttributeMap::default();
-        attributes.push("method", original.method);
-        attributes.push("path", original.path);
-        if let Some(host) = original.host {
-            attributes.push("host", host);
-        }
-        if let Some(scheme) = original.scheme {
-            attributes.push("scheme", scheme);
-        }
-        if let Some(action) = action {
-            attributes.push("action", action);
-        }
-        for (name, value) in client.into_attributes() {
+        for (name, value) in described.chain(client.into_attributes()) {
             attributes.push(name, value);
         }
         let ask = Ask::Exactly(1);
         Ok(Check { attributes, ask })
-    }
-
-    fn untrusted(&self, peer: std::net::IpAddr) -> AuthError {
-        // Logged once, so that strangers cannot fill the log. The log does not show addresses, but
-        // the response does.
-        if !self.warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!("a peer that is not in subjects.trusted_proxies asked /auth");
-        }
-        let bits = if peer.is_ipv4() { 32 } else { 128 };
-        AuthError::Untrusted {
-            peer: peer.to_string(),
-            network: format!("{peer}/{bits}"),
-        }
     }
 }

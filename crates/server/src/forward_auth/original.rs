@@ -92,24 +92,30 @@ impl<'r> Original<'r> {
         };
         let method = one(headers, &family.method)?;
         let method = method.ok_or_else(|| AuthError::Missing(family.method.clone()))?;
-        let target = Target::of(family.target(headers)?);
-        let named = match target.authority {
-            Some(authority) => Some(authority),
-            None => match one(headers, &family.host)? {
-                // Several proxies make a list. The last value comes from the nearest proxy.
-                Some(host) => host.rsplit(',').map(str::trim).next(),
-                None => one(headers, &http::header::HOST)?,
-            },
-        };
-        let scheme = match target.scheme {
-            Some(scheme) => Some(scheme),
+        // A path, or a URL.
+        let target = family.target(headers)?;
+        let target = target.split(['?', '#']).next().unwrap_or_default();
+        let url = target
+            .split_once("://")
+            .filter(|_| !target.starts_with('/'));
+        // Several proxies make a list. The last value comes from the nearest proxy.
+        let last = |list: &'r str| list.rsplit(',').map(str::trim).next();
+        let (path, named, scheme) = match url {
+            Some((scheme, rest)) => {
+                let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+                (path, Some(authority), Some(scheme))
+            }
             None => {
-                one(headers, &family.proto)?.and_then(|list| list.rsplit(',').map(str::trim).next())
+                let host = match one(headers, &family.host)? {
+                    Some(host) => last(host),
+                    None => one(headers, &http::header::HOST)?,
+                };
+                (target, host, one(headers, &family.proto)?.and_then(last))
             }
         };
         Ok(Original {
             method: self::method(method)?,
-            path: normal(target.path)?,
+            path: normal(path)?,
             host: named.map(host).transpose()?,
             scheme: scheme.and_then(self::scheme),
         })
@@ -136,34 +142,6 @@ impl Family {
             (Some(_), Some(_)) => Err(AuthError::Repeated(self.uri.clone())),
             (Some(target), None) | (None, Some(target)) => Ok(target),
             (None, None) => Err(AuthError::Missing(self.uri.clone())),
-        }
-    }
-}
-
-/// A path, or a URL.
-struct Target<'r> {
-    scheme: Option<&'r str>,
-    authority: Option<&'r str>,
-    path: &'r str,
-}
-
-impl<'r> Target<'r> {
-    fn of(uri: &'r str) -> Target<'r> {
-        let uri = uri.split(['?', '#']).next().unwrap_or_default();
-        match uri.split_once("://") {
-            Some((scheme, rest)) if !uri.starts_with('/') => {
-                let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-                Target {
-                    scheme: Some(scheme),
-                    authority: Some(authority),
-                    path,
-                }
-            }
-            _ => Target {
-                scheme: None,
-                authority: None,
-                path: uri,
-            },
         }
     }
 }
@@ -233,137 +211,68 @@ mod tests {
 
     use super::*;
 
-    fn read(path: &str, lines: &[(&str, &str)]) -> Result<String, AuthError> {
+    /// The request that header lines describe. They are separated by bars, with `f-` for
+    /// `x-forwarded-` and `o-` for `x-original-`.
+    fn read(path: &str, lines: &str) -> Result<String, AuthError> {
         let mut request = Request::put(path);
-        for (name, value) in lines {
-            request = request.header(*name, *value);
+        for (name, value) in lines.split('|').filter_map(|line| line.split_once('=')) {
+            let name = match name.split_at_checked(2) {
+                Some(("f-", name)) => format!("x-forwarded-{name}"),
+                Some(("o-", name)) => format!("x-original-{name}"),
+                _ => name.to_owned(),
+            };
+            request = request.header(name, value);
         }
         let (parts, ()) = request.body(()).unwrap().into_parts();
-        let Original {
-            method,
-            path,
-            host,
-            scheme,
-        } = Original::read(&parts)?;
-        let host = host.as_deref().unwrap_or("-");
-        Ok(format!("{method} {} {host} {path}", scheme.unwrap_or("-")))
+        let it = Original::read(&parts)?;
+        let (scheme, host) = (it.scheme.unwrap_or("-"), it.host.as_deref().unwrap_or("-"));
+        Ok(format!("{} {scheme} {host} {}", it.method, it.path))
     }
 
     #[test]
     fn description_of_each_proxy_is_understood() {
-        let traefik = [
-            ("host", "127.0.0.1:8080"),
-            ("x-forwarded-method", "POST"),
-            ("x-forwarded-proto", "https"),
-            ("x-forwarded-host", "API.example.com:8443"),
-            ("x-forwarded-uri", "/search?q=%2F"),
-            ("x-forwarded-for", "192.0.2.1"),
-        ];
-        assert_eq!(
-            read("/auth", &traefik).unwrap(),
-            "POST https api.example.com /search"
-        );
-        let nginx = [
-            ("host", "api.example.com"),
-            ("x-original-method", "DELETE"),
-            ("x-original-uri", "//a/%2e%2e/b?c=/d"),
-            ("x-forwarded-proto", "https"),
-        ];
-        assert_eq!(
-            read("/auth", &nginx).unwrap(),
-            "DELETE - api.example.com /b"
-        );
-        let ingress = [
-            ("host", "tollgate"),
-            ("x-original-method", "GET"),
-            ("x-original-url", "https://Api.Example.com:443/a?b"),
-        ];
-        assert_eq!(
-            read("/auth?x=y", &ingress).unwrap(),
-            "GET https api.example.com /a"
-        );
-        let envoy = [("host", "api.example.com"), ("x-forwarded-proto", "http")];
-        assert_eq!(
-            read("/auth/a//b?c=d", &envoy).unwrap(),
-            "PUT http api.example.com /a/b"
-        );
-        assert_eq!(
-            read("/auth/", &envoy).unwrap(),
-            "PUT http api.example.com /"
-        );
+        let traefik = "host=127.0.0.1:8080|f-method=POST|f-proto=https|\
+                       f-host=API.example.com:8443|f-uri=/search?q=%2F|f-for=192.0.2.1";
+        let nginx = "host=api.example.com|o-method=DELETE|o-uri=//a/%2e%2e/b?c=/d|f-proto=https";
+        let ingress = "host=tollgate|o-method=GET|o-url=https://Api.Example.com:443/a?b";
+        let envoy = "host=api.example.com|f-proto=http";
+        for (path, lines, expected) in [
+            ("/auth", traefik, "POST https api.example.com /search"),
+            ("/auth", nginx, "DELETE - api.example.com /b"),
+            ("/auth?x=y", ingress, "GET https api.example.com /a"),
+            ("/auth/a//b?c=d", envoy, "PUT http api.example.com /a/b"),
+            ("/auth/", envoy, "PUT http api.example.com /"),
+        ] {
+            assert_eq!(read(path, lines).unwrap(), expected);
+        }
     }
 
     #[test]
     fn ambiguous_or_missing_description_is_rejected() {
-        let table: &[(&[(&str, &str)], &str)] = &[
-            (&[], "no header"),
-            (&[("host", "h"), ("x-forwarded-proto", "http")], "no header"),
+        let missing = "lacks the header x-original-method";
+        for (lines, says) in [
+            ("", "no header"),
+            ("host=h|f-proto=http", "no header"),
+            ("f-method=GET", "lacks the header x-forwarded-uri"),
+            ("o-uri=/", missing),
+            ("o-uri=/|o-method=", missing),
+            ("o-uri=/|o-method=GET|f-uri=/b", "both"),
+            ("f-uri=/|f-method=GET|o-url=/b", "both"),
             (
-                &[("x-forwarded-method", "GET")],
-                "lacks the header x-forwarded-uri",
-            ),
-            (
-                &[("x-original-uri", "/")],
-                "lacks the header x-original-method",
-            ),
-            (
-                &[("x-original-uri", "/"), ("x-original-method", "")],
-                "lacks the header x-original-method",
-            ),
-            (
-                &[
-                    ("x-original-uri", "/"),
-                    ("x-original-method", "GET"),
-                    ("x-forwarded-uri", "/b"),
-                ],
-                "both",
-            ),
-            (
-                &[
-                    ("x-forwarded-uri", "/"),
-                    ("x-forwarded-method", "GET"),
-                    ("x-original-url", "/b"),
-                ],
-                "both",
-            ),
-            (
-                &[
-                    ("x-forwarded-method", "GET"),
-                    ("x-forwarded-uri", "/"),
-                    ("x-forwarded-uri", "/b"),
-                ],
+                "f-method=GET|f-uri=/|f-uri=/b",
                 "x-forwarded-uri is given more than once",
             ),
             (
-                &[
-                    ("x-original-method", "GET"),
-                    ("x-original-uri", "/"),
-                    ("x-original-url", "/b"),
-                ],
+                "o-method=GET|o-uri=/|o-url=/b",
                 "x-original-uri is given more than once",
             ),
-            (
-                &[("x-forwarded-method", "GET IT"), ("x-forwarded-uri", "/")],
-                "method",
-            ),
-            (
-                &[
-                    ("x-forwarded-method", "GET"),
-                    ("x-forwarded-uri", "/"),
-                    ("x-forwarded-host", "a b"),
-                ],
-                "host",
-            ),
-        ];
-        for (lines, says) in table {
+            ("f-method=GET IT|f-uri=/", "method"),
+            ("f-method=GET|f-uri=/|f-host=a b", "host"),
+        ] {
             let error = read("/auth", lines).unwrap_err().to_string();
             assert!(error.contains(says), "{lines:?}: {error}");
         }
-        let long = "/a".repeat(MAX_PATH);
-        let long = [
-            ("x-forwarded-method", "GET"),
-            ("x-forwarded-uri", long.as_str()),
-        ];
+        let long = format!("f-method=GET|f-uri={}", "/a".repeat(MAX_PATH));
         let error = read("/auth", &long).unwrap_err();
         assert_eq!(error, AuthError::PathTooLong { limit: 4096 });
     }
@@ -392,12 +301,7 @@ mod tests {
 
     #[test]
     fn nearest_proxy_decides_the_host() {
-        let lines = [
-            ("x-forwarded-method", "GET"),
-            ("x-forwarded-uri", "/"),
-            ("x-forwarded-host", "spoofed.example, b.example"),
-            ("x-forwarded-proto", "gopher, https"),
-        ];
-        assert_eq!(read("/auth", &lines).unwrap(), "GET https b.example /");
+        let lines = "f-method=GET|f-uri=/|f-host=spoofed.example, b.example|f-proto=gopher, https";
+        assert_eq!(read("/auth", lines).unwrap(), "GET https b.example /");
     }
 }

@@ -5,7 +5,7 @@ use std::pin::pin;
 
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 
 use super::bounds::{
     CONNECTION_WINDOW, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MAX_HEADER_BYTES, MAX_STREAMS,
@@ -13,7 +13,7 @@ use super::bounds::{
 };
 use super::service::Services;
 use super::streams::Streams;
-use crate::net::{self, ConnectionError, Listener, Prefaced, Stopping, Stream};
+use crate::net::{self, ConnectionError, Listener, Stopping, Stream};
 
 /// The answer to a client that speaks HTTP/1.
 const WRONG_PROTOCOL: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n\
@@ -26,11 +26,10 @@ pub(super) async fn serve(listener: Listener, services: Services, stop: impl Fut
 }
 
 async fn connection(
-    stream: Stream,
+    mut stream: Stream,
     services: Services,
     mut stopping: Stopping,
 ) -> Result<(), ConnectionError> {
-    let mut stream = Prefaced::new(stream);
     tokio::select! {
         // Nothing was asked on this connection yet.
         () = stopping.wait() => return Ok(()),
@@ -60,9 +59,7 @@ async fn connection(
 
 /// Waits for the first bytes of HTTP/2. A client that sends anything else, or nothing, is cut off
 /// before the connection costs any memory.
-async fn expect_preface<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut Prefaced<S>,
-) -> io::Result<()> {
+async fn expect_preface(stream: &mut Stream) -> io::Result<()> {
     let read = tokio::time::timeout(PREFACE_TIMEOUT, stream.read_preface()).await;
     if read.map_err(|_| io::ErrorKind::TimedOut)?? {
         return Ok(());
@@ -93,7 +90,7 @@ mod tests {
     async fn http_1_client_is_answered_and_cut_off() {
         let (mut client, server) = tokio::io::duplex(1024);
         client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
-        let mut server = Prefaced::new(server);
+        let mut server = Stream::new(server, None);
         let error = expect_preface(&mut server).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         let mut answer = String::new();

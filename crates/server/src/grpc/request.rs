@@ -2,7 +2,6 @@
 //! attributes. The domain is an attribute of every demand.
 
 use crate::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use crate::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use crate::grpc::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use smallvec::SmallVec;
 use tollgate::{Attributes, Demand, Effect, Numbers};
@@ -57,13 +56,8 @@ pub(crate) enum BadDescriptor {
     NoUnit,
 }
 
-pub(super) type Demands<'a> = SmallVec<[Demand<'a>; 2]>;
-
-/// Returns one demand for each descriptor of `request`.
-///
-/// # Errors
-/// If the request breaks one of the [`bounds`](super::bounds), or a descriptor is invalid.
-pub(super) fn demands(request: &RateLimitRequest) -> Result<Demands<'_>, BadRequest> {
+/// One demand for each descriptor of `request`.
+pub(super) fn demands(request: &RateLimitRequest) -> Result<SmallVec<[Demand<'_>; 2]>, BadRequest> {
     let domain = request.domain.as_str();
     match (domain.len(), request.descriptors.len()) {
         (0, _) => return Err(BadRequest::NoDomain),
@@ -87,10 +81,26 @@ fn demand<'a>(
     descriptor: &'a RateLimitDescriptor,
     hits_of_request: u32,
 ) -> Result<Demand<'a>, BadDescriptor> {
-    let numbers = descriptor.limit.as_ref().map(numbers).transpose()?;
+    let numbers = match &descriptor.limit {
+        None => None,
+        Some(limit) => Some(Numbers {
+            amount: u64::from(limit.requests_per_unit),
+            period: units::period(limit.unit).ok_or(BadDescriptor::NoUnit)?,
+        }),
+    };
+    let attributes = attributes(domain, descriptor)?;
+    // A descriptor with 0 hits of its own only looks. In the request itself, 0 is the default and
+    // means 1.
+    let hits = descriptor.hits_addend;
+    let effect = match hits.unwrap_or_else(|| u64::from(hits_of_request.max(1))) {
+        0 => Effect::Look,
+        hits if hits > MAX_AMOUNT => return Err(BadDescriptor::ManyHits { hits }),
+        hits if descriptor.is_negative_hits => Effect::GiveBack(hits),
+        hits => Effect::Take(hits),
+    };
     Ok(Demand {
-        attributes: attributes(domain, descriptor)?,
-        effect: effect(descriptor, hits_of_request)?,
+        attributes,
+        effect,
         numbers,
     })
 }
@@ -125,25 +135,4 @@ fn attributes<'a>(
         attributes.push(key, value);
     }
     Ok(attributes)
-}
-
-/// A descriptor with 0 hits of its own only looks. The request's own number cannot say that: there, 0
-/// is the default and means 1.
-fn effect(descriptor: &RateLimitDescriptor, hits_of_request: u32) -> Result<Effect, BadDescriptor> {
-    let hits = descriptor.hits_addend;
-    let hits = hits.unwrap_or_else(|| u64::from(hits_of_request.max(1)));
-    match hits {
-        0 => Ok(Effect::Look),
-        hits if hits > MAX_AMOUNT => Err(BadDescriptor::ManyHits { hits }),
-        hits if descriptor.is_negative_hits => Ok(Effect::GiveBack(hits)),
-        hits => Ok(Effect::Take(hits)),
-    }
-}
-
-fn numbers(limit: &RateLimitOverride) -> Result<Numbers, BadDescriptor> {
-    let period = units::period(limit.unit).ok_or(BadDescriptor::NoUnit)?;
-    Ok(Numbers {
-        amount: u64::from(limit.requests_per_unit),
-        period,
-    })
 }

@@ -2,10 +2,8 @@
 //! Tollgate's own service is in `own`.
 
 use std::convert::Infallible;
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use crate::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_server::{
@@ -23,12 +21,15 @@ use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, health_reporter};
 use tower_service::Service;
 
-use super::bounds::{MAX_BATCHES, MAX_IN_FLIGHT, MAX_MESSAGE, REQUEST_TIMEOUT};
+use super::bounds::{
+    MAX_BATCH_MESSAGE, MAX_BATCHES, MAX_IN_FLIGHT, MAX_MESSAGE, MAX_WAIT, REQUEST_TIMEOUT,
+};
 use super::own::Own;
-use super::pb::tollgate_server::SERVICE_NAME as OWN_NAME;
+use super::pb::tollgate_server::{SERVICE_NAME as OWN_NAME, TollgateServer};
 use super::proto::DESCRIPTORS;
 use super::{UnknownDomain, request};
 use crate::backend::Backend;
+use crate::net;
 use crate::per_config::PerConfig;
 use crate::question::Question;
 use crate::respond::EnvoyResponder;
@@ -41,7 +42,9 @@ const SERVICES: [&str; 2] = [SERVICE_NAME, OWN_NAME];
 #[derive(Clone)]
 pub(super) struct Services {
     limits: RateLimitServiceServer<Limits>,
-    own: Own,
+    own: TollgateServer<Own>,
+    /// Tollgate's own service for batches: their messages may be larger.
+    own_batches: TollgateServer<Own>,
     /// Permits for requests, except batches.
     requests: Arc<Semaphore>,
     /// Permits for batches.
@@ -56,28 +59,16 @@ impl Services {
             per_config: PerConfig::new(&engine, DoorConfig::of),
             backend: Backend::new(Arc::clone(&engine)),
         };
+        let own = Arc::new(Own(Backend::new(engine)));
+        let own = |size| TollgateServer::from_arc(Arc::clone(&own)).max_decoding_message_size(size);
         Services {
             limits: RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE),
-            own: Own::new(engine),
+            own: own(MAX_MESSAGE),
+            own_batches: own(MAX_BATCH_MESSAGE),
             requests: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
             batches: Arc::new(Semaphore::new(MAX_BATCHES)),
             others,
         }
-    }
-
-    /// Calls Tollgate's own service.
-    fn call_own(&self, request: Request<Incoming>) -> Answering {
-        let method = method_of(OWN_NAME, request.uri().path()).unwrap_or_default();
-        let permits = match Own::is_batch(method) {
-            true => Arc::clone(&self.batches),
-            false => Arc::clone(&self.requests),
-        };
-        let (mut own, timeout) = (self.own.serving(method), Own::timeout(method));
-        Box::pin(async move {
-            // The semaphore is never closed.
-            let _permit = permits.acquire().await;
-            in_time(timeout, own.call(request)).await
-        })
     }
 }
 
@@ -90,20 +81,42 @@ impl hyper::service::Service<Request<Incoming>> for Services {
 
     fn call(&self, request: Request<Incoming>) -> Answering {
         let path = request.uri().path();
-        if method_of(OWN_NAME, path).is_some() {
-            return self.call_own(request);
+        let (requests, batches) = (&self.requests, &self.batches);
+        match method_of(OWN_NAME, path) {
+            Some("/CheckBatch") => {
+                bounded(self.own_batches.clone(), request, batches, REQUEST_TIMEOUT)
+            }
+            Some("/AcquireLease") => {
+                let timeout = REQUEST_TIMEOUT + MAX_WAIT;
+                bounded(self.own.clone(), request, requests, timeout)
+            }
+            Some(_) => bounded(self.own.clone(), request, requests, REQUEST_TIMEOUT),
+            None if method_of(SERVICE_NAME, path).is_some() => {
+                bounded(self.limits.clone(), request, requests, REQUEST_TIMEOUT)
+            }
+            None => Box::pin(self.others.clone().call(request)),
         }
-        if method_of(SERVICE_NAME, path).is_none() {
-            return Box::pin(self.others.clone().call(request));
-        }
-        let permits = Arc::clone(&self.requests);
-        let mut limits = self.limits.clone();
-        Box::pin(async move {
-            // The semaphore is never closed.
-            let _permit = permits.acquire().await;
-            in_time(REQUEST_TIMEOUT, limits.call(request)).await
-        })
     }
+}
+
+/// Answers once there is a permit, and within `timeout`.
+fn bounded<S>(
+    mut service: S,
+    request: Request<Incoming>,
+    permits: &Arc<Semaphore>,
+    timeout: Duration,
+) -> Answering
+where
+    S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible>,
+    S: Send + 'static,
+    S::Future: Send,
+{
+    let permits = Arc::clone(permits);
+    Box::pin(async move {
+        // The semaphore is never closed.
+        let _permit = permits.acquire().await;
+        in_time(timeout, service.call(request)).await
+    })
 }
 
 /// Returns the method in `path`, with its slash, if `path` belongs to `service`.
@@ -117,16 +130,8 @@ async fn in_time(
     timeout: Duration,
     answering: impl Future<Output = Result<Response<Body>, Infallible>>,
 ) -> Result<Response<Body>, Infallible> {
-    let mut answering = pin!(answering);
-    // Most messages arrive with their headers, and many requests are decided at once. Only the other
-    // requests need a timer.
-    let at_once = poll_fn(|context| Poll::Ready(answering.as_mut().poll(context))).await;
-    match at_once {
-        Poll::Ready(answer) => answer,
-        Poll::Pending => tokio::time::timeout(timeout, answering)
-            .await
-            .unwrap_or_else(|_| Ok(EnvoyResponder::too_slow().into_http())),
-    }
+    let answer = net::within(timeout, answering).await;
+    answer.unwrap_or_else(|| Ok(EnvoyResponder::too_slow().into_http()))
 }
 
 /// Envoy's rate limit service.
@@ -175,10 +180,8 @@ impl RateLimitService for Limits {
         }
         let question = Question::Demands(demands);
         let answer = self.backend.answer(&snapshot, &question, &origin).await;
-        door_config
-            .responder
-            .answer(&answer)
-            .map(tonic::Response::new)
+        let answer = door_config.responder.answer(&answer)?;
+        Ok(tonic::Response::new(answer))
     }
 }
 

@@ -14,6 +14,9 @@ use super::bounds::{MAX_ATTRIBUTES, MAX_VALUE};
 use crate::question::{self, AttributeMap, BadQuestion, Check, Question, Refund, Text};
 use crate::respond::RequestError;
 
+/// The question in a body.
+pub(super) type Read<'a> = Result<Question<'a>, RequestError>;
+
 /// A request to check or peek.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Check)]
@@ -37,6 +40,14 @@ impl<'a> CheckBody<'a> {
     }
 }
 
+pub(super) fn check(body: &[u8]) -> Read<'_> {
+    Ok(Question::Check(parse::<CheckBody<'_>>(body)?.check()?))
+}
+
+pub(super) fn peek(body: &[u8]) -> Read<'_> {
+    Ok(Question::Peek(parse::<CheckBody<'_>>(body)?.check()?))
+}
+
 /// Several requests, each decided on its own, in order.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Batch)]
@@ -47,10 +58,9 @@ pub(super) struct BatchBody<'a> {
     requests: Vec<CheckBody<'a>>,
 }
 
-impl<'a> BatchBody<'a> {
-    pub(super) fn question(self) -> Result<Question<'a>, BadQuestion> {
-        question::batch(self.requests.into_iter(), CheckBody::check)
-    }
+pub(super) fn batch(body: &[u8]) -> Read<'_> {
+    let BatchBody { requests } = parse(body)?;
+    Ok(question::batch(requests.into_iter(), CheckBody::check)?)
 }
 
 /// A request to give back what a check charged.
@@ -72,9 +82,13 @@ pub(super) struct RefundBody<'a> {
 }
 
 impl<'a> RefundBody<'a> {
-    pub(super) fn refund(self) -> Result<Refund<'a>, BadQuestion> {
+    pub(crate) fn refund(self) -> Result<Refund<'a>, BadQuestion> {
         Refund::new(self.attributes, self.cost, self.charged_at_epoch_micros)
     }
+}
+
+pub(super) fn refund(body: &[u8]) -> Read<'_> {
+    Ok(Question::Refund(parse::<RefundBody<'_>>(body)?.refund()?))
 }
 
 pub(crate) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, RequestError> {
@@ -247,39 +261,26 @@ fn not_whole<E: de::Error>(value: f64, expected: &impl de::Expected) -> E {
 mod tests {
     use super::*;
 
-    fn attributes_of(json: &str) -> Result<Vec<(String, String)>, String> {
+    fn attributes_of(json: &str) -> Result<String, String> {
         let body: CheckBody<'_> = parse(json.as_bytes()).map_err(|error| error.to_string())?;
-        Ok(body
-            .attributes
-            .attributes()
-            .iter()
-            .map(|(n, v)| (n.to_owned(), v.to_owned()))
-            .collect())
+        let attributes = body.attributes.attributes();
+        let pairs = attributes.iter().map(|(n, v)| format!("{n}={v}"));
+        Ok(pairs.collect::<Vec<_>>().join(" "))
     }
 
     #[test]
     fn numbers_and_booleans_are_attribute_values() {
-        let attributes = attributes_of(r#"{"attributes":{"a":"x\ty","b":-7,"c":true}}"#).unwrap();
-        let expected = [("a", "x\ty"), ("b", "-7"), ("c", "true")];
-        assert_eq!(
-            attributes,
-            expected.map(|(n, v)| (n.to_owned(), v.to_owned()))
-        );
+        let attributes = attributes_of(r#"{"attributes":{"a":"x\ty","b":-7,"c":true}}"#);
+        assert_eq!(attributes.unwrap(), "a=x\ty b=-7 c=true");
     }
 
     #[test]
     fn whole_numbers_may_be_written_as_floats() {
-        let body = r#"{"attributes":{"a":7.0,"b":-7e2,"c":18446744073709551615},"cost":2e0}"#;
-        let body: CheckBody<'_> = parse(body.as_bytes()).unwrap();
-        let check = body.check().unwrap();
-        let values: Vec<_> = check
-            .attributes
-            .attributes()
-            .iter()
-            .map(|(_, v)| v.to_owned())
-            .collect();
-        assert_eq!(values, ["7", "-700", "18446744073709551615"]);
-        assert_eq!(check.ask, tollgate::Ask::Exactly(2));
+        let json = r#"{"attributes":{"a":7.0,"b":-7e2,"c":18446744073709551615},"cost":2e0}"#;
+        let attributes = attributes_of(json).unwrap();
+        assert_eq!(attributes, "a=7 b=-700 c=18446744073709551615");
+        let body: CheckBody<'_> = parse(json.as_bytes()).unwrap();
+        assert_eq!(body.check().unwrap().ask, tollgate::Ask::Exactly(2));
         for wrong in [
             r#"{"attributes":{"a":18446744073709551616}}"#,
             r#"{"attributes":{"a":-9223372036854775809}}"#,

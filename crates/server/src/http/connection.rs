@@ -4,7 +4,6 @@
 //! bytes decide.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ use super::activity::Activity;
 use super::bounds::{
     HEAD_TIMEOUT, IDLE_TIMEOUT, MAX_BODY, MAX_HEADER_BYTES, MAX_HEADERS, MAX_STREAMS, READ_TIMEOUT,
 };
-use crate::net::{self, ConnectionError, Listener, Peer, Prefaced, Stopping, Stream};
+use crate::net::{self, ConnectionError, Listener, Peer, Stopping, Stream};
 use crate::respond::{self, RequestError};
 
 /// Serves `routes` on `listener` until `stop` is ready, then lets open requests finish.
@@ -28,7 +27,7 @@ pub(crate) async fn serve(listener: Listener, routes: Router, stop: impl Future<
     let protocols = Arc::new(Protocols::new(routes));
     let handle = move |stream, peer, stopping| {
         let protocols = Arc::clone(&protocols);
-        async move { protocols.serve(stream, peer, stopping).await }
+        async move { protocols.serve(stream, Peer(peer), stopping).await }
     };
     net::serve(listener, handle, stop).await;
 }
@@ -67,15 +66,14 @@ impl Protocols {
             routes: TowerToHyperService::new(routes),
         }
     }
+
     async fn serve(
         &self,
-        stream: Stream,
-        peer: SocketAddr,
+        mut stream: Stream,
+        peer: Peer,
         mut stopping: Stopping,
     ) -> Result<(), ConnectionError> {
-        let agreed = stream.is_http2();
-        let mut stream = Prefaced::new(stream);
-        let is_http2 = match agreed {
+        let is_http2 = match stream.is_http2 {
             Some(is_http2) => is_http2,
             None => tokio::select! {
                 // Nothing was asked on this connection yet.
@@ -86,18 +84,8 @@ impl Protocols {
             },
         };
         if is_http2 {
-            self.serve_http2(stream, Peer(peer), stopping).await
-        } else {
-            self.serve_http1(stream, Peer(peer), stopping).await
+            return self.serve_http2(stream, peer, stopping).await;
         }
-    }
-
-    async fn serve_http1(
-        &self,
-        stream: Prefaced<Stream>,
-        peer: Peer,
-        mut stopping: Stopping,
-    ) -> Result<(), ConnectionError> {
         let service = service_fn(|mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer);
             self.routes.call(request)
@@ -113,7 +101,7 @@ impl Protocols {
 
     async fn serve_http2(
         &self,
-        stream: Prefaced<Stream>,
+        stream: Stream,
         peer: Peer,
         mut stopping: Stopping,
     ) -> Result<(), ConnectionError> {

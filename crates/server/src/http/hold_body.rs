@@ -10,7 +10,7 @@ use tollgate_rules::document::duration;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
 
-use super::body::{amount, attribute_map, whole};
+use super::body::{Read, amount, attribute_map, parse, parse_like, whole};
 use crate::question::{self, AttributeMap, BadQuestion, Question, Text, units};
 
 /// A pattern for `100ms` to `1d`.
@@ -37,15 +37,14 @@ pub(super) struct ReserveBody<'a> {
     idempotency_key: Option<Text<'a>>,
 }
 
-impl<'a> ReserveBody<'a> {
-    pub(super) fn question(self) -> Result<Question<'a>, BadQuestion> {
-        Ok(Question::Reserve {
-            attributes: self.attributes,
-            units: units(self.cost)?,
-            ttl: self.ttl.0,
-            idempotency_key: self.idempotency_key,
-        })
-    }
+pub(super) fn reserve(body: &[u8]) -> Read<'_> {
+    let body: ReserveBody<'_> = parse(body)?;
+    Ok(Question::Reserve {
+        attributes: body.attributes,
+        units: units(body.cost)?,
+        ttl: body.ttl.0,
+        idempotency_key: body.idempotency_key,
+    })
 }
 
 /// A request to end a reservation with the units that were used.
@@ -59,11 +58,10 @@ pub(super) struct CommitBody {
     actual: u64,
 }
 
-impl CommitBody {
-    pub(super) fn question<'q>(self, id: HoldName) -> Result<Question<'q>, BadQuestion> {
-        let actual = units(Some(self.actual))?;
-        Ok(Question::Commit { id, actual })
-    }
+pub(super) fn commit(id: HoldName, body: &[u8]) -> Read<'_> {
+    let body: CommitBody = parse_like(body, r#"{"actual":120}"#)?;
+    let actual = units(Some(body.actual))?;
+    Ok(Question::Commit { id, actual })
 }
 
 /// A request to keep a reservation for longer.
@@ -75,11 +73,10 @@ pub(super) struct ExtendBody {
     ttl: Duration,
 }
 
-impl ExtendBody {
-    pub(super) fn question<'q>(self, id: HoldName) -> Result<Question<'q>, BadQuestion> {
-        let ttl = self.ttl.0.ok_or(BadQuestion::NoTtl)?;
-        Ok(Question::Extend { id, ttl })
-    }
+pub(super) fn extend(id: HoldName, body: &[u8]) -> Read<'_> {
+    let body: ExtendBody = parse_like(body, r#"{"ttl":"60s"}"#)?;
+    let ttl = body.ttl.0.ok_or(BadQuestion::NoTtl)?;
+    Ok(Question::Extend { id, ttl })
 }
 
 /// A request to release a reservation. It has no fields.
@@ -87,6 +84,14 @@ impl ExtendBody {
 #[schema(as = Release)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EndBody {}
+
+/// The body may be missing.
+pub(super) fn release(id: HoldName, body: &[u8]) -> Read<'_> {
+    if !body.trim_ascii().is_empty() {
+        let _: EndBody = parse_like(body, "{}")?;
+    }
+    Ok(Question::Release(id))
+}
 
 /// A request for a slot of every concurrency rule.
 #[derive(Deserialize, ToSchema)]
@@ -99,23 +104,24 @@ pub(super) struct AcquireBody<'a> {
     #[serde(default)]
     #[schema(schema_with = ttl, required = false)]
     ttl: Duration,
+    /// The name of the holder, shown in the list of holders.
     #[serde(default, borrow)]
-    #[schema(schema_with = owner, required = false)]
+    #[schema(value_type = Option<String>, max_length = 128)]
     owner: Option<Text<'a>>,
+    /// How long to wait for a free slot, up to `30s`. No wait unless given.
     #[serde(default)]
-    #[schema(schema_with = wait, required = false)]
+    #[schema(value_type = Option<String>, pattern = "^([0-9]{1,4}ms|[12]?[0-9]s|30s)$")]
     wait: Duration,
 }
 
-impl<'a> AcquireBody<'a> {
-    pub(super) fn question(self) -> Question<'a> {
-        Question::AcquireLease {
-            attributes: self.attributes,
-            ttl: self.ttl.0,
-            owner: self.owner.unwrap_or_default(),
-            wait: self.wait.0.unwrap_or(Span::ZERO),
-        }
-    }
+pub(super) fn acquire(body: &[u8]) -> Read<'_> {
+    let body: AcquireBody<'_> = parse(body)?;
+    Ok(Question::AcquireLease {
+        attributes: body.attributes,
+        ttl: body.ttl.0,
+        owner: body.owner.unwrap_or_default(),
+        wait: body.wait.0.unwrap_or(Span::ZERO),
+    })
 }
 
 /// A request to keep a lease for longer.
@@ -123,18 +129,18 @@ impl<'a> AcquireBody<'a> {
 #[schema(as = Renew)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RenewBody {
-    #[schema(schema_with = token)]
+    /// The token that came with the lease.
+    #[schema(value_type = String, pattern = "^[0-9a-f]{32}$")]
     token: Token,
     #[serde(default)]
     #[schema(schema_with = renewed_ttl, required = false)]
     ttl: Duration,
 }
 
-impl RenewBody {
-    pub(super) fn question<'q>(self, id: HoldName) -> Question<'q> {
-        let (token, ttl) = (self.token.0, self.ttl.0);
-        Question::RenewLease { id, token, ttl }
-    }
+pub(super) fn renew(id: HoldName, body: &[u8]) -> Read<'_> {
+    let body: RenewBody = parse_like(body, r#"{"token":"…","ttl":"30s"}"#)?;
+    let (token, ttl) = (body.token.0, body.ttl.0);
+    Ok(Question::RenewLease { id, token, ttl })
 }
 
 /// A request to release a lease.
@@ -142,15 +148,15 @@ impl RenewBody {
 #[schema(as = Free)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FreeBody {
-    #[schema(schema_with = token)]
+    /// The token that came with the lease.
+    #[schema(value_type = String, pattern = "^[0-9a-f]{32}$")]
     token: Token,
 }
 
-impl FreeBody {
-    pub(super) fn question<'q>(self, id: HoldName) -> Question<'q> {
-        let token = self.token.0;
-        Question::ReleaseLease { id, token }
-    }
+pub(super) fn free(id: HoldName, body: &[u8]) -> Read<'_> {
+    let FreeBody { token } = parse_like(body, r#"{"token":"…"}"#)?;
+    let token = token.0;
+    Ok(Question::ReleaseLease { id, token })
 }
 
 /// A request for the holders of slots.
@@ -163,10 +169,9 @@ pub(super) struct HoldersBody<'a> {
     attributes: AttributeMap<'a>,
 }
 
-impl<'a> HoldersBody<'a> {
-    pub(super) fn question(self) -> Question<'a> {
-        Question::Holders(self.attributes)
-    }
+pub(super) fn holders(body: &[u8]) -> Read<'_> {
+    let HoldersBody { attributes } = parse(body)?;
+    Ok(Question::Holders(attributes))
 }
 
 /// A duration such as `60s`, or none.
@@ -197,7 +202,7 @@ impl Visitor<'_> for DurationVisitor {
     }
 }
 
-/// A token. The error does not repeat what was sent.
+/// A token. The error does not repeat the text that was sent.
 struct Token(LeaseToken);
 
 impl<'de> Deserialize<'de> for Token {
@@ -224,26 +229,26 @@ fn used() -> Schema {
         .into()
 }
 
-/// The schema of [`Duration`], in one of several ways to write it. The engine checks the range.
-fn duration_schema(description: &str) -> ObjectBuilder {
+/// The schema of an optional text. The engine checks the ranges of durations, and counts the length
+/// of texts in bytes.
+fn optional_text(description: &str) -> ObjectBuilder {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
         .description(Some(description))
 }
 
 fn ttl() -> Schema {
-    duration_schema("For how long, unless extended: from `100ms` to `1d`.")
+    optional_text("For how long, unless extended: from `100ms` to `1d`.")
         .pattern(Some(TTL))
         .into()
 }
 
 fn renewed_ttl() -> Schema {
-    duration_schema("For how long from now: from `100ms` to `1d`. The rule's `lease` unless given.")
+    optional_text("For how long from now: from `100ms` to `1d`. The rule's `lease` unless given.")
         .pattern(Some(TTL))
         .into()
 }
 
-/// The same, but required.
 fn required_ttl() -> Schema {
     ObjectBuilder::new()
         .schema_type(Type::String)
@@ -252,34 +257,11 @@ fn required_ttl() -> Schema {
         .into()
 }
 
-fn wait() -> Schema {
-    duration_schema("How long to wait for a free slot, up to `30s`. No wait unless given.")
-        .pattern(Some("^([0-9]{1,4}ms|[12]?[0-9]s|30s)$"))
-        .into()
-}
-
-/// The engine bounds the length in bytes, the schema in characters.
-fn text(description: &str, most: usize) -> ObjectBuilder {
-    ObjectBuilder::new()
-        .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
-        .max_length(Some(most))
-        .description(Some(description))
-}
-
 fn idempotency_key() -> Schema {
     let repeats = "Repeats under one key and tenant return the first reservation. A different request \
                    under that key is rejected.";
-    text(repeats, 256).pattern(Some("^[^\\u0000]+$")).into()
-}
-
-fn owner() -> Schema {
-    text("The name of the holder, shown in the list of holders.", 128).into()
-}
-
-fn token() -> Schema {
-    ObjectBuilder::new()
-        .schema_type(Type::String)
-        .pattern(Some("^[0-9a-f]{32}$"))
-        .description(Some("The token that came with the lease."))
+    optional_text(repeats)
+        .max_length(Some(256))
+        .pattern(Some("^[^\\u0000]+$"))
         .into()
 }

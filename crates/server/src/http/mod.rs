@@ -22,17 +22,15 @@ use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::response::Response;
-use axum::routing::{any, delete, get, post};
+use axum::routing::{MethodRouter, any, delete, get, post};
 use http::{HeaderMap, HeaderName, Version};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::sync::Semaphore;
 use tollgate::{ActiveConfig, HoldName, Snapshot};
 use tollgate_config::Families;
 
-use self::body::{BatchBody, CheckBody, RefundBody, parse, parse_like};
-use self::hold_body::{
-    AcquireBody, CommitBody, EndBody, ExtendBody, FreeBody, HoldersBody, RenewBody, ReserveBody,
-};
+use self::body::Read;
+use self::bounds::{MAX_BATCH_BODY, MAX_BODY};
 use crate::backend::{Answer, Backend};
 use crate::control::ControlPlane;
 use crate::exposition;
@@ -61,7 +59,7 @@ struct App {
     stream_bodies: Semaphore,
 }
 
-/// What this door derives from a config.
+/// Values that this door derives from a config.
 struct DoorConfig {
     responder: Responder,
     forward_auth: ForwardAuth,
@@ -71,10 +69,10 @@ struct DoorConfig {
 }
 
 impl DoorConfig {
-    fn of(live: &ActiveConfig) -> DoorConfig {
-        let config = live.config();
+    fn of(active: &ActiveConfig) -> DoorConfig {
+        let config = active.config();
         DoorConfig {
-            responder: Responder::new(&config.headers, live.rules()),
+            responder: Responder::new(&config.headers, active.rules()),
             forward_auth: ForwardAuth::new(config.subjects.clone(), config.routes.clone()),
             families: config.headers.families,
             description: OnceLock::new(),
@@ -94,8 +92,8 @@ impl App {
         })
     }
 
-    /// The config that one request sees, and what this door derived from it. Taken once the whole
-    /// request has arrived, so that a slow request is decided by the config in force at its end.
+    /// The config that one request sees, and the values that this door derived from it. Taken when
+    /// the whole request has arrived: a slow request is decided by the config in force at its end.
     fn snapshot(&self) -> (Snapshot<'_>, Arc<Made<DoorConfig>>) {
         let snapshot = self.control.engine().snapshot();
         let door_config = self.per_config.of(snapshot.active());
@@ -103,16 +101,9 @@ impl App {
     }
 
     /// Answers the question that `read` makes of the body.
-    async fn ask<R>(&self, request: Request, read: R) -> Response
+    async fn ask<R>(&self, max_body: usize, request: Request, read: R) -> Response
     where
-        R: for<'b> FnOnce(&'b [u8]) -> Result<Question<'b>, RequestError>,
-    {
-        self.ask_up_to(bounds::MAX_BODY, request, read).await
-    }
-
-    async fn ask_up_to<R>(&self, max_body: usize, request: Request, read: R) -> Response
-    where
-        R: for<'b> FnOnce(&'b [u8]) -> Result<Question<'b>, RequestError>,
+        R: for<'b> FnOnce(&'b [u8]) -> Read<'b>,
     {
         let accepts_problem = accepts_problem(request.headers());
         let origin = Origin::new(DOOR, request.headers());
@@ -124,11 +115,7 @@ impl App {
     }
 
     /// Answers a question that is not in a body.
-    async fn ask_without_body(
-        &self,
-        headers: &HeaderMap,
-        question: Result<Question<'_>, RequestError>,
-    ) -> Response {
+    async fn ask_without_body(&self, headers: &HeaderMap, question: Read<'_>) -> Response {
         let origin = Origin::new(DOOR, headers);
         respond::answer(async { self.answer(&question?, &origin, false).await }).await
     }
@@ -169,19 +156,28 @@ pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Fu
 
 fn routes(app: Arc<App>) -> Router {
     Router::new()
-        .route("/v1/check", post(check))
+        .route("/v1/check", asks(body::check))
         .route("/v1/check/batch", post(check_batch))
-        .route("/v1/peek", post(peek))
-        .route("/v1/refund", post(refund))
-        .route("/v1/reservations", post(reserve))
+        .route("/v1/peek", asks(body::peek))
+        .route("/v1/refund", asks(body::refund))
+        .route("/v1/reservations", asks(hold_body::reserve))
         .route("/v1/reservations/{id}", get(reservation))
-        .route("/v1/reservations/{id}/commit", post(commit))
-        .route("/v1/reservations/{id}/release", post(release))
-        .route("/v1/reservations/{id}/extend", post(extend))
-        .route("/v1/leases", post(acquire_lease))
-        .route("/v1/leases/holders", post(holders))
+        .route(
+            "/v1/reservations/{id}/commit",
+            asks_about(hold_body::commit),
+        )
+        .route(
+            "/v1/reservations/{id}/release",
+            asks_about(hold_body::release),
+        )
+        .route(
+            "/v1/reservations/{id}/extend",
+            asks_about(hold_body::extend),
+        )
+        .route("/v1/leases", asks(hold_body::acquire))
+        .route("/v1/leases/holders", asks(hold_body::holders))
         .route("/v1/leases/{id}", delete(release_lease))
-        .route("/v1/leases/{id}/renew", post(renew_lease))
+        .route("/v1/leases/{id}/renew", asks_about(hold_body::renew))
         .route("/v1/usage/{tenant}", get(usage))
         .route("/auth", any(auth))
         .route("/auth/", any(auth))
@@ -200,40 +196,32 @@ type AppState = State<Arc<App>>;
 /// A parameter in the path.
 type PathText = Result<Path<String>, PathRejection>;
 
-async fn check(State(app): AppState, request: Request) -> Response {
-    app.ask(request, |body| {
-        Ok(Question::Check(parse::<CheckBody<'_>>(body)?.check()?))
+/// A route whose question is in the body.
+fn asks<R>(read: R) -> MethodRouter<Arc<App>>
+where
+    R: for<'b> FnOnce(&'b [u8]) -> Read<'b> + Copy + Send + Sync + 'static,
+{
+    post(move |State(app): AppState, request: Request| async move {
+        app.ask(MAX_BODY, request, read).await
     })
-    .await
+}
+
+/// A route that asks about a reservation or lease. Its id is in the path, the rest in the body.
+fn asks_about<R>(read: R) -> MethodRouter<Arc<App>>
+where
+    R: for<'b> FnOnce(HoldName, &'b [u8]) -> Read<'b> + Copy + Send + Sync + 'static,
+{
+    post(
+        move |State(app): AppState, id: PathText, request: Request| async move {
+            app.ask(MAX_BODY, request, |body| read(hold_name(id)?, body))
+                .await
+        },
+    )
 }
 
 async fn check_batch(State(app): AppState, request: Request) -> Response {
     let _permit = app.batches.acquire().await;
-    app.ask_up_to(bounds::MAX_BATCH_BODY, request, |body| {
-        Ok(parse::<BatchBody<'_>>(body)?.question()?)
-    })
-    .await
-}
-
-async fn peek(State(app): AppState, request: Request) -> Response {
-    app.ask(request, |body| {
-        Ok(Question::Peek(parse::<CheckBody<'_>>(body)?.check()?))
-    })
-    .await
-}
-
-async fn refund(State(app): AppState, request: Request) -> Response {
-    app.ask(request, |body| {
-        Ok(Question::Refund(parse::<RefundBody<'_>>(body)?.refund()?))
-    })
-    .await
-}
-
-async fn reserve(State(app): AppState, request: Request) -> Response {
-    app.ask(request, |body| {
-        Ok(parse::<ReserveBody<'_>>(body)?.question()?)
-    })
-    .await
+    app.ask(MAX_BATCH_BODY, request, body::batch).await
 }
 
 async fn reservation(State(app): AppState, id: PathText, headers: HeaderMap) -> Response {
@@ -241,54 +229,10 @@ async fn reservation(State(app): AppState, id: PathText, headers: HeaderMap) -> 
     app.ask_without_body(&headers, question).await
 }
 
-async fn commit(State(app): AppState, id: PathText, request: Request) -> Response {
-    app.ask(request, |body| {
-        let id = hold_name(id)?;
-        Ok(parse_like::<CommitBody>(body, r#"{"actual":120}"#)?.question(id)?)
-    })
-    .await
-}
-
-async fn release(State(app): AppState, id: PathText, request: Request) -> Response {
-    app.ask(request, |body| {
-        let id = hold_name(id)?;
-        // The body may be missing.
-        if !body.trim_ascii().is_empty() {
-            let _: EndBody = parse_like(body, "{}")?;
-        }
-        Ok(Question::Release(id))
-    })
-    .await
-}
-
-async fn extend(State(app): AppState, id: PathText, request: Request) -> Response {
-    app.ask(request, |body| {
-        let id = hold_name(id)?;
-        Ok(parse_like::<ExtendBody>(body, r#"{"ttl":"60s"}"#)?.question(id)?)
-    })
-    .await
-}
-
-async fn acquire_lease(State(app): AppState, request: Request) -> Response {
-    app.ask(request, |body| {
-        Ok(parse::<AcquireBody<'_>>(body)?.question())
-    })
-    .await
-}
-
-async fn renew_lease(State(app): AppState, id: PathText, request: Request) -> Response {
-    app.ask(request, |body| {
-        let id = hold_name(id)?;
-        Ok(parse_like::<RenewBody>(body, r#"{"token":"…","ttl":"30s"}"#)?.question(id))
-    })
-    .await
-}
-
 async fn release_lease(State(app): AppState, id: PathText, request: Request) -> Response {
     let Some(token) = request.headers().get(&LEASE_TOKEN) else {
-        let asking = app.ask(request, |body| {
-            let id = hold_name(id)?;
-            Ok(parse_like::<FreeBody>(body, r#"{"token":"…"}"#)?.question(id))
+        let asking = app.ask(MAX_BODY, request, |body| {
+            hold_body::free(hold_name(id)?, body)
         });
         return asking.await;
     };
@@ -297,13 +241,6 @@ async fn release_lease(State(app): AppState, id: PathText, request: Request) -> 
         Ok(Question::ReleaseLease { id, token })
     });
     app.ask_without_body(request.headers(), question).await
-}
-
-async fn holders(State(app): AppState, request: Request) -> Response {
-    app.ask(request, |body| {
-        Ok(parse::<HoldersBody<'_>>(body)?.question())
-    })
-    .await
 }
 
 async fn usage(
@@ -322,7 +259,7 @@ async fn usage(
 
 async fn auth(State(app): AppState, request: Request) -> Response {
     let accepts_problem = accepts_problem(request.headers());
-    // A body would be that of the proxy's client. It has no meaning here and is not read.
+    // The body of the proxy's client is not read.
     let (parts, _) = request.into_parts();
     respond::answer(async {
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
@@ -339,15 +276,15 @@ async fn auth(State(app): AppState, request: Request) -> Response {
     .await
 }
 
+async fn metrics(State(app): AppState) -> Response {
+    respond::metrics(exposition::render(&app.control))
+}
+
 async fn readyz(State(app): AppState) -> Response {
     if app.draining.load(Ordering::Relaxed) {
         return respond::error(&RequestError::Draining);
     }
     respond::ready(&app.control.engine().rules(), &app.control.status())
-}
-
-async fn metrics(State(app): AppState) -> Response {
-    respond::metrics(exposition::render(&app.control))
 }
 
 async fn description(State(app): AppState) -> Response {
@@ -397,7 +334,7 @@ pub(crate) async fn read_body(
     request: Request,
     limit: usize,
 ) -> Result<Bytes, RequestError> {
-    let shares_a_connection = request.version() == Version::HTTP_2;
+    let is_stream = request.version() == Version::HTTP_2;
     let mut reading = pin!(Limited::new(request.into_body(), limit).collect());
     // Most bodies have arrived together with the head: only the others need a timer.
     let at_once = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
@@ -405,7 +342,7 @@ pub(crate) async fn read_body(
         Poll::Ready(read) => read,
         Poll::Pending => {
             let rest = async {
-                let _permit = match shares_a_connection {
+                let _permit = match is_stream {
                     true => Some(stream_bodies.acquire().await),
                     false => None,
                 };

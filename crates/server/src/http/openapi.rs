@@ -12,14 +12,14 @@ use utoipa::openapi::path::{
 };
 use utoipa::openapi::schema::{AllOfBuilder, AnyOfBuilder, ComponentsBuilder, Schema};
 use utoipa::openapi::{
-    ContentBuilder, InfoBuilder, OpenApi, OpenApiBuilder, Required, Response, ResponseBuilder,
+    ContentBuilder, InfoBuilder, OpenApiBuilder, Required, Response, ResponseBuilder,
 };
 
 use super::body::{BatchBody, CheckBody, RefundBody};
-use super::openapi_holds;
+use super::openapi_holds::{self, later};
 use crate::describe::{
-    self, Describe, answer, described, description, failure, healthz, item, looking, metrics,
-    number_schema, reference, taking, text_schema,
+    self, Describe, answer, described, description, healthz, item, looking, metrics, number_schema,
+    reference, taking, text_schema,
 };
 use crate::respond::{ErrorBody, Ready, ReadyConfig, answers};
 
@@ -39,10 +39,6 @@ const METHODS: [(HttpMethod, &str); 8] = [
 
 /// The document as it is sent.
 pub(super) fn render(families: Families) -> Bytes {
-    describe::render(&document(families))
-}
-
-fn document(families: Families) -> OpenApi {
     let info = InfoBuilder::new()
         .title("Tollgate")
         .version(env!("CARGO_PKG_VERSION"))
@@ -75,11 +71,11 @@ fn document(families: Families) -> OpenApi {
         .schema_from::<Ready<'_>>()
         .schema_from::<ReadyConfig<'_>>();
     let components = openapi_holds::schemas(components);
-    OpenApiBuilder::new()
+    let document = OpenApiBuilder::new()
         .info(info.build())
         .paths(paths.build())
-        .components(Some(components.build()))
-        .build()
+        .components(Some(components.build()));
+    describe::render(&document.build())
 }
 
 /// The parts that depend on the config.
@@ -114,8 +110,7 @@ impl HeaderFields {
     fn auth(&self) -> PathItem {
         let mut item = PathItem::default();
         for (method, id) in METHODS {
-            let operation = self.auth_with(id);
-            item.merge_operations(PathItem::new(method, operation));
+            item.merge_operations(PathItem::new(method, self.auth_with(id)));
         }
         item
     }
@@ -252,11 +247,7 @@ fn refund() -> OperationBuilder {
     taking::<RefundBody<'_>>("refund", example)
         .summary(Some("Gives back what a check charged."))
         .ok::<answers::DecisionBody<'_>>("How the limits stand now.")
-        .response(
-            "503",
-            failure("STORE_UNAVAILABLE", unavailable)
-                .header("Retry-After", described(number_schema(1), "Seconds.")),
-        )
+        .response("503", later("STORE_UNAVAILABLE", unavailable))
 }
 
 fn readyz() -> OperationBuilder {

@@ -1,14 +1,13 @@
 //! Reservations, leases and usage in the OpenAPI document.
 
 use serde_json::{Value, json};
-use utoipa::ToSchema;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, Parameter, ParameterBuilder, ParameterIn, PathsBuilder,
 };
 use utoipa::openapi::schema::{
     AllOfBuilder, AnyOfBuilder, ComponentsBuilder, ObjectBuilder, Schema,
 };
-use utoipa::openapi::{ContentBuilder, Required, Response, ResponseBuilder};
+use utoipa::openapi::{ContentBuilder, Ref, Required, Response, ResponseBuilder};
 
 use super::hold_body::{
     AcquireBody, CommitBody, EndBody, ExtendBody, FreeBody, HoldersBody, RenewBody, ReserveBody,
@@ -21,7 +20,7 @@ use crate::describe::{
 use crate::respond::answers::{self, DecisionBody};
 use crate::respond::{EndedBody, ErrorBody};
 
-/// The names of periods, at this door and at the admin fields.
+/// How to write a period.
 const PERIOD: &str = "A year, month, week or day, such as `2026`, `2026-07`, `2026-W29` or `2026-07-31`. It selects periods that start in it, in their own time zone. `current`, the default, selects the current periods.";
 const TOKEN: &str = "0f1e2d3c4b5a69788796a5b4c3d2e1f0";
 
@@ -70,7 +69,10 @@ fn reserve(fields: &HeaderFields) -> OperationBuilder {
     let example = json!({
         "attributes": {"tenant": "acme"}, "cost": 500, "ttl": "60s", "idempotencyKey": "order-1"
     });
-    let held = both::<answers::ReservationBody, DecisionBody<'_>>("Reserved.");
+    let held = [
+        reference::<answers::ReservationBody>(),
+        reference::<DecisionBody<'_>>(),
+    ];
     let before = "Reserved before under this idempotency key: nothing was charged now.";
     let used = "The idempotency key was used for another request (`RESERVATION_CONFLICT`), or for a reservation that was released or has expired (`RESERVATION_ENDED`, with `state` and `actual`).";
     let either = AnyOfBuilder::new()
@@ -79,7 +81,7 @@ fn reserve(fields: &HeaderFields) -> OperationBuilder {
     taking::<ReserveBody<'_>>("reserve", example)
         .summary(Some("Charges an estimate that is settled later."))
         .ok::<answers::ReservationBody>(before)
-        .response("201", fields.with_fields(held))
+        .response("201", fields.with_fields(of("Reserved.", all(held))))
         .response("409", of(used, either.build().into()))
         .response("429", fields.denial::<DecisionBody<'_>>("Denied."))
         .response(
@@ -122,14 +124,14 @@ fn acquire(fields: &HeaderFields) -> OperationBuilder {
     let example = json!({
         "attributes": {"tenant": "acme"}, "ttl": "30s", "owner": "worker-7", "wait": "2s"
     });
-    let lease = AllOfBuilder::new()
-        .item(reference::<answers::LeaseBody>())
-        .item(reference::<answers::NewLeaseBody>())
-        .item(reference::<DecisionBody<'_>>());
-    let held = of("Granted.", lease.build().into());
+    let lease = [
+        reference::<answers::LeaseBody>(),
+        reference::<answers::NewLeaseBody>(),
+        reference::<DecisionBody<'_>>(),
+    ];
     taking::<AcquireBody<'_>>("acquireLease", example)
         .summary(Some("Takes a slot of every concurrency rule that applies."))
-        .response("201", fields.with_fields(held))
+        .response("201", fields.with_fields(of("Granted.", all(lease))))
         .fails("422", "NOTHING_TO_LEASE", "No concurrency rule applies.")
         .response(
             "429",
@@ -227,15 +229,15 @@ fn ended(code: &str) -> Response {
 }
 
 fn unavailable() -> Response {
-    let harmless = "The store does not answer: retry, which is safe.";
-    later("STORE_UNAVAILABLE", harmless)
+    let safe = "The store does not answer: retry, which is safe.";
+    later("STORE_UNAVAILABLE", safe)
 }
 
 /// An error after which a retry helps.
-fn later(code: &str, description: &str) -> Response {
-    let seconds = described(number_schema(1), "Seconds.");
-    let failure = failure(code, description);
-    failure.header("Retry-After", seconds).build()
+pub(super) fn later(code: &str, description: &str) -> Response {
+    failure(code, description)
+        .header("Retry-After", described(number_schema(1), "Seconds."))
+        .build()
 }
 
 fn id() -> Parameter {
@@ -255,12 +257,12 @@ fn path(name: &str, description: &str, schema: ObjectBuilder, example: Value) ->
         .build()
 }
 
-/// A response with the fields of both types.
-fn both<A: ToSchema, B: ToSchema>(description: &str) -> ResponseBuilder {
-    let both = AllOfBuilder::new()
-        .item(reference::<A>())
-        .item(reference::<B>());
-    of(description, both.build().into())
+/// The schema of an object with the fields of all these types.
+fn all<const N: usize>(types: [Ref; N]) -> Schema {
+    let all = types
+        .into_iter()
+        .fold(AllOfBuilder::new(), AllOfBuilder::item);
+    all.build().into()
 }
 
 fn of(description: &str, schema: Schema) -> ResponseBuilder {

@@ -1,5 +1,6 @@
 //! The list of commands: their names, the number of their arguments, and the answers of `COMMAND`.
 
+use super::frame::Command;
 use super::reply::Reply;
 
 /// A command, by what it does.
@@ -39,13 +40,7 @@ pub(super) struct CommandInfo {
     pub(super) text: &'static str,
     /// How many arguments, the name included. A negative number means: at least so many.
     arity: i64,
-    /// Whether the command is allowed before the login.
-    pub(super) open: bool,
-    /// Whether its first argument is a key.
-    keyed: bool,
     flags: &'static [&'static str],
-    group: &'static str,
-    summary: &'static str,
 }
 
 impl CommandInfo {
@@ -58,156 +53,99 @@ impl CommandInfo {
             count == self.arity
         }
     }
+
+    /// Whether the command is allowed before the login.
+    pub(super) fn is_open(&self) -> bool {
+        self.flags == OPEN
+    }
+
+    fn group(&self) -> &'static str {
+        match self.name {
+            Name::Command | Name::Config | Name::Info => "server",
+            _ if self.flags.contains(&"write") => "tollgate",
+            _ => "connection",
+        }
+    }
+
+    fn summary(&self) -> &'static str {
+        match self.name {
+            Name::Throttle => "Charges a key, with a limit that comes with the command",
+            Name::Check => "Decides by the rules, and charges if allowed",
+            Name::Peek => "Returns what TG.CHECK would decide, and charges nothing",
+            Name::Refund => "Gives back what TG.CHECK charged",
+            Name::Reserve => "Charges an estimate by the rules, to be settled later",
+            Name::Commit => "Ends a reservation with the units that were used",
+            Name::Release => "Ends a reservation and gives all of it back",
+            Name::Extend => "Extends a reservation",
+            Name::Acquire => "Takes a slot of every concurrency rule, and may wait for it",
+            Name::Renew => "Renews a lease",
+            Name::Free => "Releases a lease",
+            Name::Holders => "Lists the holders of the slots that TG.ACQUIRE would need",
+            Name::Usage => "Returns what a tenant has used",
+            Name::Ping => "Returns PONG, or its argument",
+            Name::Echo => "Returns its argument",
+            Name::Auth => "Logs in",
+            Name::Hello => "Selects the protocol, logs in, sets the client name",
+            Name::Select => "Accepts 0, the only database",
+            Name::Client => "Sets and returns properties of the client",
+            Name::Command => "Lists the commands",
+            Name::Config => "Returns a few settings",
+            Name::Info => "Returns the state of the server",
+            Name::Reset => "Resets the connection",
+            Name::Quit => "Ends the connection",
+        }
+    }
 }
 
-const fn entry(name: Name, text: &'static str, arity: i64, summary: &'static str) -> CommandInfo {
+const PLAIN: &[&str] = &["fast"];
+/// Allowed before the login.
+const OPEN: &[&str] = &["fast", "no_auth"];
+const DECIDING: &[&str] = &["write", "fast"];
+/// May wait for a ledger.
+const HOLDING: &[&str] = &["write"];
+/// May wait for other clients.
+const BLOCKING: &[&str] = &["write", "blocking"];
+
+const fn entry(
+    name: Name,
+    text: &'static str,
+    arity: i64,
+    flags: &'static [&'static str],
+) -> CommandInfo {
     CommandInfo {
         name,
         text,
         arity,
-        open: false,
-        keyed: false,
-        flags: &["fast"],
-        group: "connection",
-        summary,
-    }
-}
-
-const fn open(entry: CommandInfo) -> CommandInfo {
-    CommandInfo {
-        open: true,
-        flags: &["fast", "no_auth"],
-        ..entry
-    }
-}
-
-const fn deciding(entry: CommandInfo) -> CommandInfo {
-    CommandInfo {
-        flags: &["write", "fast"],
-        group: "tollgate",
-        ..entry
-    }
-}
-
-/// A command that may wait for a ledger.
-const fn holding(entry: CommandInfo) -> CommandInfo {
-    CommandInfo {
-        flags: &["write"],
-        group: "tollgate",
-        ..entry
-    }
-}
-
-/// A command that may wait for other clients.
-const fn blocking(entry: CommandInfo) -> CommandInfo {
-    CommandInfo {
-        flags: &["write", "blocking"],
-        group: "tollgate",
-        ..entry
-    }
-}
-
-const fn server(entry: CommandInfo) -> CommandInfo {
-    CommandInfo {
-        group: "server",
-        ..entry
+        flags,
     }
 }
 
 /// All commands, the most frequent first.
 const ALL: [CommandInfo; 24] = [
-    CommandInfo {
-        keyed: true,
-        ..deciding(entry(
-            Name::Throttle,
-            "cl.throttle",
-            -5,
-            "Charges a key, with a limit that comes with the command",
-        ))
-    },
-    deciding(entry(
-        Name::Check,
-        "tg.check",
-        -1,
-        "Decides by the rules, and charges if allowed",
-    )),
-    deciding(entry(
-        Name::Peek,
-        "tg.peek",
-        -1,
-        "Returns what TG.CHECK would decide, and charges nothing",
-    )),
-    deciding(entry(
-        Name::Refund,
-        "tg.refund",
-        -1,
-        "Gives back what TG.CHECK charged",
-    )),
-    holding(entry(
-        Name::Reserve,
-        "tg.reserve",
-        -1,
-        "Charges an estimate by the rules, to be settled later",
-    )),
-    holding(entry(
-        Name::Commit,
-        "tg.commit",
-        3,
-        "Ends a reservation with the units that were used",
-    )),
-    holding(entry(
-        Name::Release,
-        "tg.release",
-        2,
-        "Ends a reservation and gives all of it back",
-    )),
-    holding(entry(Name::Extend, "tg.extend", 3, "Extends a reservation")),
-    blocking(entry(
-        Name::Acquire,
-        "tg.acquire",
-        -1,
-        "Takes a slot of every concurrency rule, and may wait for it",
-    )),
-    holding(entry(Name::Renew, "tg.renew", -3, "Renews a lease")),
-    holding(entry(Name::Free, "tg.free", 3, "Releases a lease")),
-    holding(entry(
-        Name::Holders,
-        "tg.holders",
-        -1,
-        "Lists the holders of the slots that TG.ACQUIRE would need",
-    )),
-    holding(entry(
-        Name::Usage,
-        "tg.usage",
-        -2,
-        "Returns what a tenant has used",
-    )),
-    entry(Name::Ping, "ping", -1, "Returns PONG, or its argument"),
-    entry(Name::Echo, "echo", 2, "Returns its argument"),
-    open(entry(Name::Auth, "auth", -2, "Logs in")),
-    open(entry(
-        Name::Hello,
-        "hello",
-        -1,
-        "Selects the protocol, logs in, sets the client name",
-    )),
-    entry(Name::Select, "select", 2, "Accepts 0, the only database"),
-    entry(
-        Name::Client,
-        "client",
-        -2,
-        "Sets and returns properties of the client",
-    ),
-    server(entry(Name::Command, "command", -1, "Lists the commands")),
-    server(entry(Name::Config, "config", -2, "Returns a few settings")),
-    server(entry(
-        Name::Info,
-        "info",
-        -1,
-        "Returns the state of the server",
-    )),
-    open(entry(Name::Reset, "reset", 1, "Resets the connection")),
-    open(entry(Name::Quit, "quit", -1, "Ends the connection")),
+    entry(Name::Throttle, "cl.throttle", -5, DECIDING),
+    entry(Name::Check, "tg.check", -1, DECIDING),
+    entry(Name::Peek, "tg.peek", -1, DECIDING),
+    entry(Name::Refund, "tg.refund", -1, DECIDING),
+    entry(Name::Reserve, "tg.reserve", -1, HOLDING),
+    entry(Name::Commit, "tg.commit", 3, HOLDING),
+    entry(Name::Release, "tg.release", 2, HOLDING),
+    entry(Name::Extend, "tg.extend", 3, HOLDING),
+    entry(Name::Acquire, "tg.acquire", -1, BLOCKING),
+    entry(Name::Renew, "tg.renew", -3, HOLDING),
+    entry(Name::Free, "tg.free", 3, HOLDING),
+    entry(Name::Holders, "tg.holders", -1, HOLDING),
+    entry(Name::Usage, "tg.usage", -2, HOLDING),
+    entry(Name::Ping, "ping", -1, PLAIN),
+    entry(Name::Echo, "echo", 2, PLAIN),
+    entry(Name::Auth, "auth", -2, OPEN),
+    entry(Name::Hello, "hello", -1, OPEN),
+    entry(Name::Select, "select", 2, PLAIN),
+    entry(Name::Client, "client", -2, PLAIN),
+    entry(Name::Command, "command", -1, PLAIN),
+    entry(Name::Config, "config", -2, PLAIN),
+    entry(Name::Info, "info", -1, PLAIN),
+    entry(Name::Reset, "reset", 1, OPEN),
+    entry(Name::Quit, "quit", -1, OPEN),
 ];
 
 /// The command of this name, in upper or lower case.
@@ -217,59 +155,40 @@ pub(super) fn find(name: &[u8]) -> Option<&'static CommandInfo> {
         .find(|entry| entry.text.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// `COMMAND`, `COMMAND INFO`
-pub(super) fn write_all(reply: &mut Reply<'_>) {
-    reply.list(ALL.len());
-    for entry in &ALL {
-        write_entry(reply, entry);
-    }
-}
-
-/// `COMMAND INFO name ...`
-pub(super) fn write_named<'a>(reply: &mut Reply<'_>, names: impl Iterator<Item = &'a [u8]>) {
-    let found: Vec<Option<&CommandInfo>> = names.map(find).collect();
-    reply.list(found.len());
-    for entry in found {
-        reply.optional(entry, write_entry);
-    }
-}
-
-/// `COMMAND DOCS [name ...]`: the named ones that exist, or all.
-pub(super) fn write_docs<'a>(
-    reply: &mut Reply<'_>,
-    names: impl ExactSizeIterator<Item = &'a [u8]>,
-) {
-    let wanted: Vec<&CommandInfo> = if names.len() == 0 {
-        ALL.iter().collect()
-    } else {
-        names.filter_map(find).collect()
-    };
-    reply.map(wanted.len());
-    for entry in wanted {
-        reply.text(entry.text);
-        reply.map(3);
-        for (name, value) in [
-            ("summary", entry.summary),
-            ("since", env!("CARGO_PKG_VERSION")),
-            ("group", entry.group),
-        ] {
-            reply.text(name);
-            reply.text(value);
+/// `COMMAND [COUNT | LIST | INFO name ... | DOCS name ...]`. Returns whether there is such a
+/// subcommand.
+pub(super) fn write(reply: &mut Reply<'_>, command: &Command<'_>) -> bool {
+    let subcommand = command.arg(1).unwrap_or(b"INFO");
+    let is = |name: &str| subcommand.eq_ignore_ascii_case(name.as_bytes());
+    let named: Vec<Option<&CommandInfo>> = command.args_from(2).map(find).collect();
+    let all = || ALL.iter().map(Some).collect();
+    if is("COUNT") && named.is_empty() {
+        reply.count(ALL.len() as u64);
+    } else if is("LIST") && named.is_empty() {
+        reply.list(ALL.len());
+        for entry in &ALL {
+            reply.text(entry.text);
         }
+    } else if is("INFO") {
+        let wanted = if named.is_empty() { all() } else { named };
+        reply.list(wanted.len());
+        for entry in wanted {
+            reply.optional(entry, write_entry);
+        }
+    } else if is("DOCS") {
+        let wanted = if named.is_empty() { all() } else { named };
+        reply.map(wanted.iter().flatten().count());
+        for entry in wanted.into_iter().flatten() {
+            reply.text(entry.text);
+            reply.map(3);
+            reply.entry("summary", entry.summary());
+            reply.entry("since", env!("CARGO_PKG_VERSION"));
+            reply.entry("group", entry.group());
+        }
+    } else {
+        return false;
     }
-}
-
-/// `COMMAND LIST`
-pub(super) fn write_names(reply: &mut Reply<'_>) {
-    reply.list(ALL.len());
-    for entry in &ALL {
-        reply.text(entry.text);
-    }
-}
-
-/// `COMMAND COUNT`
-pub(super) fn write_count(reply: &mut Reply<'_>) {
-    reply.count(ALL.len() as u64);
+    true
 }
 
 /// Name, arity, flags, first key, last key, step, categories, tips, key specifications, subcommands.
@@ -281,8 +200,9 @@ fn write_entry(reply: &mut Reply<'_>, entry: &CommandInfo) {
     for flag in entry.flags {
         reply.status(flag);
     }
+    // Only CL.THROTTLE has a key, its first argument.
     for _ in ["first", "last", "step"] {
-        reply.integer(entry.keyed.into());
+        reply.integer((entry.name == Name::Throttle).into());
     }
     for _ in ["categories", "tips", "key specifications", "subcommands"] {
         reply.list(0);

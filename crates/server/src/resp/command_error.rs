@@ -91,10 +91,6 @@ impl CommandError {
 
 /// The beginning of what a client sent, fit to be shown to it.
 pub(super) fn shown(bytes: &[u8]) -> String {
-    let start = &bytes[..bytes.len().min(64)];
-    let shown = String::from_utf8_lossy(start);
-    shown
-        .chars()
-        .map(|it| if it.is_control() { '?' } else { it })
-        .collect()
+    let start = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]);
+    start.replace(char::is_control, "?")
 }

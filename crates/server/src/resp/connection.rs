@@ -2,16 +2,15 @@
 
 use std::io;
 use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::bounds::{COMMAND_TIMEOUT, FAREWELL, MAX_COMMAND, MAX_OUTPUT};
 use super::conversation::{Conversation, Step};
 use super::input::Input;
-use crate::net::{READ_TIMEOUT, Stopping};
+use crate::net::{READ_TIMEOUT, Stopping, Stream, within};
 
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +28,9 @@ pub(super) enum End {
 /// What the connection waits for.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// The next command. The deadline is not moved with every command, because that would read the
-    /// clock. When the deadline passes, a client that has logged in and was active since gets
-    /// another one. So a client may be silent for the timeout, and for at most twice that.
+    /// The next command. A command does not move the deadline, because that would read the clock.
+    /// When the deadline passes, a client that has logged in and was `heard` since gets another
+    /// one. So a silent client is cut off after one to two timeouts.
     Command { heard: bool },
     /// The rest of a command that has begun to arrive.
     Rest,
@@ -39,15 +38,12 @@ enum Wait {
 
 /// Serves a client until one side ends the connection. When the server stops, commands that were read
 /// are answered, and nothing more is read.
-pub(super) async fn serve<S>(
-    mut stream: S,
+pub(super) async fn serve(
+    mut stream: Stream,
     mut conversation: Conversation,
     idle_timeout: Duration,
     stopping: Stopping,
-) -> io::Result<End>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+) -> io::Result<End> {
     let (mut input, mut out) = (Input::new(), Vec::new());
     let mut waiting = stopping.clone();
     let mut stopped = pin!(waiting.wait());
@@ -100,92 +96,63 @@ where
 }
 
 /// Answers all complete commands, and writes the answers.
-async fn answer<S>(
-    stream: &mut S,
+async fn answer(
+    stream: &mut Stream,
     conversation: &mut Conversation,
     input: &mut Input,
     out: &mut Vec<u8>,
-) -> io::Result<Option<End>>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+) -> io::Result<Option<End>> {
     loop {
         let step = conversation.answer(input, out);
-        if step == Step::Ask {
-            if !conversation.may_take_long() {
-                conversation.ask(out).await;
-            } else if ask_for_long(stream, conversation, input, out).await? == Patience::Gone {
-                return Ok(Some(End::Client));
-            }
-            continue;
+        if step != Step::Ask {
+            write(stream, out).await?;
         }
-        write(stream, out).await?;
         match step {
+            Step::Ask if !conversation.may_take_long() => conversation.ask(out).await,
+            Step::Ask if ask_for_long(stream, conversation, input, out).await? => {}
+            Step::Write => {}
             Step::Read => return Ok(None),
-            Step::Write | Step::Ask => {}
-            Step::Close => return Ok(Some(End::Client)),
+            Step::Ask | Step::Close => return Ok(Some(End::Client)),
             Step::Cut => return Ok(Some(End::Cut)),
         }
     }
 }
 
-/// The end of a long wait.
-#[derive(PartialEq, Eq)]
-enum Patience {
-    Answered,
-    /// The client closed the connection.
-    Gone,
-}
-
 /// Asks a question that may wait for other clients. If the client closes the connection, the wait
-/// ends.
-async fn ask_for_long<S>(
-    stream: &mut S,
+/// ends. Returns whether the question was answered.
+async fn ask_for_long(
+    stream: &mut Stream,
     conversation: &mut Conversation,
     input: &mut Input,
     out: &mut Vec<u8>,
-) -> io::Result<Patience>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+) -> io::Result<bool> {
     // The answers to earlier commands must not wait.
     write(stream, out).await?;
     let mut asking = pin!(conversation.ask(out));
     while input.unread().len() < MAX_COMMAND {
         tokio::select! {
             biased;
-            () = &mut asking => return Ok(Patience::Answered),
+            () = &mut asking => return Ok(true),
             read = stream.read_buf(input.room()) => if read? == 0 {
-                return Ok(Patience::Gone);
+                return Ok(false);
             },
         }
     }
     asking.await;
-    Ok(Patience::Answered)
+    Ok(true)
 }
 
 /// Writes all of `out`, and clears it. A client that does not read its answers is cut off.
-async fn write<S>(stream: &mut S, out: &mut Vec<u8>) -> io::Result<()>
-where
-    S: AsyncWrite + Unpin,
-{
+async fn write(stream: &mut Stream, out: &mut Vec<u8>) -> io::Result<()> {
     if out.is_empty() {
         return Ok(());
     }
-    {
-        let mut writing = pin!(async {
-            stream.write_all(out).await?;
-            stream.flush().await
-        });
-        // Most writes finish at once: only the others need a timer.
-        let at_once = std::future::poll_fn(|context| Poll::Ready(writing.as_mut().poll(context)));
-        match at_once.await {
-            Poll::Ready(written) => written?,
-            Poll::Pending => timeout(READ_TIMEOUT, writing)
-                .await
-                .map_err(|_| io::ErrorKind::TimedOut)??,
-        }
-    }
+    let writing = async {
+        stream.write_all(out).await?;
+        stream.flush().await
+    };
+    let written = within(READ_TIMEOUT, writing).await;
+    written.ok_or(io::ErrorKind::TimedOut)??;
     out.clear();
     out.shrink_to(MAX_OUTPUT);
     Ok(())
@@ -193,22 +160,18 @@ where
 
 /// Closes our side, and reads on for a while. Otherwise the client's system would report a broken
 /// connection, and the client would not see the error.
-async fn say_goodbye<S>(stream: &mut S)
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
+async fn say_goodbye(stream: &mut Stream) {
     let (patience, mut most) = FAREWELL;
     let farewell = async {
         stream.shutdown().await?;
         let mut ignored = [0; 1024];
         while most > 0 {
-            let read = stream.read(&mut ignored).await?;
-            if read == 0 {
-                break;
+            match stream.read(&mut ignored).await? {
+                0 => break,
+                read => most = most.saturating_sub(read),
             }
-            most = most.saturating_sub(read);
         }
-        Ok::<(), io::Error>(())
+        io::Result::Ok(())
     };
     // The connection ends in any case.
     let _ = timeout(patience, farewell).await;

@@ -24,7 +24,7 @@ pub enum Step {
     Ask,
     /// Write the answers, and close the connection.
     Close,
-    /// The same, for a client that may not stop sending.
+    /// Write the answers, and close a connection on which the client may still be sending.
     Cut,
 }
 
@@ -32,8 +32,8 @@ pub enum Step {
 pub struct Conversation {
     session: Session,
     args: Args,
-    /// The result of parsing the next command, if that command had to wait, so that it is not
-    /// parsed twice.
+    /// The result of parsing the next command. Kept if that command had to wait, so that it is
+    /// not parsed twice.
     held: Option<Result<usize, ProtocolError>>,
     /// Commands that wait for a store, in order.
     waiting: Vec<Waiting>,
@@ -48,16 +48,14 @@ enum Waiting {
     Answered(Vec<u8>),
 }
 
-/// Kinds of commands. Commands of one kind may wait together. Others wait until those before them
-/// are answered, so that each sees their effects.
+/// Kinds of commands. Commands of one kind may wait together. A command of another kind, or of none,
+/// waits until the commands before it are answered, so that it sees their effects.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Take,
     Look,
     GiveBack,
     Reserve,
-    /// Does not wait together with other commands.
-    Alone,
 }
 
 impl Kind {
@@ -67,21 +65,8 @@ impl Kind {
             Name::Peek => Some(Kind::Look),
             Name::Refund => Some(Kind::GiveBack),
             Name::Reserve => Some(Kind::Reserve),
-            Name::Commit
-            | Name::Release
-            | Name::Extend
-            | Name::Acquire
-            | Name::Renew
-            | Name::Free
-            | Name::Holders
-            | Name::Usage => Some(Kind::Alone),
             _ => None,
         }
-    }
-
-    /// Whether a command may join those that wait.
-    fn may_join(kind: Option<Kind>, waiting: Option<Kind>) -> bool {
-        kind == waiting && kind != Some(Kind::Alone)
     }
 }
 
@@ -99,7 +84,7 @@ impl Conversation {
     /// Whether the client may use all commands.
     #[must_use]
     pub fn is_logged_in(&self) -> bool {
-        self.session.is_logged_in()
+        self.session.logged_in
     }
 
     /// Answers the complete commands at the start of `input`.
@@ -148,7 +133,8 @@ impl Conversation {
                 self.session.run(entry, &command, out)
             } else {
                 let is_full = self.waiting.len() == MAX_CONCURRENT;
-                if !Kind::may_join(Kind::of(entry), together) || is_full {
+                let kind = Kind::of(entry);
+                if kind.is_none() || kind != together || is_full {
                     self.held = Some(read);
                     return Step::Ask;
                 }
@@ -163,7 +149,7 @@ impl Conversation {
             input.consume(length);
             match run {
                 Run::Done => {}
-                Run::Close if !self.session.is_logged_in() => return Step::Cut,
+                Run::Close if !self.session.logged_in => return Step::Cut,
                 Run::Close => return Step::Close,
                 Run::Ask(pending) => {
                     together = Kind::of(entry);

@@ -99,6 +99,7 @@ impl Door {
         right && user == USER
     }
 
+    /// The id of the next client.
     pub(super) fn next_id(&self) -> u64 {
         self.counts.connections.fetch_add(1, Ordering::Relaxed) + 1
     }

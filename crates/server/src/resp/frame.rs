@@ -15,23 +15,18 @@ use super::inline;
 /// unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ProtocolError {
-    /// More arguments than [`MAX_ARGS`].
     #[error("a command of more than {MAX_ARGS} arguments")]
     TooManyArgs,
-    /// An argument longer than [`MAX_BULK`].
     #[error("an argument of more than {MAX_BULK} bytes")]
     LongBulk,
-    /// A command longer than [`MAX_COMMAND`].
     #[error("a command of more than {MAX_COMMAND} bytes")]
     LongCommand,
-    /// An inline command longer than [`MAX_INLINE`].
     #[error("an inline command of more than {MAX_INLINE} bytes")]
     LongInline,
-    /// A length is not a number.
     #[error("invalid length")]
     BadLength,
     /// An argument that does not start with a dollar sign, such as a list within a list.
-    #[error("expected '$', got '{}'", printable(*.0))]
+    #[error("expected '$', got '{}'", if .0.is_ascii_graphic() { char::from(*.0) } else { '?' })]
     NotBulk(u8),
     /// An argument that is longer than its length says.
     #[error("expected the end of an argument")]
@@ -42,14 +37,6 @@ pub(super) enum ProtocolError {
     /// A request of another protocol.
     #[error("this is not an HTTP server")]
     Http,
-}
-
-fn printable(byte: u8) -> char {
-    if byte.is_ascii_graphic() {
-        char::from(byte)
-    } else {
-        '?'
-    }
 }
 
 /// The positions of a command's arguments.
@@ -76,7 +63,6 @@ pub(super) struct Command<'a> {
 }
 
 impl<'a> Command<'a> {
-    /// The command whose arguments are at `args` in `bytes`.
     pub(super) fn new(bytes: &'a [u8], args: &'a Args) -> Command<'a> {
         Command { bytes, args }
     }

@@ -1,4 +1,4 @@
-//! What the server reports about itself: `INFO`, `HELLO`, `CONFIG GET`.
+//! The answers of `INFO`, `HELLO` and `CONFIG GET`.
 
 use std::fmt::Write;
 
@@ -12,97 +12,70 @@ const REDIS_VERSION: &str = "7.2.0";
 
 /// The page of `INFO`: the named sections, or all.
 pub(super) fn page(door: &Door, wanted: &[&[u8]]) -> String {
+    let is = |name: &[u8], title: &str| name.eq_ignore_ascii_case(title.as_bytes());
     let mut page = String::with_capacity(1024);
     for (title, lines) in sections(door) {
-        let is_wanted = |name: &&[u8]| {
-            let names = [title, "all", "default", "everything"];
-            names
-                .iter()
-                .any(|it| name.eq_ignore_ascii_case(it.as_bytes()))
-        };
-        if !wanted.is_empty() && !wanted.iter().any(is_wanted) {
-            continue;
-        }
-        let gap = if page.is_empty() { "" } else { "\r\n" };
-        // Writing to a string cannot fail.
-        let _ = write!(page, "{gap}# {title}\r\n");
-        for (name, value) in lines {
-            let _ = write!(page, "{name}:{value}\r\n");
+        let names = [title, "all", "default", "everything"];
+        let is_wanted = |name: &&[u8]| names.iter().any(|title| is(name, title));
+        if wanted.is_empty() || wanted.iter().any(is_wanted) {
+            let gap = if page.is_empty() { "" } else { "\r\n" };
+            // Writing to a string cannot fail.
+            let _ = write!(page, "{gap}# {title}\r\n{lines}");
         }
     }
     page
 }
 
-type Lines = Vec<(&'static str, String)>;
-
-fn sections(door: &Door) -> [(&'static str, Lines); 6] {
+fn sections(door: &Door) -> [(&'static str, String); 6] {
     let engine = &*door.backend.engine;
     let [open, connections, commands] = door.counts.read();
     let throttles = engine.metrics().throttles();
-    let (store, keys) = (
-        engine.store().name(),
-        engine.memory_usage().map(|usage| usage.keys),
+    let server = format!(
+        "redis_version:{REDIS_VERSION}\r\ntollgate_version:{}\r\nredis_mode:standalone\r\n\
+         uptime_in_seconds:{}\r\n",
+        env!("CARGO_PKG_VERSION"),
+        door.opened_at.elapsed().as_secs(),
     );
-    let mut decisions = vec![
-        ("store", store.to_owned()),
-        ("rules", engine.rules().rules().len().to_string()),
-        ("config_version", engine.rules().version().to_owned()),
-        ("throttle_allowed", throttles.allowed.to_string()),
-        ("throttle_limited", throttles.limited.to_string()),
-        ("throttle_store_failed", throttles.failed.to_string()),
-    ];
-    decisions.extend(keys.map(|keys| ("keys", keys.to_string())));
+    let clients = format!("connected_clients:{open}\r\nmaxclients:{MAX_CONNECTIONS}\r\n");
+    let stats = format!(
+        "total_connections_received:{connections}\r\ntotal_commands_processed:{commands}\r\n"
+    );
+    let mut decisions = format!(
+        "store:{}\r\nrules:{}\r\nconfig_version:{}\r\nthrottle_allowed:{}\r\n\
+         throttle_limited:{}\r\nthrottle_store_failed:{}\r\n",
+        engine.store().name(),
+        engine.rules().rules().len(),
+        engine.rules().version(),
+        throttles.allowed,
+        throttles.limited,
+        throttles.failed,
+    );
+    if let Some(usage) = engine.memory_usage() {
+        let _ = write!(decisions, "keys:{}\r\n", usage.keys);
+    }
     [
-        (
-            "Server",
-            vec![
-                ("redis_version", REDIS_VERSION.to_owned()),
-                ("tollgate_version", env!("CARGO_PKG_VERSION").to_owned()),
-                ("redis_mode", "standalone".to_owned()),
-                (
-                    "uptime_in_seconds",
-                    door.opened_at.elapsed().as_secs().to_string(),
-                ),
-            ],
-        ),
-        (
-            "Clients",
-            vec![
-                ("connected_clients", open.to_string()),
-                ("maxclients", MAX_CONNECTIONS.to_string()),
-            ],
-        ),
-        ("Persistence", vec![("loading", "0".to_owned())]),
-        (
-            "Stats",
-            vec![
-                ("total_connections_received", connections.to_string()),
-                ("total_commands_processed", commands.to_string()),
-            ],
-        ),
-        ("Replication", vec![("role", "master".to_owned())]),
+        ("Server", server),
+        ("Clients", clients),
+        ("Persistence", "loading:0\r\n".to_owned()),
+        ("Stats", stats),
+        ("Replication", "role:master\r\n".to_owned()),
         ("Tollgate", decisions),
     ]
 }
 
 /// The answer to `HELLO`.
 pub(super) fn write_hello(reply: &mut Reply<'_>, id: u64, protocol: Protocol) {
-    reply.map(7);
-    reply.text("server");
-    reply.text("redis");
-    reply.text("version");
-    reply.text(REDIS_VERSION);
-    reply.text("proto");
-    reply.integer(match protocol {
+    let version: u64 = match protocol {
         Protocol::Resp2 => 2,
         Protocol::Resp3 => 3,
-    });
-    reply.text("id");
-    reply.count(id);
-    reply.text("mode");
-    reply.text("standalone");
-    reply.text("role");
-    reply.text("master");
+    };
+    reply.map(7);
+    reply.entry("server", "redis");
+    reply.entry("version", REDIS_VERSION);
+    reply.entry("proto", version);
+    reply.entry("id", id);
+    reply.entry("mode", "standalone");
+    reply.entry("role", "master");
     reply.text("modules");
     reply.list(0);
 }
@@ -124,7 +97,6 @@ pub(super) fn write_settings(reply: &mut Reply<'_>, door: &Door, wanted: &[&[u8]
     let found: Vec<_> = settings.iter().filter(is_wanted).collect();
     reply.map(found.len());
     for (name, value) in found {
-        reply.text(name);
-        reply.text(value);
+        reply.entry(name, value.as_str());
     }
 }

@@ -64,11 +64,13 @@ fn quoted(
     }
 }
 
-/// What a backslash and `escaped` mean, and how many bytes they take.
+/// The byte that a backslash and `escaped` stand for, and how many bytes they take.
+#[allow(clippy::cast_possible_truncation)] // Two hexadecimal digits.
 fn escape(escaped: u8, following: Option<&[u8]>) -> (u8, usize) {
+    let digit = |byte| char::from(byte).to_digit(16);
     match (escaped, following) {
         (b'x', Some(&[high, low])) => match (digit(high), digit(low)) {
-            (Some(high), Some(low)) => (high << 4 | low, 4),
+            (Some(high), Some(low)) => ((high << 4 | low) as u8, 4),
             _ => (b'x', 2),
         },
         (b'n', _) => (b'\n', 2),
@@ -77,14 +79,5 @@ fn escape(escaped: u8, following: Option<&[u8]>) -> (u8, usize) {
         (b'a', _) => (7, 2),
         (b'b', _) => (8, 2),
         (other, _) => (other, 2),
-    }
-}
-
-fn digit(byte: u8) -> Option<u8> {
-    match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        b'A'..=b'F' => Some(byte - b'A' + 10),
-        _ => None,
     }
 }

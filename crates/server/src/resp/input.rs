@@ -62,9 +62,8 @@ impl Input {
             // An incomplete command.
             (_, length) => (length * 2).clamp(MORE_ROOM, MAX_COMMAND + ROOM),
         };
-        let length = self.bytes.len();
-        self.bytes
-            .reserve_exact(wanted.saturating_sub(length).max(ROOM / 4));
+        let space = wanted.saturating_sub(self.bytes.len()).max(ROOM / 4);
+        self.bytes.reserve_exact(space);
         &mut self.bytes
     }
 }

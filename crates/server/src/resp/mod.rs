@@ -35,14 +35,13 @@ pub(crate) mod reply;
 mod session;
 mod throttle;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tollgate::Engine;
 
 use self::connection::End;
 use self::door::OpenConnection;
-use crate::net::{self, ConnectionError, Listener, Stopping, Stream};
+use crate::net::{self, Listener};
 
 pub use self::conversation::{Conversation, Step};
 pub use self::door::{Door, Options};
@@ -60,21 +59,17 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) {
     let door = Door::new(engine, &options);
-    let handle = move |stream, peer, stopping| client(stream, peer, Arc::clone(&door), stopping);
+    let handle = move |stream, peer, stopping| {
+        let door = Arc::clone(&door);
+        async move {
+            let _open = OpenConnection::new(&door);
+            let (conversation, idle_timeout) = (door.conversation(), door.idle_timeout);
+            match connection::serve(stream, conversation, idle_timeout, stopping).await? {
+                End::Client | End::Stop => {}
+                end => tracing::debug!(%peer, ?end, "connection ended"),
+            }
+            Ok(())
+        }
+    };
     net::serve(listener, handle, stop).await;
-}
-
-async fn client(
-    stream: Stream,
-    peer: SocketAddr,
-    door: Arc<Door>,
-    stopping: Stopping,
-) -> Result<(), ConnectionError> {
-    let _open = OpenConnection::new(&door);
-    let (conversation, idle_timeout) = (door.conversation(), door.idle_timeout);
-    match connection::serve(stream, conversation, idle_timeout, stopping).await? {
-        End::Client | End::Stop => {}
-        end => tracing::debug!(%peer, ?end, "connection ended"),
-    }
-    Ok(())
 }

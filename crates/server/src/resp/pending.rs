@@ -13,7 +13,7 @@ use crate::backend::{Answer, AskError};
 use crate::respond;
 use crate::trace::Origin;
 
-/// A command that has to wait. It owns everything it needs, because the input is overwritten meanwhile.
+/// A command that has to wait. It owns its data, because the input is overwritten meanwhile.
 pub(super) enum Pending {
     Throttle {
         key: Box<[u8]>,
@@ -29,9 +29,9 @@ pub(super) enum Pending {
     },
 }
 
-/// What the store answered.
+/// The answer of the store.
 pub(super) enum Answered {
-    /// Nothing if the store failed.
+    /// `None` if the store failed.
     Throttled(Option<Throttled>),
     Question(Box<Result<Answer, AskError>>),
     /// The command is not a question. That was checked before it had to wait.
@@ -39,23 +39,12 @@ pub(super) enum Answered {
 }
 
 impl Pending {
-    pub(super) fn throttle(key: &[u8], limit: &Limit, quantity: u64) -> Pending {
-        Pending::Throttle {
-            key: key.into(),
-            limit: limit.clone(),
-            quantity,
-        }
-    }
-
     /// Whether the command may wait for other clients, not only for the store.
     pub(super) fn may_take_long(&self) -> bool {
-        matches!(
-            self,
-            Pending::Question {
-                may_take_long: true,
-                ..
-            }
-        )
+        match self {
+            Pending::Throttle { .. } => false,
+            Pending::Question { may_take_long, .. } => *may_take_long,
+        }
     }
 
     pub(super) async fn ask(&self, door: &Door) -> Answered {

@@ -34,9 +34,8 @@ impl<'o> Reply<'o> {
         self.out.push(b'-');
         self.out.extend_from_slice(code.as_bytes());
         self.out.push(b' ');
-        let words = words.bytes();
-        self.out
-            .extend(words.map(|byte| if byte < b' ' { b' ' } else { byte }));
+        let words = words.bytes().map(|byte| byte.max(b' '));
+        self.out.extend(words);
         self.end();
     }
 
@@ -66,21 +65,17 @@ impl<'o> Reply<'o> {
     pub(crate) fn truth(&mut self, truth: bool) {
         match self.protocol {
             Protocol::Resp2 => self.integer(truth.into()),
-            Protocol::Resp3 => {
-                self.out
-                    .extend_from_slice(if truth { b"#t\r\n" } else { b"#f\r\n" });
-            }
+            Protocol::Resp3 if truth => self.out.extend_from_slice(b"#t\r\n"),
+            Protocol::Resp3 => self.out.extend_from_slice(b"#f\r\n"),
         }
     }
 
-    /// Bytes.
     pub(crate) fn bulk(&mut self, bytes: &[u8]) {
         self.head(b'$', bytes.len());
         self.out.extend_from_slice(bytes);
         self.end();
     }
 
-    /// Text.
     pub(crate) fn text(&mut self, text: &str) {
         self.bulk(text.as_bytes());
     }
@@ -98,7 +93,6 @@ impl<'o> Reply<'o> {
         }
     }
 
-    /// Null.
     pub(crate) fn null(&mut self) {
         self.out.extend_from_slice(match self.protocol {
             Protocol::Resp2 => b"$-1\r\n",

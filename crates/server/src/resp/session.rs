@@ -34,7 +34,8 @@ pub(super) struct Session {
     pub(super) door: Arc<Door>,
     pub(super) protocol: Protocol,
     id: u64,
-    logged_in: bool,
+    /// Whether the client may use all commands.
+    pub(super) logged_in: bool,
     wrong_passwords: u32,
     name: Vec<u8>,
     limits: Limits,
@@ -53,11 +54,6 @@ impl Session {
             limits: Limits::default(),
             door,
         }
-    }
-
-    /// Whether the client may use all commands.
-    pub(super) fn is_logged_in(&self) -> bool {
-        self.logged_in
     }
 
     /// Runs a command. `entry` is its entry in the list of commands, if it has one.
@@ -95,12 +91,12 @@ impl Session {
         command: &Command<'_>,
         out: &mut Vec<u8>,
     ) -> Done {
-        if !self.logged_in && !entry.is_some_and(|entry| entry.open) {
+        if !self.logged_in && !entry.is_some_and(CommandInfo::is_open) {
             return Err(CommandError::NoLogin);
         }
         let Some(entry) = entry else {
-            let name = command.name().unwrap_or_default();
-            return Err(CommandError::Unknown(shown(name)));
+            let name = shown(command.name().unwrap_or_default());
+            return Err(CommandError::Unknown(name));
         };
         if !entry.takes(command.len()) {
             return Err(CommandError::Arguments(entry.text));
@@ -108,31 +104,13 @@ impl Session {
         if entry.name == Name::Throttle {
             return self.throttle(command, out);
         }
-        self.run_other(entry, command, out)
+        self.run_other(entry.name, command, out)
     }
 
     #[inline(never)]
-    fn run_other(
-        &mut self,
-        entry: &'static CommandInfo,
-        command: &Command<'_>,
-        out: &mut Vec<u8>,
-    ) -> Done {
+    fn run_other(&mut self, name: Name, command: &Command<'_>, out: &mut Vec<u8>) -> Done {
         let reply = &mut Reply::new(out, self.protocol);
-        match entry.name {
-            Name::Throttle => return self.throttle(command, out),
-            Name::Check
-            | Name::Peek
-            | Name::Refund
-            | Name::Reserve
-            | Name::Commit
-            | Name::Release
-            | Name::Extend
-            | Name::Acquire
-            | Name::Renew
-            | Name::Free
-            | Name::Holders
-            | Name::Usage => return self.ask(entry.name, command, reply),
+        match name {
             Name::Ping => match (command.len(), command.arg(1)) {
                 (1, _) => reply.status("PONG"),
                 (2, Some(message)) => reply.bulk(message),
@@ -149,40 +127,40 @@ impl Session {
                 _ => return Err(CommandError::Database),
             },
             Name::Client => self.client(command, out)?,
-            Name::Command => commands(command, reply)?,
-            Name::Config => config(command, reply, &self.door)?,
+            Name::Command if catalogue::write(reply, command) => {}
+            Name::Command => return Err(unknown_subcommand("command", command)),
+            Name::Config if !is_subcommand(command, "GET") => {
+                return Err(unknown_subcommand("config", command));
+            }
+            Name::Config if command.len() < 3 => return Err(CommandError::Arguments("config")),
+            Name::Config => {
+                let wanted: Vec<&[u8]> = command.args_from(2).collect();
+                info::write_settings(reply, &self.door, &wanted);
+            }
             Name::Info => {
                 let wanted: Vec<&[u8]> = command.args_from(1).collect();
                 reply.page(&info::page(&self.door, &wanted));
             }
             Name::Reset => {
-                *self = Session {
-                    id: self.id,
-                    wrong_passwords: self.wrong_passwords,
-                    limits: std::mem::take(&mut self.limits),
-                    protocol: Protocol::default(),
-                    logged_in: !self.door.wants_password(),
-                    name: Vec::new(),
-                    door: Arc::clone(&self.door),
-                };
+                self.protocol = Protocol::default();
+                self.logged_in = !self.door.wants_password();
+                self.name.clear();
                 Reply::new(out, self.protocol).status("RESET");
             }
             Name::Quit => {
                 reply.status("OK");
                 return Ok(Run::Close);
             }
+            _ => return self.ask(name, command, reply),
         }
         Ok(Run::Done)
     }
 
     #[inline]
     fn throttle(&mut self, command: &Command<'_>, out: &mut Vec<u8>) -> Done {
-        let ThrottleArgs {
-            key,
-            numbers,
-            quantity,
-        } = ThrottleArgs::read(command)?;
-        let limit = self.limits.get(numbers)?;
+        let args = ThrottleArgs::read(command)?;
+        let (key, quantity) = (args.key, args.quantity);
+        let limit = self.limits.get(args.numbers)?;
         let engine = &self.door.backend.engine;
         let ask = || engine.try_throttle(key, limit, quantity);
         match trace::now(DOOR, engine, "throttle", ask) {
@@ -190,7 +168,11 @@ impl Session {
                 throttle::write(&mut Reply::new(out, self.protocol), &throttled);
                 Ok(Run::Done)
             }
-            None => Ok(Run::Ask(Pending::throttle(key, limit, quantity))),
+            None => Ok(Run::Ask(Pending::Throttle {
+                key: key.into(),
+                limit: limit.clone(),
+                quantity,
+            })),
         }
     }
 
@@ -209,16 +191,14 @@ impl Session {
             respond::reply(&answer, reply);
             return Ok(Run::Done);
         }
-        let wait = match &question {
-            Question::AcquireLease { wait, .. } => *wait,
-            _ => Span::ZERO,
-        };
+        let may_take_long =
+            matches!(question, Question::AcquireLease { wait, .. } if wait != Span::ZERO);
         let (bytes, args) = command.detach();
         Ok(Run::Ask(Pending::Question {
             name,
             bytes,
             args,
-            may_take_long: wait != Span::ZERO,
+            may_take_long,
         }))
     }
 
@@ -283,8 +263,7 @@ impl Session {
     /// `CLIENT ...`: subcommands that libraries send when they connect.
     fn client(&mut self, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), CommandError> {
         let reply = &mut Reply::new(out, self.protocol);
-        let subcommand = command.arg(1).unwrap_or_default();
-        let is = |name: &str| subcommand.eq_ignore_ascii_case(name.as_bytes());
+        let is = |name| is_subcommand(command, name);
         match (command.arg(2), command.len()) {
             (Some(name), 3) if is("SETNAME") => {
                 self.name = client_name(name)?.to_vec();
@@ -297,18 +276,25 @@ impl Session {
                 false => reply.bulk(&self.name),
             },
             (None, 2) if is("ID") => reply.count(self.id),
-            _ if [
-                "SETNAME", "SETINFO", "NO-EVICT", "NO-TOUCH", "GETNAME", "ID",
-            ]
-            .into_iter()
-            .any(is) =>
-            {
-                return Err(CommandError::Arguments("client"));
-            }
-            _ => return Err(CommandError::Subcommand("client", shown(subcommand))),
+            _ if CLIENT.into_iter().any(is) => return Err(CommandError::Arguments("client")),
+            _ => return Err(unknown_subcommand("client", command)),
         }
         Ok(())
     }
+}
+
+/// The subcommands of `CLIENT`.
+const CLIENT: [&str; 6] = [
+    "SETNAME", "SETINFO", "NO-EVICT", "NO-TOUCH", "GETNAME", "ID",
+];
+
+fn is_subcommand(command: &Command<'_>, name: &str) -> bool {
+    let subcommand = command.arg(1).unwrap_or_default();
+    subcommand.eq_ignore_ascii_case(name.as_bytes())
+}
+
+fn unknown_subcommand(name: &'static str, command: &Command<'_>) -> CommandError {
+    CommandError::Subcommand(name, shown(command.arg(1).unwrap_or_default()))
 }
 
 fn client_name(name: &[u8]) -> Result<&[u8], CommandError> {
@@ -316,42 +302,4 @@ fn client_name(name: &[u8]) -> Result<&[u8], CommandError> {
         return Err(CommandError::ClientName);
     }
     Ok(name)
-}
-
-/// `COMMAND [COUNT | LIST | INFO name ... | DOCS name ...]`
-fn commands(command: &Command<'_>, reply: &mut Reply<'_>) -> Result<(), CommandError> {
-    let Some(subcommand) = command.arg(1) else {
-        catalogue::write_all(reply);
-        return Ok(());
-    };
-    let is = |name: &str| subcommand.eq_ignore_ascii_case(name.as_bytes());
-    let names: Vec<&[u8]> = command.args_from(2).collect();
-    if is("COUNT") && names.is_empty() {
-        catalogue::write_count(reply);
-    } else if is("LIST") && names.is_empty() {
-        catalogue::write_names(reply);
-    } else if is("INFO") && names.is_empty() {
-        catalogue::write_all(reply);
-    } else if is("INFO") {
-        catalogue::write_named(reply, names.into_iter());
-    } else if is("DOCS") {
-        catalogue::write_docs(reply, names.into_iter());
-    } else {
-        return Err(CommandError::Subcommand("command", shown(subcommand)));
-    }
-    Ok(())
-}
-
-/// `CONFIG GET name ...`
-fn config(command: &Command<'_>, reply: &mut Reply<'_>, door: &Door) -> Result<(), CommandError> {
-    let subcommand = command.arg(1).unwrap_or_default();
-    if !subcommand.eq_ignore_ascii_case(b"GET") {
-        return Err(CommandError::Subcommand("config", shown(subcommand)));
-    }
-    if command.len() < 3 {
-        return Err(CommandError::Arguments("config"));
-    }
-    let wanted: Vec<&[u8]> = command.args_from(2).collect();
-    info::write_settings(reply, door, &wanted);
-    Ok(())
 }

@@ -43,34 +43,21 @@ impl<'a> ThrottleArgs<'a> {
     /// Reads the arguments.
     #[inline]
     pub(super) fn read(command: &Command<'a>) -> Result<ThrottleArgs<'a>, CommandError> {
-        let wrong_count = CommandError::Arguments("cl.throttle");
-        let (Some(key), Some(max_burst), Some(count), Some(period)) = (
-            command.arg(1),
-            command.arg(2),
-            command.arg(3),
-            command.arg(4),
-        ) else {
-            return Err(wrong_count);
-        };
-        if command.len() > 6 {
-            return Err(wrong_count);
+        if !(5..=6).contains(&command.len()) {
+            return Err(CommandError::Arguments("cl.throttle"));
         }
-        if key.len() > MAX_KEY {
+        let arg = |index| command.arg(index).unwrap_or_default();
+        if arg(1).len() > MAX_KEY {
             return Err(CommandError::LongKey);
         }
-        let numbers = Numbers {
-            max_burst: amount("max_burst", max_burst)?,
-            count: amount("count", count)?,
-            period: amount("period", period)?,
-        };
-        let quantity = match command.arg(5) {
-            Some(quantity) => amount("quantity", quantity)?,
-            None => 1,
-        };
         Ok(ThrottleArgs {
-            key,
-            numbers,
-            quantity,
+            key: arg(1),
+            numbers: Numbers {
+                max_burst: amount("max_burst", arg(2))?,
+                count: amount("count", arg(3))?,
+                period: amount("period", arg(4))?,
+            },
+            quantity: command.arg(5).map_or(Ok(1), |it| amount("quantity", it))?,
         })
     }
 }
@@ -78,13 +65,10 @@ impl<'a> ThrottleArgs<'a> {
 /// A whole number from 0 to the largest amount.
 #[inline]
 pub(super) fn amount(name: &'static str, bytes: &[u8]) -> Result<u64, CommandError> {
-    let number = std::str::from_utf8(bytes)
-        .ok()
-        .and_then(|it| it.parse().ok());
-    match number {
-        None => Err(not_amount(name, bytes)),
-        Some(number) if number > MAX_AMOUNT => Err(CommandError::TooLarge(name)),
-        Some(number) => Ok(number),
+    match std::str::from_utf8(bytes).unwrap_or_default().parse() {
+        Err(_) => Err(not_amount(name, bytes)),
+        Ok(number) if number > MAX_AMOUNT => Err(CommandError::TooLarge(name)),
+        Ok(number) => Ok(number),
     }
 }
 
@@ -98,20 +82,6 @@ fn not_amount(name: &'static str, bytes: &[u8]) -> CommandError {
         CommandError::TooLarge(name)
     } else {
         CommandError::NotNumber(name, shown(bytes))
-    }
-}
-
-impl Numbers {
-    /// The limit that these numbers make.
-    fn limit(self) -> Result<Limit, CommandError> {
-        for (name, number) in [("count", self.count), ("period", self.period)] {
-            if number == 0 {
-                return Err(CommandError::ZeroRate(name));
-            }
-        }
-        let rate = Rate::new(self.count, Span::from_secs(self.period));
-        let limit = rate.and_then(|rate| Limit::gcra(rate, self.max_burst + 1));
-        limit.map_err(CommandError::Limit)
     }
 }
 
@@ -137,7 +107,14 @@ impl Limits {
 
     #[cold]
     fn add(&mut self, numbers: Numbers) -> Result<usize, CommandError> {
-        let limit = numbers.limit()?;
+        for (name, number) in [("count", numbers.count), ("period", numbers.period)] {
+            if number == 0 {
+                return Err(CommandError::ZeroRate(name));
+            }
+        }
+        let rate = Rate::new(numbers.count, Span::from_secs(numbers.period));
+        let limit = rate.and_then(|rate| Limit::gcra(rate, numbers.max_burst + 1));
+        let limit = limit.map_err(CommandError::Limit)?;
         if self.known.len() < MAX_LIMITS {
             self.known.push((numbers, limit));
             return Ok(self.known.len() - 1);

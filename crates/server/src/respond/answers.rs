@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tollgate::{
-    Decision, FailurePolicy, Hold, HoldState, Holders, Kind, LeaseToken, Reason, RuleDecision,
-    Span, Subject, Time,
+    Decision, FailurePolicy, Hold, HoldState, Holder, Holders, Kind, Reason, RuleDecision, Span,
+    Subject, Time,
 };
 use tollgate_core::Algorithm;
 use tollgate_ledger::UsageRow;
@@ -137,8 +137,8 @@ impl<'a> DecisionBody<'a> {
     }
 }
 
-/// The rules of a decision, read while they are written: RESP has no use for them, and the HTTP answer
-/// needs no list in memory.
+/// The rules of a decision. They are read while the answer is written, so no list of them is built.
+/// RESP does not use them.
 pub(super) struct RuleList<'a>(&'a Decision);
 
 impl<'a> RuleList<'a> {
@@ -345,14 +345,6 @@ pub(crate) struct NewLeaseBody {
     pub(super) token: String,
 }
 
-impl NewLeaseBody {
-    pub(super) fn new(token: &LeaseToken) -> NewLeaseBody {
-        NewLeaseBody {
-            token: token.to_string(),
-        }
-    }
-}
-
 /// The holders of slots, by rule.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Holders)]
@@ -387,19 +379,16 @@ pub(crate) struct HolderBody {
 
 impl HoldersBody {
     pub(super) fn new(rules: &[Holders]) -> HoldersBody {
+        let holder = |holder: &Holder| HolderBody {
+            owner: holder.owner.as_ref().to_owned(),
+            fence: holder.fence,
+            expires_at_epoch_millis: millis(holder.expires_at),
+        };
         let rules = rules.iter().map(|rule| RuleHoldersBody {
             rule_id: rule.rule.clone(),
             limit: rule.limit,
             truncated: rule.holders.len() > MAX_LISTED,
-            holders: {
-                let listed = rule.holders.iter().take(MAX_LISTED);
-                let listed = listed.map(|holder| HolderBody {
-                    owner: holder.owner.as_ref().to_owned(),
-                    fence: holder.fence,
-                    expires_at_epoch_millis: millis(holder.expires_at),
-                });
-                listed.collect()
-            },
+            holders: rule.holders.iter().take(MAX_LISTED).map(holder).collect(),
         });
         HoldersBody {
             rules: rules.collect(),
@@ -501,7 +490,7 @@ pub(super) fn lease_state(state: HoldState) -> &'static str {
     }
 }
 
-/// Rounded down to whole milliseconds: a client that goes by this time is not late.
+/// Rounded down to whole milliseconds, so that a client that relies on this time is not late.
 fn millis(time: Time) -> u64 {
     time.as_micros() / 1000
 }

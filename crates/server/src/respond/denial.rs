@@ -1,4 +1,4 @@
-//! What every door says about a denial: the code, the message and the HTTP status.
+//! The code, the message and the HTTP status of a denial, the same at every door.
 
 use std::borrow::Cow;
 
@@ -43,7 +43,7 @@ pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)
     Some((code(rule.kind(), reason), message))
 }
 
-/// The message where the rule has none of its own. Nothing here depends on the subject.
+/// The message for a rule without a message of its own. It does not depend on the subject.
 fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
     let wait = rule
         .retry_after()

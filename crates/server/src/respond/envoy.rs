@@ -2,20 +2,19 @@
 
 use std::sync::Arc;
 
+use prost_types::Duration;
+use tollgate::{Decision, DemandError, Reason, RuleSet};
+use tollgate_config::Families;
+use tonic::Status;
+
+use super::fields::{Fields, Value, most_fields};
+use crate::backend::{Answer, AskError};
+use crate::grpc::BadRequest;
 use crate::grpc::proto::envoy::config::core::v3::HeaderValue as Header;
 use crate::grpc::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use crate::grpc::proto::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit,
 };
-use http::header::HeaderName;
-use prost_types::Duration;
-use tollgate::{BatchDecision, Decision, DemandError, Reason, RuleDecision, RuleSet};
-use tollgate_config::Families;
-use tonic::Status;
-
-use super::fields::{Fields, Sink, Value};
-use crate::backend::{Answer, AskError};
-use crate::grpc::BadRequest;
 use crate::grpc::units::unit;
 
 /// Turns decisions about descriptors into messages.
@@ -42,19 +41,33 @@ impl EnvoyResponder {
             Ok(_) => return Err(Status::internal("unexpected answer")),
             Err(error) => return Err(failed(error)),
         };
-        if !together.is_allowed() && is_unavailable(together) {
+        let rules = together.decisions().iter().flat_map(Decision::rules);
+        let mut denying = rules.filter(|rule| !rule.is_shadow() && !rule.is_allowed());
+        if !together.is_allowed()
+            && denying.all(|rule| rule.reason() == Some(Reason::StoreUnavailable))
+        {
             return Err(Status::unavailable(
                 "limits cannot be checked at the moment",
             ));
         }
-        let mut headers = Headers(Vec::new());
+        let mut headers = Vec::new();
         if let Some(decision) = together.deciding() {
-            self.fields.write(decision, &mut headers);
+            headers.reserve(most_fields(decision));
+            self.fields.write(decision, |name, value| {
+                let value = match value {
+                    Value::Number(number) => number.to_string(),
+                    Value::Text(text) => text,
+                    // Structured fields are ASCII.
+                    Value::Ready(value) => value.to_str().unwrap_or_default().to_owned(),
+                };
+                let key = name.as_str().to_owned();
+                headers.push(Header { key, value });
+            });
         }
         Ok(RateLimitResponse {
             overall_code: code(together.is_allowed()) as i32,
             statuses: together.decisions().iter().map(status).collect(),
-            response_headers_to_add: headers.0,
+            response_headers_to_add: headers,
         })
     }
 
@@ -97,13 +110,6 @@ fn failed(error: &AskError) -> Status {
     }
 }
 
-/// Whether only rules without a failure policy deny, and only because their store fails.
-fn is_unavailable(together: &BatchDecision) -> bool {
-    let rules = together.decisions().iter().flat_map(Decision::rules);
-    let mut denying = rules.filter(|rule| !rule.is_shadow() && !rule.is_allowed());
-    denying.all(|rule| rule.reason() == Some(Reason::StoreUnavailable))
-}
-
 fn code(allowed: bool) -> Code {
     if allowed { Code::Ok } else { Code::OverLimit }
 }
@@ -122,41 +128,16 @@ fn status(decision: &Decision) -> DescriptorStatus {
             unit: unit(rule.window()) as i32,
         });
         status.limit_remaining = amount(remaining);
-        status.duration_until_reset = Some(until_reset(&rule));
+        // Whole seconds, rounded up: Envoy drops fractions.
+        let seconds = rule.reset_after().as_secs_ceil();
+        status.duration_until_reset = Some(Duration {
+            seconds: i64::try_from(seconds).unwrap_or(i64::MAX),
+            nanos: 0,
+        });
     }
     status
 }
 
 fn amount(amount: u64) -> u32 {
     u32::try_from(amount).unwrap_or(u32::MAX)
-}
-
-/// Whole seconds, rounded up: Envoy drops fractions.
-fn until_reset(rule: &RuleDecision<'_>) -> Duration {
-    let seconds = rule.reset_after().as_secs_ceil();
-    Duration {
-        seconds: i64::try_from(seconds).unwrap_or(i64::MAX),
-        nanos: 0,
-    }
-}
-
-struct Headers(Vec<Header>);
-
-impl Sink for Headers {
-    fn expect(&mut self, fields: usize) {
-        self.0.reserve(fields);
-    }
-
-    fn add(&mut self, name: HeaderName, value: Value<'_>) {
-        let value = match value {
-            Value::Number(number) => number.to_string(),
-            Value::Text(text) => text,
-            // Structured fields are ASCII.
-            Value::Ready(value) => value.to_str().unwrap_or_default().to_owned(),
-        };
-        self.0.push(Header {
-            key: name.as_str().to_owned(),
-            value,
-        });
-    }
 }

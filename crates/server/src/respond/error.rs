@@ -104,70 +104,49 @@ pub(crate) enum RequestError {
 }
 
 impl RequestError {
-    fn status(&self) -> (StatusCode, &'static str) {
+    /// The HTTP status, and the code in the body.
+    fn status(&self) -> (u16, &'static str) {
         match self {
-            RequestError::Json(_)
-            | RequestError::Query(_)
-            | RequestError::NotAnObject { .. }
-            | RequestError::BadPosting(_)
-            | RequestError::BadText(_)
-            | RequestError::BadPath
-            | RequestError::BodyCutShort => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
-            RequestError::Question(BadQuestion::LongBatch { .. })
-            | RequestError::BodyTooLarge { .. } => (StatusCode::PAYLOAD_TOO_LARGE, "TOO_LARGE"),
-            RequestError::Question(_) => (StatusCode::BAD_REQUEST, "BAD_REQUEST"),
-            RequestError::TooManyHeaders => {
-                (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "TOO_LARGE")
+            Self::Json(_)
+            | Self::Query(_)
+            | Self::NotAnObject { .. }
+            | Self::BadPosting(_)
+            | Self::BadText(_)
+            | Self::BadPath
+            | Self::BodyCutShort => (400, "BAD_REQUEST"),
+            Self::Question(BadQuestion::LongBatch { .. }) => (413, "TOO_LARGE"),
+            Self::Question(_) => (400, "BAD_REQUEST"),
+            Self::NoToken => (401, "NO_TOKEN"),
+            Self::NotPermitted { .. } => (403, "NOT_PERMITTED"),
+            Self::NoSuchPath | Self::NoSuchAdminPath => (404, "NOT_FOUND"),
+            Self::NoSuchOverride(_) => (404, "NO_SUCH_OVERRIDE"),
+            Self::NoSuchCounter(_) => (404, "NO_SUCH_COUNTER"),
+            Self::WrongMethod => (405, "WRONG_METHOD"),
+            Self::BodyTooSlow => (408, "TOO_SLOW"),
+            Self::NoConfigFile => (409, "NO_CONFIG_FILE"),
+            Self::TooManyOverrides => (409, "TOO_MANY_OVERRIDES"),
+            Self::NoLedger => (409, "NO_LEDGER"),
+            Self::PostedOtherwise(_) => (409, "POSTING_CONFLICT"),
+            Self::BodyTooLarge { .. } => (413, "TOO_LARGE"),
+            Self::BadConfig(_) => (422, "BAD_CONFIG"),
+            Self::BadOverride(_) => (422, "BAD_OVERRIDE"),
+            Self::NoEffect(_) => (422, "NO_EFFECT"),
+            Self::TooManyHeaders => (431, "TOO_LARGE"),
+            Self::Internal => (500, "INTERNAL"),
+            Self::OverridesUnavailable => (503, "OVERRIDES_UNAVAILABLE"),
+            Self::Audit(_) => (503, "AUDIT_UNAVAILABLE"),
+            Self::Ledger(_) => (503, "LEDGER_UNAVAILABLE"),
+            Self::LedgerBusy => (503, "LEDGER_BUSY"),
+            Self::Draining => (503, "SHUTTING_DOWN"),
+            Self::Store(_) => (503, "STORE_UNAVAILABLE"),
+            Self::Auth(AuthError::Untrusted { .. } | AuthError::NoPeer) => (403, "UNTRUSTED_PROXY"),
+            Self::Auth(AuthError::PathTooLong { .. }) => (414, "TOO_LARGE"),
+            Self::Auth(AuthError::Client(ClientError::TooLong(_))) => (431, "TOO_LARGE"),
+            Self::Auth(_) => (400, "BAD_REQUEST"),
+            Self::Ask(error) => {
+                let (status, code, ..) = error.codes();
+                (status, code)
             }
-            RequestError::BodyTooSlow => (StatusCode::REQUEST_TIMEOUT, "TOO_SLOW"),
-            RequestError::NoSuchPath | RequestError::NoSuchAdminPath => {
-                (StatusCode::NOT_FOUND, "NOT_FOUND")
-            }
-            RequestError::NoToken => (StatusCode::UNAUTHORIZED, "NO_TOKEN"),
-            RequestError::NotPermitted { .. } => (StatusCode::FORBIDDEN, "NOT_PERMITTED"),
-            RequestError::WrongMethod => (StatusCode::METHOD_NOT_ALLOWED, "WRONG_METHOD"),
-            RequestError::NoConfigFile => (StatusCode::CONFLICT, "NO_CONFIG_FILE"),
-            RequestError::BadConfig(_) => (StatusCode::UNPROCESSABLE_ENTITY, "BAD_CONFIG"),
-            RequestError::BadOverride(_) => (StatusCode::UNPROCESSABLE_ENTITY, "BAD_OVERRIDE"),
-            RequestError::NoEffect(_) => (StatusCode::UNPROCESSABLE_ENTITY, "NO_EFFECT"),
-            RequestError::TooManyOverrides => (StatusCode::CONFLICT, "TOO_MANY_OVERRIDES"),
-            RequestError::NoSuchOverride(_) => (StatusCode::NOT_FOUND, "NO_SUCH_OVERRIDE"),
-            RequestError::OverridesUnavailable => {
-                (StatusCode::SERVICE_UNAVAILABLE, "OVERRIDES_UNAVAILABLE")
-            }
-            RequestError::Audit(_) => (StatusCode::SERVICE_UNAVAILABLE, "AUDIT_UNAVAILABLE"),
-            RequestError::NoLedger => (StatusCode::CONFLICT, "NO_LEDGER"),
-            RequestError::NoSuchCounter(_) => (StatusCode::NOT_FOUND, "NO_SUCH_COUNTER"),
-            RequestError::PostedOtherwise(_) => (StatusCode::CONFLICT, "POSTING_CONFLICT"),
-            RequestError::Ledger(_) => (StatusCode::SERVICE_UNAVAILABLE, "LEDGER_UNAVAILABLE"),
-            RequestError::LedgerBusy => (StatusCode::SERVICE_UNAVAILABLE, "LEDGER_BUSY"),
-            RequestError::Draining => (StatusCode::SERVICE_UNAVAILABLE, "SHUTTING_DOWN"),
-            RequestError::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "INTERNAL"),
-            RequestError::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "STORE_UNAVAILABLE"),
-            RequestError::Auth(error) => auth_status(error),
-            RequestError::Ask(error) => error.http_status(),
-        }
-    }
-}
-
-fn auth_status(error: &AuthError) -> (StatusCode, &'static str) {
-    match error {
-        AuthError::Untrusted { .. } | AuthError::NoPeer => {
-            (StatusCode::FORBIDDEN, "UNTRUSTED_PROXY")
-        }
-        AuthError::PathTooLong { .. } => (StatusCode::URI_TOO_LONG, "TOO_LARGE"),
-        AuthError::Client(ClientError::TooLong(_)) => {
-            (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "TOO_LARGE")
-        }
-        AuthError::NotDescribed
-        | AuthError::BothFamilies
-        | AuthError::Missing(_)
-        | AuthError::Repeated(_)
-        | AuthError::NotText(_)
-        | AuthError::BadMethod
-        | AuthError::BadHost
-        | AuthError::Client(ClientError::Repeated(_) | ClientError::NotText(_)) => {
-            (StatusCode::BAD_REQUEST, "BAD_REQUEST")
         }
     }
 }
@@ -209,35 +188,29 @@ pub(crate) struct ConfigProblemBody<'a> {
     help: Option<&'a str>,
 }
 
-fn bad_config(status: StatusCode, code: &'static str, error: &RequestError) -> Option<Response> {
-    let (RequestError::BadConfig(rejected) | RequestError::BadOverride(rejected)) = error else {
-        return None;
-    };
-    let problems = rejected.problems.iter().map(|problem| ConfigProblemBody {
-        at: &problem.at,
-        message: &problem.message,
-        help: problem.help.as_deref(),
-    });
-    let body = BadConfigBody {
-        code,
-        message: error.to_string(),
-        problems: problems.collect(),
-    };
-    Some(json(status, JSON, &body))
-}
-
 /// The response to a request that has no answer.
 pub(crate) fn error(error: &RequestError) -> Response {
     let (status, code) = error.status();
-    if let Some(response) = bad_config(status, code, error) {
-        return response;
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let message = error.to_string();
+    if let RequestError::BadConfig(rejected) | RequestError::BadOverride(rejected) = error {
+        let problems = rejected.problems.iter().map(|problem| ConfigProblemBody {
+            at: &problem.at,
+            message: &problem.message,
+            help: problem.help.as_deref(),
+        });
+        let body = BadConfigBody {
+            code,
+            message,
+            problems: problems.collect(),
+        };
+        return json(status, JSON, &body);
     }
     if let RequestError::Ask(error) = error
         && let Some(body) = error.ended(code)
     {
         return json(status, JSON, &body);
     }
-    let message = error.to_string();
     let mut response = json(status, JSON, &ErrorBody { code, message });
     let headers = response.headers_mut();
     match error {

@@ -1,6 +1,5 @@
-//! What each door says where a question has no answer: one code per cause and protocol.
+//! The codes of a question that has no answer: one for each cause and protocol.
 
-use http::StatusCode;
 use serde::Serialize;
 use tollgate::{DemandError, HoldError};
 use tonic::{Code, Status};
@@ -27,15 +26,15 @@ pub(crate) struct EndedBody {
     actual: Option<u64>,
 }
 
-/// How every protocol names an error: the HTTP status and the code in its body, the code of gRPC, and
-/// the first word of a RESP error.
+/// An error in each protocol: the HTTP status and the code in its body, the code of gRPC, and the
+/// first word of a RESP error.
 type Codes = (u16, &'static str, Code, &'static str);
 
 const BAD_REQUEST: Codes = (400, "BAD_REQUEST", Code::InvalidArgument, "ERR");
 const NO_STORE: Codes = (503, "STORE_UNAVAILABLE", Code::Unavailable, "TRYAGAIN");
 
 impl AskError {
-    fn codes(&self) -> Codes {
+    pub(super) fn codes(&self) -> Codes {
         match self {
             AskError::Store(_) | AskError::Demand(DemandError::Store(_)) => NO_STORE,
             AskError::Demand(_) => BAD_REQUEST,
@@ -47,16 +46,6 @@ impl AskError {
                 UsageError::Busy => (503, "LEDGER_BUSY", Code::Unavailable, "TRYAGAIN"),
             },
         }
-    }
-
-    pub(super) fn http_status(&self) -> (StatusCode, &'static str) {
-        let (status, code, ..) = self.codes();
-        let status = StatusCode::from_u16(status);
-        (status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), code)
-    }
-
-    pub(super) fn resp_code(&self) -> &'static str {
-        self.codes().3
     }
 
     /// The body of a response that says how a reservation or lease has ended.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use sfv::{Integer, KeyRef, ListSerializer, StringRef};
-use tollgate::{Decision, Kind, Rule, RuleDecision, RuleSet, Span};
+use tollgate::{Decision, Kind, Rule, RuleSet, Span};
 use tollgate_config::Families;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -26,14 +26,8 @@ const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset
 const MAX_SFV: u64 = 999_999_999_999_999;
 
 /// Space for the fields of all families, `Retry-After` and the other headers, in one allocation.
-const MOST_FIELDS: usize = 14;
-
-/// Where fields are written.
-pub(super) trait Sink {
-    /// Reserves space.
-    fn expect(&mut self, fields: usize);
-    /// Adds a field.
-    fn add(&mut self, name: HeaderName, value: Value<'_>);
+pub(super) fn most_fields(decision: &Decision) -> usize {
+    if decision.rules().len() == 0 { 0 } else { 14 }
 }
 
 /// The value of a field.
@@ -42,25 +36,6 @@ pub(super) enum Value<'a> {
     Text(String),
     /// A text that was rendered before.
     Ready(&'a HeaderValue),
-}
-
-impl Sink for HeaderMap {
-    fn expect(&mut self, fields: usize) {
-        self.reserve(fields);
-    }
-
-    fn add(&mut self, name: HeaderName, value: Value<'_>) {
-        let value = match value {
-            Value::Number(number) => number.into(),
-            Value::Ready(value) => value.clone(),
-            Value::Text(text) => match HeaderValue::try_from(text) {
-                Ok(value) => value,
-                // Structured fields are ASCII.
-                Err(_) => return,
-            },
-        };
-        self.append(name, value);
-    }
 }
 
 /// Writes the fields of a decision.
@@ -84,39 +59,55 @@ impl Fields {
         }
     }
 
+    /// Adds the fields of a decision to the header of a response.
+    pub(super) fn write_to(&self, headers: &mut HeaderMap, decision: &Decision) {
+        headers.reserve(most_fields(decision));
+        self.write(decision, |name, value| {
+            let value = match value {
+                Value::Number(number) => number.into(),
+                Value::Ready(value) => value.clone(),
+                Value::Text(text) => match HeaderValue::try_from(text) {
+                    Ok(value) => value,
+                    // Structured fields are ASCII.
+                    Err(_) => return,
+                },
+            };
+            headers.append(name, value);
+        });
+    }
+
     /// Adds the fields of the deciding rule, and the policies of all rules that are enforced.
-    pub(super) fn write(&self, decision: &Decision, fields: &mut impl Sink) {
+    pub(super) fn write(&self, decision: &Decision, mut add: impl FnMut(HeaderName, Value<'_>)) {
         let Some(rule) = decision.rule() else {
             return;
         };
-        fields.expect(MOST_FIELDS);
         if let Some(wait) = rule.retry_after() {
-            fields.add(RETRY_AFTER, Value::Number(wait.as_secs_ceil().max(1)));
+            add(RETRY_AFTER, Value::Number(wait.as_secs_ceil().max(1)));
         }
         let (Some(limit), Some(remaining)) = (rule.limit(), rule.remaining()) else {
             return;
         };
         let reset = rule.reset_after().as_secs_ceil();
         if self.families.ietf {
-            self.write_policies(decision, fields);
+            self.write_policies(decision, &mut add);
             if let Some(state) = item(rule.rule().id(), &[("r", remaining), ("t", reset)]) {
-                fields.add(RATELIMIT, Value::Text(state));
+                add(RATELIMIT, Value::Text(state));
             }
         }
         if self.families.ratelimit {
-            fields.add(RATELIMIT_LIMIT, Value::Number(limit));
-            fields.add(RATELIMIT_REMAINING, Value::Number(remaining));
-            fields.add(RATELIMIT_RESET, Value::Number(reset));
+            add(RATELIMIT_LIMIT, Value::Number(limit));
+            add(RATELIMIT_REMAINING, Value::Number(remaining));
+            add(RATELIMIT_RESET, Value::Number(reset));
         }
         if self.families.x_ratelimit {
             let reset_at = rule.reset_at().as_millis_ceil().div_ceil(1000);
-            fields.add(X_RATELIMIT_LIMIT, Value::Number(limit));
-            fields.add(X_RATELIMIT_REMAINING, Value::Number(remaining));
-            fields.add(X_RATELIMIT_RESET, Value::Number(reset_at));
+            add(X_RATELIMIT_LIMIT, Value::Number(limit));
+            add(X_RATELIMIT_REMAINING, Value::Number(remaining));
+            add(X_RATELIMIT_RESET, Value::Number(reset_at));
         }
     }
 
-    fn write_policies(&self, decision: &Decision, fields: &mut impl Sink) {
+    fn write_policies(&self, decision: &Decision, add: &mut impl FnMut(HeaderName, Value<'_>)) {
         // The rendered policies belong to one set of rules only.
         let ready = std::ptr::eq(self.rules.as_ptr(), Arc::as_ptr(decision.rule_set()));
         for rule in decision.rules().filter(|rule| !rule.is_shadow()) {
@@ -124,18 +115,15 @@ impl Fields {
                 let limit = rule.limit().unwrap_or(tollgate::Outcome::UNLIMITED);
                 policy(rule.rule(), limit, rule.window()).map(Value::Text)
             } else if ready {
-                self.policy(&rule).map(Value::Ready)
+                let rendered = self.policies.get(rule.index());
+                rendered.and_then(Option::as_ref).map(Value::Ready)
             } else {
                 policy_of(rule.rule()).map(Value::Text)
             };
             if let Some(value) = value {
-                fields.add(RATELIMIT_POLICY, value);
+                add(RATELIMIT_POLICY, value);
             }
         }
-    }
-
-    fn policy(&self, rule: &RuleDecision<'_>) -> Option<&HeaderValue> {
-        self.policies.get(rule.index()).and_then(Option::as_ref)
     }
 }
 
@@ -151,13 +139,8 @@ fn policy(rule: &Rule, limit: u64, window: Span) -> Option<String> {
     if Kind::of(rule) != Kind::Concurrency {
         return item(rule.id(), &[("q", limit), ("w", window.as_secs_ceil())]);
     }
-    let mut list = ListSerializer::new();
-    let item = list.bare_item(StringRef::from_str(rule.id()).ok()?);
-    let limit = Integer::try_from(limit.min(MAX_SFV)).ok()?;
-    let item = item.parameter(KeyRef::from_str("q").ok()?, limit);
-    let unit = StringRef::from_str("concurrent-requests").ok()?;
-    let _ = item.parameter(KeyRef::from_str("qu").ok()?, unit).finish();
-    list.finish()
+    let item = item(rule.id(), &[("q", limit)])?;
+    Some(item + ";qu=\"concurrent-requests\"")
 }
 
 /// A list of one string with integer parameters: `"api-rate";r=7;t=3`.

@@ -4,8 +4,7 @@
 use tollgate::{AcquireOutcome, Decision, Hold, ReserveOutcome};
 
 use super::answers::{
-    DecisionBody, HoldersBody, LeaseBody, NewLeaseBody, ReservationBody, RuleDecisionBody,
-    TenantUsageBody,
+    DecisionBody, HoldersBody, LeaseBody, ReservationBody, RuleDecisionBody, TenantUsageBody,
 };
 use crate::backend::Answer;
 use crate::grpc::pb;
@@ -70,7 +69,7 @@ impl FromAnswer for pb::AcquireLeaseResponse {
         Some(pb::AcquireLeaseResponse {
             allowed: granted.is_some(),
             lease: granted.map(|(it, _)| lease(it)),
-            token: granted.map(|(_, token)| NewLeaseBody::new(token).token),
+            token: granted.map(|(_, token)| token.to_string()),
             decision: Some(decision(decided)),
         })
     }

@@ -49,11 +49,9 @@ impl Responder {
                 token,
                 decision,
             }) => {
-                let lease = Both {
-                    first: LeaseBody::new(lease),
-                    second: NewLeaseBody::new(token),
-                };
-                self.created(lease, decision)
+                let (first, token) = (LeaseBody::new(lease), token.to_string());
+                let second = NewLeaseBody { token };
+                self.created(Both { first, second }, decision)
             }
             Answer::Reserve(ReserveOutcome::Denied(decision))
             | Answer::Acquire(AcquireOutcome::Denied(decision)) => {
@@ -67,70 +65,63 @@ impl Responder {
     }
 
     fn decision(&self, decision: &Decision, accepts_problem: bool) -> Response {
-        let status = status(decision);
-        let body = DecisionBody::new(decision);
-        let mut response = match self.wants_problem(decision, accepts_problem) {
-            true => problem(status, decision, body),
-            false => json(status, JSON, &body),
-        };
-        self.fields.write(decision, response.headers_mut());
-        response
+        self.with_body(decision, accepts_problem, DecisionBody::new(decision))
     }
 
     /// The response to a proxy that asks for one of its clients: 200 without a body, or a denial that
     /// the proxy can pass on. The denial shows only the denying rule, because the client
     /// must not learn how the limits are set up.
     pub(crate) fn verdict(&self, decision: &Decision, accepts_problem: bool) -> Response {
-        let status = status(decision);
         let denied = (!decision.is_allowed()).then(|| VerdictBody::new(decision));
-        let mut response = match denied.flatten() {
-            None => {
-                let mut response = Response::default();
-                *response.status_mut() = status;
-                response
-            }
-            Some(body) if self.wants_problem(decision, accepts_problem) => {
-                problem(status, decision, body)
-            }
-            Some(body) => json(status, JSON, &body),
+        if let Some(body) = denied.flatten() {
+            return self.with_body(decision, accepts_problem, body);
+        }
+        let mut response = Response::default();
+        *response.status_mut() = status(decision);
+        self.fields.write_to(response.headers_mut(), decision);
+        response
+    }
+
+    fn with_body(
+        &self,
+        decision: &Decision,
+        accepts_problem: bool,
+        body: impl Serialize,
+    ) -> Response {
+        let status = status(decision);
+        let wants_problem = self.problem_json || accepts_problem;
+        let mut response = if wants_problem && !decision.is_allowed() {
+            let message = denial(decision).map(|(_, message)| message);
+            let first = ProblemBody {
+                r#type: "about:blank",
+                title: status.canonical_reason().unwrap_or_default(),
+                status: status.as_u16(),
+                detail: message.unwrap_or_default(),
+            };
+            json(
+                status,
+                PROBLEM,
+                &Both {
+                    first,
+                    second: body,
+                },
+            )
+        } else {
+            json(status, JSON, &body)
         };
-        self.fields.write(decision, response.headers_mut());
+        self.fields.write_to(response.headers_mut(), decision);
         response
     }
 
     fn created(&self, held: impl Serialize, decision: &Decision) -> Response {
-        let body = Both {
-            first: held,
-            second: DecisionBody::new(decision),
-        };
-        let mut response = json(StatusCode::CREATED, JSON, &body);
-        self.fields.write(decision, response.headers_mut());
+        let (first, second) = (held, DecisionBody::new(decision));
+        let mut response = json(StatusCode::CREATED, JSON, &Both { first, second });
+        self.fields.write_to(response.headers_mut(), decision);
         response
-    }
-
-    fn wants_problem(&self, decision: &Decision, accepts_problem: bool) -> bool {
-        (self.problem_json || accepts_problem) && !decision.is_allowed()
     }
 }
 
 /// How the limits stand: always 200.
 pub(crate) fn standing(decision: &Decision) -> Response {
     report(&DecisionBody::new(decision))
-}
-
-/// A denial as a problem document, with the members of the ordinary response.
-fn problem(status: StatusCode, decision: &Decision, body: impl Serialize) -> Response {
-    let problem = ProblemBody {
-        r#type: "about:blank",
-        title: status.canonical_reason().unwrap_or_default(),
-        status: status.as_u16(),
-        detail: denial(decision)
-            .map(|(_, message)| message)
-            .unwrap_or_default(),
-    };
-    let body = Both {
-        first: problem,
-        second: body,
-    };
-    json(status, PROBLEM, &body)
 }

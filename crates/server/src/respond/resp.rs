@@ -2,9 +2,7 @@
 
 use tollgate::{AcquireOutcome, Decision, Hold, ReserveOutcome};
 
-use super::answers::{
-    DecisionBody, HoldersBody, LeaseBody, NewLeaseBody, ReservationBody, TenantUsageBody,
-};
+use super::answers::{DecisionBody, HoldersBody, LeaseBody, ReservationBody, TenantUsageBody};
 use crate::backend::{Answer, AskError};
 use crate::resp::reply::Reply;
 
@@ -34,7 +32,7 @@ pub(crate) fn reply(answer: &Result<Answer, AskError>, to: &mut Reply<'_>) {
         }
         Ok(Answer::Holders(rules)) => holders(&HoldersBody::new(rules), to),
         Ok(Answer::Usage(tenant)) => usage(&TenantUsageBody::new(tenant), to),
-        Err(error) => to.error(error.resp_code(), &error.to_string()),
+        Err(error) => to.error(error.codes().3, &error.to_string()),
     }
 }
 
@@ -96,7 +94,7 @@ fn acquire(outcome: &AcquireOutcome, to: &mut Reply<'_>) {
             to.map(DECISION + LEASE + 1);
             put_decision(decision, to);
             put_lease(lease, to);
-            to.entry("token", NewLeaseBody::new(token).token.as_str());
+            to.entry("token", token.to_string().as_str());
         }
         AcquireOutcome::Denied(decision) => {
             to.map(DECISION);

@@ -1,20 +1,26 @@
-//! Where spans are sent, and how many.
+//! Sends spans to a collector, within bounds.
 //!
 //! Spans wait in a bounded queue, and a separate thread sends them. A collector that is slow or
 //! down costs spans, but never a decision.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::{Request, Response};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
+use opentelemetry_http::{HttpClient, HttpError};
 use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig, WithHttpConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::resource::EnvResourceDetector;
 use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider,
 };
+use tokio::runtime::Handle;
 use tollgate::TRACES;
-use tollgate_config::Telemetry;
+use tollgate_config::{OtlpUrl, Telemetry};
 use tracing::level_filters::LevelFilter;
 use tracing::subscriber::Interest;
 use tracing::{Metadata, Subscriber};
@@ -22,7 +28,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, Filter};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::client::Client;
+use crate::outbound::{Peer, Seldom};
 
 /// The most waiting spans, the most in a batch, and the time between batches.
 const MAX_QUEUE: usize = 8192;
@@ -38,7 +44,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Why spans cannot be sent.
 #[derive(Debug, thiserror::Error)]
 #[error("telemetry.otlp: {0}")]
-pub struct TraceError(pub(super) String);
+pub struct TraceError(String);
 
 /// Sends spans to a collector.
 pub struct Exporter(SdkTracerProvider);
@@ -60,7 +66,7 @@ where
     };
     let exporter = SpanExporter::builder()
         .with_http()
-        .with_http_client(Client::new(url, EXPORT_TIMEOUT)?)
+        .with_http_client(Client::new(url)?)
         .with_protocol(Protocol::HttpBinary)
         .with_endpoint(format!("{url}/v1/traces"))
         .with_timeout(EXPORT_TIMEOUT)
@@ -111,8 +117,8 @@ impl Exporter {
     }
 }
 
-/// The share of decisions without a trace that are sampled. As a filter: which spans go to the
-/// collector.
+/// Samples decisions that do not belong to a trace. As a filter, it passes only spans of decisions to
+/// the collector.
 pub(super) struct Sampling {
     /// In hundredths of a percent.
     share: u16,
@@ -143,6 +149,61 @@ impl<S> Filter<S> for Sampling {
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
         Some(LevelFilter::INFO)
+    }
+}
+
+/// Sends spans to one collector, with one connection for each batch. Holds a Tokio runtime, because
+/// the thread that sends has none.
+struct Client {
+    to: Arc<Peer>,
+    runtime: Handle,
+    failures: Seldom,
+}
+
+impl Client {
+    fn new(url: &OtlpUrl) -> Result<Client, TraceError> {
+        let peer = Peer::new(&url.host, url.port, url.tls);
+        let peer = peer.map_err(|error| TraceError(format!("{url}: {error}")))?;
+        Ok(Client {
+            to: Arc::new(peer),
+            runtime: Handle::current(),
+            failures: Seldom::default(),
+        })
+    }
+
+    fn log(&self, error: &dyn fmt::Display) {
+        if let Some(others) = self.failures.due() {
+            tracing::warn!(%error, others, "failed to send traces");
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl HttpClient for Client {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let collector = Arc::clone(&self.to);
+        let sending = self.runtime.spawn(async move {
+            let sent = tokio::time::timeout(EXPORT_TIMEOUT, collector.send(request)).await;
+            sent.unwrap_or_else(|_| Err("the collector did not answer in time".into()))
+        });
+        let sent = sending.await.unwrap_or_else(|error| Err(error.into()));
+        match &sent {
+            Ok(response) if response.status().is_success() => {}
+            Ok(response) => self.log(&format_args!(
+                "the collector answered {}",
+                response.status()
+            )),
+            Err(error) => self.log(error),
+        }
+        sent
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("host", &self.to.host())
+            .finish_non_exhaustive()
     }
 }
 

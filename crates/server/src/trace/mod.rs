@@ -5,15 +5,12 @@
 //! first, so that other decisions cost almost nothing. Without a collector, a decision costs one
 //! look at a constant. The engine's store calls are children of the span.
 //!
-//! A span has the door, the operation, the outcome and the deciding rule, but never the client.
+//! A span has the door, the operation, the outcome and the deciding rule, but never the client, its
+//! tenant or the id of a hold.
 //!
-//! * `export`: where spans are sent, and how many.
-//! * `client`: sends them over HTTP.
-//! * `holds`: fields of reservations and leases.
+//! `export` queues spans and sends them.
 
-mod client;
 mod export;
-mod holds;
 
 use std::sync::Arc;
 
@@ -23,7 +20,8 @@ use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::TraceContextExt;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tollgate::{
-    BatchDecision, Decision, DemandError, Engine, RuleSet, Snapshot, StoreError, TRACES, Throttled,
+    AcquireOutcome, BatchDecision, Decision, DemandError, Engine, Hold, HoldError, ReserveOutcome,
+    RuleSet, Snapshot, StoreError, TRACES, Throttled,
 };
 use tracing::field::Empty;
 use tracing::instrument::Instrument;
@@ -49,19 +47,15 @@ impl Origin {
     /// The origin of a request that came through `door` with these headers.
     #[inline]
     pub(crate) fn new(door: &'static str, headers: &HeaderMap) -> Origin {
-        Origin {
-            door,
-            parent: is_on().then(|| parent(Some(headers))).flatten(),
-        }
+        let parent = is_on().then(|| parent(Some(headers))).flatten();
+        Origin { door, parent }
     }
 
     /// The origin of a request whose protocol cannot name a trace.
     #[inline]
     pub(crate) fn unknown(door: &'static str) -> Origin {
-        Origin {
-            door,
-            parent: is_on().then(|| parent(None)).flatten(),
-        }
+        let parent = is_on().then(|| parent(None)).flatten();
+        Origin { door, parent }
     }
 
     /// Awaits an answer of `rules`, within a span if the request is sampled.
@@ -90,10 +84,8 @@ pub(crate) fn now<T: SpanOutcome>(
     operation: &'static str,
     ask: impl FnOnce() -> T,
 ) -> T {
-    if !is_on() || !engine.store().is_local() {
-        return ask();
-    }
-    let Some(parent) = parent(None) else {
+    let is_on = is_on() && engine.store().is_local();
+    let Some(parent) = is_on.then(|| parent(None)).flatten() else {
         return ask();
     };
     let span = decision(door, operation, engine, &parent);
@@ -136,14 +128,10 @@ struct Parent<'h>(&'h HeaderMap);
 
 impl Extractor for Parent<'_> {
     fn get(&self, key: &str) -> Option<&str> {
-        match key {
-            // The parser would accept shorter ones as if zeros were missing.
-            TRACEPARENT => {
-                let value = self.0.get(key)?.to_str().ok()?;
-                (value.len() >= MIN_LENGTH).then_some(value)
-            }
-            _ => None,
-        }
+        let value = self.0.get(key).filter(|_| key == TRACEPARENT)?;
+        // The parser would accept shorter values as if zeros were missing.
+        let value = value.to_str().ok()?;
+        (value.len() >= MIN_LENGTH).then_some(value)
     }
 
     fn keys(&self) -> Vec<&str> {
@@ -182,7 +170,6 @@ fn decision(
 
 /// A value with rules.
 pub(crate) trait HasRules {
-    /// Returns the rules that decide.
     fn rule_set(&self) -> Arc<RuleSet>;
 }
 
@@ -200,7 +187,6 @@ impl HasRules for Snapshot<'_> {
 
 /// A result that can be recorded in a span.
 pub(crate) trait SpanOutcome {
-    /// Records it in `span`.
     fn record_in(&self, span: &Span);
 }
 
@@ -238,6 +224,52 @@ impl SpanOutcome for DemandError {
                 failed(span, "bad_request");
             }
         }
+    }
+}
+
+impl SpanOutcome for ReserveOutcome {
+    fn record_in(&self, span: &Span) {
+        match self {
+            ReserveOutcome::Held {
+                decision: Some(decision),
+                ..
+            }
+            | ReserveOutcome::Denied(decision) => decision.record_in(span),
+            ReserveOutcome::Held { decision: None, .. } => drop(span.record("outcome", "repeated")),
+        }
+    }
+}
+
+impl SpanOutcome for AcquireOutcome {
+    fn record_in(&self, span: &Span) {
+        match self {
+            AcquireOutcome::Granted { decision, .. } | AcquireOutcome::Denied(decision) => {
+                decision.record_in(span);
+            }
+        }
+    }
+}
+
+impl SpanOutcome for Hold {
+    fn record_in(&self, span: &Span) {
+        span.record("outcome", "done");
+    }
+}
+
+impl SpanOutcome for HoldError {
+    fn record_in(&self, span: &Span) {
+        let kind = match self {
+            HoldError::Unknown | HoldError::OtherKind { .. } => "unknown",
+            HoldError::NotYours => "not_yours",
+            HoldError::Conflict => "conflict",
+            HoldError::Ended(_) => "ended",
+            HoldError::NothingToLease => "nothing_to_lease",
+            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
+                "bad_request"
+            }
+            HoldError::Store(error) => return error.record_in(span),
+        };
+        failed(span, kind);
     }
 }
 

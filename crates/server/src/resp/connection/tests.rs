@@ -33,7 +33,12 @@ impl Client {
         let door = Door::new(Arc::new(engine), &options);
         let (stream, theirs) = duplex(holds);
         let (stop, stopping) = Stopping::channel();
-        let served = serve(theirs, door.conversation(), IDLE, stopping);
+        let served = serve(
+            Stream::new(theirs, None),
+            door.conversation(),
+            IDLE,
+            stopping,
+        );
         Client {
             stream,
             stop,
@@ -59,6 +64,12 @@ impl Client {
         assert_eq!(String::from_utf8_lossy(&bytes), answer);
     }
 
+    /// The server cuts the client off this long after its start.
+    async fn ends_after(self, time: Duration) {
+        let (end, seconds) = self.end().await;
+        assert_eq!((end.unwrap(), seconds), (End::Silent, time.as_secs()));
+    }
+
     /// How the connection ended, and after how many seconds.
     async fn end(self) -> (io::Result<End>, u64) {
         let served = self.served.await.unwrap();
@@ -69,8 +80,7 @@ impl Client {
 #[tokio::test(start_paused = true)]
 async fn silent_client_is_cut_off() {
     let client = Client::new(None, 1024);
-    let (end, seconds) = client.end().await;
-    assert_eq!((end.unwrap(), seconds), (End::Silent, IDLE.as_secs()));
+    client.ends_after(IDLE).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,9 +105,7 @@ async fn slow_command_is_cut_off() {
         client.send(byte).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    let (end, seconds) = client.end().await;
-    let patience = COMMAND_TIMEOUT.as_secs();
-    assert_eq!((end.unwrap(), seconds), (End::Silent, patience));
+    client.ends_after(COMMAND_TIMEOUT).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,9 +116,7 @@ async fn client_that_does_not_log_in_is_cut_off() {
         client.expect("-NOAUTH Authentication required.\r\n").await;
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    let (end, seconds) = client.end().await;
-    let patience = COMMAND_TIMEOUT.as_secs();
-    assert_eq!((end.unwrap(), seconds), (End::Silent, patience));
+    client.ends_after(COMMAND_TIMEOUT).await;
 }
 
 #[tokio::test(start_paused = true)]

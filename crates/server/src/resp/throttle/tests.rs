@@ -47,10 +47,8 @@ impl Bench {
 #[test]
 fn example_of_the_redis_cell_manual() {
     let mut bench = Bench::new();
-    assert_eq!(
-        bench.throttle("CL.THROTTLE user123 15 30 60"),
-        [0, 16, 15, -1, 2]
-    );
+    let answer = bench.throttle("CL.THROTTLE user123 15 30 60");
+    assert_eq!(answer, [0, 16, 15, -1, 2]);
 }
 
 #[test]
@@ -92,20 +90,20 @@ fn drained_refilled_peeked_and_asked_for_too_much() {
 #[test]
 fn rates_faster_than_one_per_second() {
     let mut bench = Bench::new();
-    // Ten a second, three at once.
-    for remaining in [2, 1, 0] {
-        assert_eq!(
-            bench.throttle("CL.THROTTLE key 2 10 1"),
-            [0, 3, remaining, -1, 1]
-        );
+    // Ten a second, three at once. Milliseconds, quantity, answer.
+    for (millis, quantity, expected) in [
+        (0, 1, [0, 3, 2, -1, 1]),
+        (0, 1, [0, 3, 1, -1, 1]),
+        (0, 1, [0, 3, 0, -1, 1]),
+        (0, 1, [1, 3, 0, 1, 1]),
+        (99, 1, [1, 3, 0, 1, 1]),
+        (100, 1, [0, 3, 0, -1, 1]),
+        (400, 0, [0, 3, 3, -1, 0]),
+    ] {
+        bench.at_millis(millis);
+        let line = format!("CL.THROTTLE key 2 10 1 {quantity}");
+        assert_eq!(bench.throttle(&line), expected, "{quantity} at {millis} ms");
     }
-    assert_eq!(bench.throttle("CL.THROTTLE key 2 10 1"), [1, 3, 0, 1, 1]);
-    bench.at_millis(99);
-    assert_eq!(bench.throttle("CL.THROTTLE key 2 10 1"), [1, 3, 0, 1, 1]);
-    bench.at_millis(100);
-    assert_eq!(bench.throttle("CL.THROTTLE key 2 10 1"), [0, 3, 0, -1, 1]);
-    bench.at_millis(400);
-    assert_eq!(bench.throttle("CL.THROTTLE key 2 10 1 0"), [0, 3, 3, -1, 0]);
 }
 
 #[test]
@@ -138,41 +136,30 @@ fn new_numbers_for_a_key_apply_at_once_and_usage_stays() {
 #[test]
 fn wrong_arguments_are_named() {
     let mut bench = Bench::new();
-    let long = format!("CL.THROTTLE {} 1 1 1", "k".repeat(MAX_KEY + 1));
-    for (line, says) in [
-        ("CL.THROTTLE key 1 1 1 1 1", "wrong number of arguments"),
+    let long = format!("{} 1 1 1", "k".repeat(MAX_KEY + 1));
+    for (args, says) in [
+        ("key 1 1 1 1 1", "wrong number of arguments"),
+        ("key x 1 1", "max_burst is not a whole number: 'x'"),
+        ("key '' 1 1", "max_burst is not a whole number: ''"),
+        ("key 1.5 1 1", "max_burst is not a whole number: '1.5'"),
+        ("key -1 1 1", "max_burst must not be negative"),
+        ("key 1 0 1", "count must be above 0"),
+        ("key 1 -1 1", "count must not be negative"),
+        ("key 1 1 0", "period must be above 0"),
+        ("key 1 1 1 -1", "quantity must not be negative"),
         (
-            "CL.THROTTLE key x 1 1",
-            "max_burst is not a whole number: 'x'",
-        ),
-        (
-            "CL.THROTTLE key '' 1 1",
-            "max_burst is not a whole number: ''",
-        ),
-        (
-            "CL.THROTTLE key 1.5 1 1",
-            "max_burst is not a whole number: '1.5'",
-        ),
-        ("CL.THROTTLE key -1 1 1", "max_burst must not be negative"),
-        ("CL.THROTTLE key 1 0 1", "count must be above 0"),
-        ("CL.THROTTLE key 1 -1 1", "count must not be negative"),
-        ("CL.THROTTLE key 1 1 0", "period must be above 0"),
-        ("CL.THROTTLE key 1 1 1 -1", "quantity must not be negative"),
-        (
-            "CL.THROTTLE key 1 1 99999999999999999999",
+            "key 1 1 99999999999999999999",
             "period is above the largest amount",
         ),
+        ("key 1 1 4503599627370495", "longer than 71 years"),
         (
-            "CL.THROTTLE key 1 1 4503599627370495",
-            "longer than 71 years",
-        ),
-        (
-            "CL.THROTTLE key 4503599627370495 1 1",
+            "key 4503599627370495 1 1",
             "these numbers do not make a limit",
         ),
         (&long, "the key is longer than 1024 bytes"),
     ] {
-        let error = bench.try_throttle(line).unwrap_err().to_string();
+        let line = format!("CL.THROTTLE {args}");
+        let error = bench.try_throttle(&line).unwrap_err().to_string();
         assert!(error.contains(says), "{line}: {error}");
     }
 }

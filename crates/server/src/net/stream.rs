@@ -1,4 +1,4 @@
-//! The first bytes of a connection, which show whether the client speaks HTTP/2.
+//! A connection, encrypted or not. Its first bytes show whether the client speaks HTTP/2.
 
 use std::io;
 use std::pin::Pin;
@@ -9,9 +9,15 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A stream whose first bytes were read. Readers of this stream get them again.
-pub(crate) struct Prefaced<S> {
-    pub(crate) stream: S,
+/// TCP or TLS. In tests also a pipe.
+pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
+
+/// A connection. The bytes that `read_preface` took are read again by later readers.
+pub(crate) struct Stream {
+    transport: Box<dyn Transport>,
+    /// Whether TLS negotiated HTTP/2; `None` in plain text, where nothing is negotiated.
+    pub(crate) is_http2: Option<bool>,
     first: [u8; PREFACE.len()],
     /// How many bytes of `first` were received.
     received: usize,
@@ -19,29 +25,28 @@ pub(crate) struct Prefaced<S> {
     replayed: usize,
 }
 
-impl<S> Prefaced<S> {
-    /// A stream of which nothing was read.
-    pub(crate) fn new(stream: S) -> Prefaced<S> {
-        Prefaced {
-            stream,
+impl Stream {
+    pub(crate) fn new(transport: impl Transport + 'static, is_http2: Option<bool>) -> Stream {
+        Stream {
+            transport: Box::new(transport),
+            is_http2,
             first: [0; PREFACE.len()],
             received: 0,
             replayed: 0,
         }
     }
 
-    /// Whether the stream ended before its first byte, or within the preface.
+    /// Whether the connection ended before its first byte, or within the preface.
     pub(crate) fn is_cut_short(&self) -> bool {
         self.received < PREFACE.len() && PREFACE.starts_with(&self.first[..self.received])
     }
-}
 
-impl<S: AsyncRead + Unpin> Prefaced<S> {
     /// Reads until the preface is complete, or something else has arrived. Returns whether it is the
     /// preface.
     pub(crate) async fn read_preface(&mut self) -> io::Result<bool> {
         while self.is_cut_short() {
-            match self.stream.read(&mut self.first[self.received..]).await? {
+            let rest = &mut self.first[self.received..];
+            match self.transport.read(rest).await? {
                 0 => return Ok(false),
                 read => self.received += read,
             }
@@ -50,7 +55,7 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Prefaced<S> {
+impl AsyncRead for Stream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -64,25 +69,25 @@ impl<S: AsyncRead + Unpin> AsyncRead for Prefaced<S> {
             this.replayed += part.len();
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut this.stream).poll_read(context, buffer)
+        Pin::new(&mut this.transport).poll_read(context, buffer)
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Prefaced<S> {
+impl AsyncWrite for Stream {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+        Pin::new(&mut self.get_mut().transport).poll_write(context, bytes)
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+        Pin::new(&mut self.get_mut().transport).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+        Pin::new(&mut self.get_mut().transport).poll_shutdown(context)
     }
 
     fn poll_write_vectored(
@@ -90,11 +95,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Prefaced<S> {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, parts)
+        Pin::new(&mut self.get_mut().transport).poll_write_vectored(context, parts)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.transport.is_write_vectored()
     }
 }
 
@@ -114,7 +119,7 @@ mod tests {
             client.write_all(b"and more").await.unwrap();
             drop(client);
         };
-        let mut stream = Prefaced::new(server);
+        let mut stream = Stream::new(server, None);
         let (is_http2, ()) = tokio::join!(stream.read_preface(), sending);
         assert!(is_http2.unwrap());
         let mut read = Vec::new();
