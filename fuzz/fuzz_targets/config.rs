@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use tollgate_core::Keyring;
-use tollgate_config::{Attributes, Override, RequestLimits, RuleSet, diff, parse};
+use tollgate_config::{Attributes, Override, RequestLimits, diff, parse};
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);

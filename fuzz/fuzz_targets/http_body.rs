@@ -11,8 +11,8 @@ use axum::body::Body;
 use http::Request;
 use http_body_util::BodyExt;
 use libfuzzer_sys::fuzz_target;
-use tollgate::{Engine, Limiter};
-use tollgate_server::Keeper;
+use tollgate::Engine;
+use tollgate_server::ControlPlane;
 use tollgate_server::http::router;
 use tower::ServiceExt;
 
@@ -30,8 +30,8 @@ rules:
 
 static ROUTER: LazyLock<Router> = LazyLock::new(|| {
     let config = tollgate_config::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
-    let engine = Arc::new(Engine::from(Limiter::new(&config)));
-    router(Arc::new(Keeper::of(engine)))
+    let engine = Arc::new(Engine::start_unchecked(&config).expect("the store is in memory"));
+    router(Arc::new(ControlPlane::of(engine)))
 });
 
 static RUNTIME: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {

@@ -9,7 +9,7 @@
 use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
-use tollgate::{Engine, Limiter};
+use tollgate::Engine;
 use tollgate_config::Secret;
 use tollgate_server::resp::{Door, Input, Options, Step, bounds};
 

@@ -68,6 +68,11 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
         .args(&[&features])
         .run()?;
     }
+    Step::cargo(
+        "fuzz targets",
+        "check --locked --quiet --manifest-path fuzz/Cargo.toml",
+    )
+    .run()?;
     // Offline: everything was downloaded for the tests.
     Step::cargo(
         "packages",
