@@ -6,8 +6,6 @@
 
 use std::fmt;
 use std::ops::Deref;
-#[cfg(feature = "redis")]
-use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,7 +72,7 @@ impl Deref for Engine {
     }
 }
 
-/// What a config names besides its rules.
+/// The store and the ledger that a config names.
 #[derive(Default)]
 struct Parts {
     #[cfg(feature = "redis")]
@@ -261,7 +259,7 @@ impl Engine {
         let Some(options) = ledger_options(config)? else {
             return Ok(None);
         };
-        let place = options.database.place();
+        let place = options.database.location();
         let version = Ledger::inspect(&options).await;
         let version = version.map_err(|error| StartError::new(error.to_string()))?;
         Ok(Some((place, version)))
@@ -307,7 +305,6 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
         port: url.port,
     });
     let mut addresses: Vec<Address> = addresses.collect();
-    let url = redis.urls.first();
     let servers = match &redis.mode {
         Mode::Sentinel { master } => Servers::Sentinel {
             sentinels: addresses,
@@ -321,12 +318,17 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
         },
     };
     let mut options = Options::new(servers);
-    if let Some(url) = url {
+    if let Some(url) = redis.urls.first() {
         options.login = login(&redis.login_at(url), "store.redis.password_file")?;
         options.database = url.database;
     }
     if redis.tls() {
-        let ca = redis.tls_ca.as_deref().map(read_ca).transpose()?;
+        let ca = redis.tls_ca.as_ref().map(|path| {
+            let failed = format!("store.redis.tls_ca: failed to read {}", path.display());
+            let unreadable = |error| StartError::new(format!("{failed}: {error}"));
+            std::fs::read(path).map_err(unreadable)
+        });
+        let ca = ca.transpose()?;
         options.tls = Some(Tls { ca });
     }
     options.timeout = redis.timeout.into();
@@ -393,15 +395,4 @@ fn login(
         username: login.username.clone(),
         password,
     })
-}
-
-#[cfg(feature = "redis")]
-fn read_ca(path: &Path) -> Result<Vec<u8>, StartError> {
-    let unreadable = |error| {
-        let path = path.display();
-        StartError::new(format!(
-            "store.redis.tls_ca: failed to read {path}: {error}"
-        ))
-    };
-    std::fs::read(path).map_err(unreadable)
 }

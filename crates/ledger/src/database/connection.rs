@@ -54,11 +54,9 @@ pub(crate) trait Connection: fmt::Debug + Send + Sync {
 
 /// A pool of connections to read with, opened when they are needed.
 pub(crate) trait Readers: fmt::Debug + Send + Sync {
-    fn dialect(&self) -> Dialect;
-
     fn fetch(&self, sql: Arc<str>, values: Vec<Value>) -> Work<'_, Vec<Row>>;
 
-    fn close(&self) -> Work<'_, ()>;
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
 /// Connects within `connect_timeout`.

@@ -4,7 +4,7 @@ use std::io::Write;
 use tempfile::TempDir;
 
 use super::*;
-use crate::entry::tests::entry;
+use crate::entry::tests::{entry, entry_with};
 
 fn directory() -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
@@ -25,7 +25,7 @@ fn append(spill: &mut Spill, ids: std::ops::Range<u128>) {
 fn lines(ids: std::ops::Range<u128>) -> Lines {
     let mut lines = Lines::default();
     for id in ids {
-        lines.push(&entry(id));
+        lines.push(&Queued::One(entry(id)));
     }
     lines
 }
@@ -55,7 +55,7 @@ fn lines_are_read_in_order_and_then_the_file_is_emptied() {
         (spill.entries(), spill.bytes(), spill.oldest()),
         (0, 0, None)
     );
-    assert_eq!((spill.appended(), spill.drained()), (7, 7));
+    assert_eq!((spill.appended, spill.drained), (7, 7));
     assert_eq!(fs::metadata(&name).unwrap().len(), 0);
 }
 
@@ -176,7 +176,7 @@ fn files_left_later_are_adopted_before_new_lines() {
     // Only lines that were appended here are skipped.
     first.pass(&lines(4..5), None);
     assert_eq!(drain(&mut first, 10), [5]);
-    assert_eq!((first.appended(), first.drained()), (6, 6));
+    assert_eq!((first.appended, first.drained), (6, 6));
     first.adopt();
     assert!(first.is_empty());
 }
@@ -234,7 +234,7 @@ fn drained_lines_do_not_count_and_their_space_is_freed() {
     }
     ids.extend(drain(&mut spill, 7));
     assert_eq!(ids, (1000..1520).collect::<Vec<_>>());
-    assert_eq!((spill.appended(), spill.drained()), (520, 520));
+    assert_eq!((spill.appended, spill.drained), (520, 520));
     assert!(longest <= 2 * room, "{longest} of {room}");
     // Two files are enough, and both are empty now.
     let files = fs::read_dir(directory.path()).unwrap();
@@ -266,11 +266,8 @@ fn the_older_of_two_files_is_read_first() {
     let timed = |ids: std::ops::Range<u64>| {
         let mut lines = Lines::default();
         for id in ids {
-            let at = Time::from_micros(id);
-            lines.push(&Entry {
-                at,
-                ..entry(id.into())
-            });
+            let entry = entry_with(id.into(), |it| it.at = Time::from_micros(id));
+            lines.push(&Queued::One(entry));
         }
         lines
     };
@@ -287,7 +284,7 @@ fn lines_that_reach_the_database_late_are_skipped() {
     spill.append(&in_transit).unwrap();
     append(&mut spill, 3..5);
     spill.pass(&in_transit, None);
-    assert_eq!(spill.drained(), 3);
+    assert_eq!(spill.drained, 3);
     assert_eq!(drain(&mut spill, 10), [3, 4]);
 }
 
@@ -303,7 +300,7 @@ fn a_truncated_file_does_not_block_later_lines() {
         .set_len(lines(0..2).bytes.len() as u64)
         .unwrap();
     assert_eq!(drain(&mut spill, 10), [0, 1]);
-    assert_eq!((spill.appended(), spill.drained()), (5, 5));
+    assert_eq!((spill.appended, spill.drained), (5, 5));
     append(&mut spill, 5..6);
     assert_eq!(drain(&mut spill, 10), [5]);
 }
@@ -320,7 +317,7 @@ fn lines_appended_to_a_truncated_file_are_not_lost() {
     append(&mut spill, 5..7);
     spill.advance(&read);
     assert_eq!(drain(&mut spill, 10), [5, 6]);
-    assert_eq!((spill.appended(), spill.drained()), (7, 7));
+    assert_eq!((spill.appended, spill.drained), (7, 7));
 }
 
 #[test]
