@@ -53,17 +53,14 @@ pub(super) fn writable(text: &str) -> Cow<'_, str> {
 
 /// The period of a charge at `now`. Only quotas are recorded.
 pub(super) fn period_of(limit: &Limit, now: Time) -> Period {
-    let period = match limit {
-        Limit::Quota(quota) => quota.period_at(now),
-        _ => tollgate_core::Period {
-            start: Time::default(),
-            end: Time::MAX,
-        },
+    let (start, end) = match limit {
+        Limit::Quota(quota) => {
+            let period = quota.period_at(now);
+            (period.start, period.end)
+        }
+        _ => (Time::default(), Time::MAX),
     };
-    Period {
-        start: period.start,
-        end: period.end,
-    }
+    Period { start, end }
 }
 
 /// An amount as the ledger has it. Amounts of requests are below 2^52.
@@ -81,12 +78,9 @@ impl LedgerSync {
         if !is_strict(charges) {
             return self.record_in_memory(charges, applied).map_err(Into::into);
         }
-        let entries = recorded_charges(charges).map(|line| {
-            let amount = line.charge.cost.saturating_mul(applied.granted);
-            Entry {
-                amount: signed(amount),
-                ..self.entry(&line, applied.now)
-            }
+        let entries = recorded_charges(charges).map(|line| Entry {
+            amount: signed(line.charge.cost.saturating_mul(applied.granted)),
+            ..self.entry(&line, applied.now)
         });
         let entries = entries.filter(|entry| entry.amount > 0).collect();
         self.ledger.write(entries).await
@@ -164,13 +158,8 @@ impl LedgerSync {
             allowance: line.charge.rule.into(),
             key: line.charge.key.bits(),
             period: period_of(line.charge.limit, now),
-            kind: Kind::Use,
-            amount: 0,
             count: 1,
-            hold: None,
-            who: "".into(),
-            why: "".into(),
-            idempotency_key: None,
+            ..Entry::default()
         }
     }
 
@@ -221,7 +210,7 @@ impl LedgerSync {
                 .try_for_each(|entry| self.ledger.record(entry))
                 .map_err(LedgerError::from),
         };
-        written.map_err(|error| unavailable(&error))
+        written.map_err(unavailable)
     }
 }
 

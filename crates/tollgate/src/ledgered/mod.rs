@@ -11,9 +11,9 @@
 //!   which is flushed regularly, or in the database if a rule is strict. Usage that cannot be recorded is
 //!   given back, and the caller gets an error, so that the rule's failure policy answers.
 //!
-//! `entries.rs` has what is written, `restore.rs` what is read back, `reservations.rs` the records of
-//! reservations, `refund.rs` how much a refund gives back. What operators do (`posting.rs`,
-//! `reconcile.rs`) goes through the whole stack.
+//! `entries.rs` writes entries, `restore.rs` reads counts back, `reservations.rs` has the records of
+//! reservations, and `refund.rs` computes how much a refund gives back. The changes of operators (`posting.rs`,
+//! `reconcile.rs`) go through the whole stack.
 
 mod entries;
 mod posting;
@@ -27,11 +27,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Mutex;
 use tokio::time::Instant;
-use tollgate_core::{Admission, Charge, Denial, HoldId, Span, Time, Token};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, HoldId, Span, Time, Token};
 use tollgate_ledger::{EntryId, Ledger, LedgerError};
 use tollgate_store::{
-    Answer, Applied, Ask, Clock, Extended, Held, HoldRecord, NewHold, Purpose, Reply, Settle,
-    Settled, Store, StoreError,
+    Answer, Applied, Ask, Clock, Extended, Held, HeldCharge, HoldRecord, NewHold, Purpose, Reply,
+    Settle, Settled, Store, StoreError,
 };
 
 use entries::{recorded_charges, signed};
@@ -156,10 +156,10 @@ impl<S: Store> Ledgered<S> {
             let both = charges.iter().zip(&applied.outcomes);
             let taken = both.filter(|(_, outcome)| outcome.is_allowed());
             let taken: Vec<Charge<'_>> = taken.map(|(charge, _)| *charge).collect();
-            let store = &self.store;
-            store.refund(&taken, applied.granted, applied.now).await?;
+            let refunded = self.store.refund(&taken, applied.granted, applied.now);
+            refunded.await?;
         }
-        Err(unavailable(&error))
+        Err(unavailable(error))
     }
 
     /// Makes a hold with counts restored first, and records it.
@@ -190,10 +190,9 @@ impl<S: Store> Ledgered<S> {
             }
             Held::Taken { record, applied } => {
                 if let Err(error) = self.sync.record(charges, applied).await {
-                    let token = new.token;
-                    let release = Settle::ReleaseLease { token };
+                    let release = Settle::ReleaseLease { token: new.token };
                     self.store.settle(record.id, release).await?;
-                    return Err(unavailable(&error));
+                    return Err(unavailable(error));
                 }
             }
             // The process that made it may have ended before it recorded it.
@@ -229,7 +228,13 @@ impl<S: Store> Ledgered<S> {
         let Settled::Unrestored(record) = &settled else {
             return Ok(settled);
         };
-        let charges = restorable(record);
+        let charges = record.charges.iter().map(HeldCharge::as_charge);
+        let charges = charges.filter(Charge::needs_state).map(|charge| Charge {
+            // Places in the request mean nothing here.
+            enforcement: Enforcement::Enforce,
+            ..charge
+        });
+        let charges: Vec<Charge<'_>> = charges.collect();
         let ask = || self.store.peek(&charges, Ask::Exactly(0));
         self.restored(&charges, ask(), ask, said).await?;
         match self.store.settle(id, how).await? {
@@ -249,20 +254,6 @@ fn denied(held: &Held) -> Option<&Applied> {
         Held::Denied { applied, .. } => Some(applied),
         _ => None,
     }
-}
-
-/// The charges of a hold that a ledger restores.
-fn restorable(record: &HoldRecord) -> Vec<Charge<'_>> {
-    let charges = record
-        .charges
-        .iter()
-        .map(tollgate_store::HeldCharge::as_charge);
-    let charges = charges.filter(Charge::needs_state).map(|charge| Charge {
-        // Places in the request mean nothing here.
-        enforcement: tollgate_core::Enforcement::Enforce,
-        ..charge
-    });
-    charges.collect()
 }
 
 fn is_recorded(charges: &[Charge<'_>]) -> bool {
@@ -424,10 +415,11 @@ fn derived_id(parts: &[&[u8]]) -> EntryId {
     EntryId(u128::from_le_bytes(half))
 }
 
-/// Whether a charge has no state, and should have one.
+/// The answer for a charge that has no state, and should have one.
+const UNRESTORED: Admission = Admission::Denied(Denial::Unrestored);
+
 fn is_unrestored(applied: &Applied) -> bool {
-    let unrestored = Admission::Denied(Denial::Unrestored);
-    applied.outcomes.iter().any(|it| it.admission == unrestored)
+    applied.outcomes.iter().any(|it| it.admission == UNRESTORED)
 }
 
 fn lost() -> StoreError {
@@ -437,6 +429,7 @@ fn lost() -> StoreError {
 }
 
 /// Converts an error of the ledger into the error that callers of the store get.
-pub(crate) fn unavailable(error: &LedgerError) -> StoreError {
+#[allow(clippy::needless_pass_by_value, reason = "for `map_err`")]
+pub(crate) fn unavailable(error: LedgerError) -> StoreError {
     StoreError::Unavailable(format!("the ledger: {error}").into())
 }
