@@ -41,12 +41,8 @@ struct Pair {
     by_plan: Box<[PlanCounts]>,
 }
 
-/// A plan, or none, and its counts.
-type PlanCounts = (Option<Arc<str>>, Arc<Cells>);
-
-/// Indexed by whether the candidate denies, then by whether the rule in force denies.
-#[derive(Default)]
-struct Cells([[AtomicU64; 2]; 2]);
+/// A plan, or none, and its counts: by whether the candidate denies, then by whether the rule in force denies.
+type PlanCounts = (Option<Arc<str>>, Arc<[[AtomicU64; 2]; 2]>);
 
 impl Candidates {
     /// The candidates of `rules`. Pairs that are unchanged since `before` keep their counts.
@@ -96,7 +92,7 @@ impl Candidates {
             let place = plan.map_or(0, |plan| usize::from(plan) + 1);
             if let Some((_, cells)) = pair.by_plan.get(place) {
                 let denies = usize::from(!candidate.is_allowed());
-                cells.0[denies][usize::from(current_denies)].fetch_add(1, Ordering::Relaxed);
+                cells[denies][usize::from(current_denies)].fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -105,17 +101,16 @@ impl Candidates {
         let of_pair = |pair: &Pair| {
             let (candidate, current) = pair.ids.clone();
             let of_plan = pair.by_plan.iter().map(move |(plan, cells)| {
-                let count = |candidate_denies: usize, current_denies: usize| {
-                    cells.0[candidate_denies][current_denies].load(Ordering::Relaxed)
-                };
+                let count = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+                let [[both_allow, denies_fewer], [denies_more, both_deny]] = &**cells;
                 Comparison {
                     candidate: Arc::clone(&candidate),
                     current: Arc::clone(&current),
                     plan: plan.clone(),
-                    both_allow: count(0, 0),
-                    denies_fewer: count(0, 1),
-                    denies_more: count(1, 0),
-                    both_deny: count(1, 1),
+                    both_allow: count(both_allow),
+                    denies_fewer: count(denies_fewer),
+                    denies_more: count(denies_more),
+                    both_deny: count(both_deny),
                 }
             });
             of_plan.collect::<Vec<_>>()

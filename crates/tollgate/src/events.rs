@@ -176,17 +176,12 @@ impl Events {
                 continue;
             }
             let counted = counts.get(rule);
-            all.extend(
-                thresholds
-                    .clone()
-                    .chain([None])
-                    .enumerate()
-                    .map(|(place, threshold)| EventCount {
-                        rule: Arc::clone(rule),
-                        threshold,
-                        events: counted.map_or(0, |it| it[place]),
-                    }),
-            );
+            let thresholds = thresholds.clone().chain([None]).enumerate();
+            all.extend(thresholds.map(|(place, threshold)| EventCount {
+                rule: Arc::clone(rule),
+                threshold,
+                events: counted.map_or(0, |it| it[place]),
+            }));
         }
         all
     }
@@ -233,15 +228,27 @@ impl Events {
         attributes: impl Fn() -> &'q Attributes<'a>,
     ) {
         let raise = |place, kind, threshold| {
-            let event = event(step, charge, quota, outcome, now, attributes());
-            self.raise(
-                place,
-                Event {
-                    kind,
-                    threshold,
-                    ..event
-                },
-            );
+            // The period of the count. The store's clock may have gone back to the one before.
+            let last = outcome.reset_at.as_micros().saturating_sub(1);
+            let name = |attribute: &str| {
+                let text = attributes().get(attribute).unwrap_or_default();
+                (!text.is_empty()).then(|| start(text, MAX_NAME).into())
+            };
+            let event = Event {
+                id: EventId::new(charge.key.bits() ^ u128::from(now.as_micros()) << 64),
+                at: now,
+                kind,
+                rule: charge.rule.into(),
+                tenant: name("tenant"),
+                action: name("action"),
+                subject: charge.subject(),
+                threshold,
+                used: u64::try_from(step.after).unwrap_or(0),
+                limit: quota.limit(),
+                grace: quota.grace(),
+                period: quota.period_at(Time::from_micros(last)),
+            };
+            self.raise(place, event);
         };
         for (place, threshold) in self.thresholds.iter().enumerate() {
             if step.crosses(*threshold) {
@@ -323,37 +330,6 @@ fn reaches(used: i64, percent: u8, limit: i64) -> bool {
     used.saturating_mul(100) >= limit.saturating_mul(i64::from(percent))
 }
 
-/// An event without its kind.
-fn event(
-    step: Step,
-    charge: &Charge<'_>,
-    quota: &Quota,
-    outcome: &Outcome,
-    now: Time,
-    attributes: &Attributes<'_>,
-) -> Event {
-    // The period of the count. The store's clock may have gone back to the one before.
-    let last = outcome.reset_at.as_micros().saturating_sub(1);
-    let name = |attribute: &str| {
-        let text = attributes.get(attribute).unwrap_or_default();
-        (!text.is_empty()).then(|| start(text, MAX_NAME).into())
-    };
-    Event {
-        id: EventId::new(charge.key.bits() ^ u128::from(now.as_micros()) << 64),
-        at: now,
-        kind: EventKind::NearLimit,
-        rule: charge.rule.into(),
-        tenant: name("tenant"),
-        action: name("action"),
-        subject: charge.subject(),
-        threshold: None,
-        used: u64::try_from(step.after).unwrap_or(0),
-        limit: quota.limit(),
-        grace: quota.grace(),
-        period: quota.period_at(Time::from_micros(last)),
-    }
-}
-
 /// Logs an event. `suppressed` is the number of events before it that were not logged.
 fn log(event: &Event, suppressed: Option<u64>) {
     let subject = event.subject.to_hex();
@@ -387,16 +363,13 @@ fn log(event: &Event, suppressed: Option<u64>) {
 
 #[cfg(test)]
 mod tests {
+    use tollgate_core::{Anchor, Calendar, Unit, Zone};
+
     use super::*;
 
     fn quota(limit: u64, grace: u64) -> Quota {
-        let month = tollgate_core::Calendar::new(
-            1,
-            tollgate_core::Unit::Month,
-            tollgate_core::Anchor::First,
-            tollgate_core::Zone::utc(),
-        );
-        tollgate_core::quota::new(limit, grace, 0, month.unwrap()).unwrap()
+        let month = Calendar::new(1, Unit::Month, Anchor::First, Zone::utc()).unwrap();
+        tollgate_core::quota::new(limit, grace, 0, month).unwrap()
     }
 
     #[test]
