@@ -21,6 +21,7 @@ use tollgate_core::quota::Quota;
 use tollgate_core::{Algorithm, Charge, Limit, Outcome, Period, Subject, Time};
 use tollgate_store::Applied;
 
+use crate::holds::random;
 use crate::pace::{Pace, start};
 
 /// The `tracing` target of the log lines, for filters of subscribers.
@@ -63,15 +64,9 @@ impl EventKind {
 pub struct EventId(u128);
 
 impl EventId {
-    /// A random id, or `otherwise` if the system has no entropy.
-    fn new(otherwise: u128) -> EventId {
-        let mut bytes = [0; 16];
-        let id = match getrandom::fill(&mut bytes) {
-            Ok(()) => u128::from_le_bytes(bytes),
-            Err(_) => otherwise,
-        };
+    fn new() -> EventId {
         // A UUID of version 4: random.
-        let version = id & !(0xf << 76) | 0x4 << 76;
+        let version = random() & !(0xf << 76) | 0x4 << 76;
         EventId(version & !(0x3 << 62) | 0x2 << 62)
     }
 }
@@ -79,8 +74,8 @@ impl EventId {
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hex = format!("{:032x}", self.0);
-        let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20]];
-        write!(f, "{}-{}", parts.join("-"), &hex[20..])
+        let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &hex[part]);
+        f.write_str(&parts.join("-"))
     }
 }
 
@@ -235,7 +230,7 @@ impl Events {
                 (!text.is_empty()).then(|| start(text, MAX_NAME).into())
             };
             let event = Event {
-                id: EventId::new(charge.key.bits() ^ u128::from(now.as_micros()) << 64),
+                id: EventId::new(),
                 at: now,
                 kind,
                 rule: charge.rule.into(),
@@ -403,11 +398,11 @@ mod tests {
 
     #[test]
     fn id_is_a_uuid() {
-        let id = EventId::new(0).to_string();
+        let id = EventId::new().to_string();
         let lengths: Vec<usize> = id.split('-').map(str::len).collect();
         assert_eq!(lengths, [8, 4, 4, 4, 12]);
         assert_eq!(&id[14..15], "4");
         assert!("89ab".contains(&id[19..20]));
-        assert_ne!(id, EventId::new(0).to_string());
+        assert_ne!(id, EventId::new().to_string());
     }
 }

@@ -67,7 +67,7 @@ impl Ledger {
     ///
     /// # Errors
     /// As [`Ledger::balance`].
-    pub async fn gist(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
+    pub async fn summary(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
         let sql = "SELECT key, kind, amount, why FROM entries WHERE id = $1";
         let read = |row: &Row| {
             Ok(EntrySummary {

@@ -7,7 +7,6 @@ use tollgate_core::{Charge, Limit, Recorded, Time};
 use tollgate_ledger::{Entry, Full, Kind, LedgerError, Period, UseOf};
 use tollgate_store::{Applied, StoreError};
 
-use super::refund::Refund;
 use super::{LedgerSync, is_unrestored, unavailable};
 
 /// The most bytes of a tenant or an action that are written: databases index them.
@@ -163,16 +162,20 @@ impl LedgerSync {
         }
     }
 
-    /// Records what was given back.
+    /// Records that the costs of `charges` were given back, except those of an earlier period.
     pub(super) async fn record_refund(
         &self,
         charges: &[Charge<'_>],
-        refund: &Refund<'_>,
+        charged_at: Time,
         now: Time,
     ) -> Result<(), StoreError> {
-        let entries = recorded_charges(charges).map(|line| Entry {
+        let lines = recorded_charges(charges).filter(|line| {
+            let limit = line.charge.limit;
+            period_of(limit, charged_at) == period_of(limit, now)
+        });
+        let entries = lines.map(|line| Entry {
             kind: Kind::Correction,
-            amount: -signed(refund.given(line.place, now)),
+            amount: -signed(line.charge.cost),
             count: 0,
             why: "refund".into(),
             ..self.entry(&line, now)

@@ -11,23 +11,25 @@
 //!   which is flushed regularly, or in the database if a rule is strict. Usage that cannot be recorded is
 //!   given back, and the caller gets an error, so that the rule's failure policy answers.
 //!
-//! `entries.rs` writes entries, `restore.rs` reads counts back, `reservations.rs` has the records of
-//! reservations, and `refund.rs` computes how much a refund gives back. The changes of operators (`posting.rs`,
-//! `reconcile.rs`) go through the whole stack.
+//! `entries.rs` writes entries, `restore.rs` reads counts back, and `reservations.rs` has the records of
+//! reservations. The changes of operators (`posting.rs`, `reconcile.rs`) go through the whole stack.
 
 mod entries;
 mod posting;
 mod reconcile;
-mod refund;
 mod reservations;
 mod restore;
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Mutex;
 use tokio::time::Instant;
-use tollgate_core::{Admission, Charge, Denial, Enforcement, HoldId, Span, Time, Token};
+use tollgate_core::{
+    Admission, Charge, Denial, Enforcement, HoldId, MAX_AMOUNT, Span, Time, Token,
+};
 use tollgate_ledger::{EntryId, Ledger, LedgerError};
 use tollgate_store::{
     Answer, Applied, Ask, Clock, Extended, Held, HeldCharge, HoldRecord, NewHold, Purpose, Reply,
@@ -37,7 +39,8 @@ use tollgate_store::{
 use entries::{recorded_charges, signed};
 pub use posting::{PostError, Posted, Posting, Standing};
 pub use reconcile::{Drift, MOST_DRIFTS, Reconciled, Repair};
-use refund::Refund;
+
+use crate::holds::random;
 
 /// How often a request is asked again after a count was restored. Once is enough, unless the store loses
 /// the count again.
@@ -77,17 +80,13 @@ impl LedgerSync {
     /// Records usage in `ledger`, under `namespace`.
     #[must_use]
     pub fn new(ledger: Ledger, namespace: &str, clock: Arc<dyn Clock>) -> LedgerSync {
-        let mut instance = [0; 8];
-        // Without entropy, the process id must be enough. Ids of instances should differ: the ledger ignores
-        // a second entry with the same id.
-        if getrandom::fill(&mut instance).is_err() {
-            instance = u64::from(std::process::id()).to_le_bytes();
-        }
         LedgerSync {
             ledger,
             namespace: namespace.into(),
             clock,
-            instance: u64::from_le_bytes(instance),
+            // Random, or the process id. Ids of instances should differ: the ledger ignores a second entry with
+            // the same id.
+            instance: (random() >> 64) as u64,
             written: AtomicU64::new(0),
             restoring: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             silent_until: parking_lot::Mutex::new(None),
@@ -195,7 +194,7 @@ impl<S: Store> Ledgered<S> {
                     return Err(unavailable(error));
                 }
             }
-            // The process that made it may have ended before it recorded it.
+            // The process that made the hold may have ended before it recorded it.
             Held::Repeated(record) if record.is_open() => {
                 let key = new.idempotency_key;
                 self.sync.record_reserved(record, key).await?;
@@ -279,7 +278,7 @@ impl<S: Store> Store for Ledgered<S> {
         if !is_recorded(charges) {
             return first;
         }
-        // Most requests wait for nobody: their counts are there, and their usage is flushed later.
+        // Most requests do not wait: their counts are there, and their usage is flushed later.
         if let Answer::Now(Ok(applied)) = &first
             && self.sync.record_now(charges, applied)
         {
@@ -306,6 +305,9 @@ impl<S: Store> Store for Ledgered<S> {
         }
     }
 
+    /// Gives back nothing of an earlier period. Never gives back more than was used, all charges of a counter
+    /// together, without reserved amounts: their reservations will settle them. The ledger records exactly the
+    /// amount that is given back.
     fn refund<'a>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -319,25 +321,37 @@ impl<S: Store> Store for Ledgered<S> {
             // This restores a missing count, so that the refund has a count to go to.
             let now = self.peek(charges, Ask::Exactly(0)).await?.now;
             let (sync, store) = (&self.sync, &self.store);
-            let mut refund = Refund::new(charges, units, charged_at, now);
             let keys = recorded_charges(charges).map(|line| line.charge.key.bits());
             let _alone = sync.alone_all(keys).await?;
+            // The same charges, each with all that it gives back as its cost.
+            let given = charges.iter().map(|charge| Charge {
+                cost: charge.cost.saturating_mul(units).min(MAX_AMOUNT),
+                ..*charge
+            });
+            let mut given: Vec<Charge<'_>> = given.collect();
+            let mut left = HashMap::new();
             for line in recorded_charges(charges) {
-                if !refund.knows(line.charge) {
-                    let balance = store.balance(line.charge).await?.unwrap_or_default();
-                    let reserved = sync.in_time(sync.reserved_of(line.charge, now)).await?;
-                    refund.may_give(line.charge, balance.used.saturating_sub(reserved));
-                }
-                refund.give(line.place);
+                let left = match left.entry(line.charge.key) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(unknown) => {
+                        let balance = store.balance(line.charge).await?.unwrap_or_default();
+                        let reserved = sync.in_time(sync.reserved_of(line.charge, now)).await?;
+                        unknown.insert(balance.used.saturating_sub(reserved))
+                    }
+                };
+                let cost = &mut given[line.place].cost;
+                *cost = (*cost).min(*left);
+                *left -= *cost;
             }
-            let applied = store.refund(&refund.charges, 1, charged_at).await?;
-            sync.record_refund(charges, &refund, applied.now).await?;
+            let applied = store.refund(&given, 1, charged_at).await?;
+            let charged_at = charged_at.min(now);
+            sync.record_refund(&given, charged_at, applied.now).await?;
             Ok(applied)
         })
     }
 
-    /// Recorded usage is corrected instead of forgotten. Reserved amounts stay reserved: their holders will
-    /// settle them, and that takes nothing from others then.
+    /// Corrects recorded usage instead of forgetting it. Reserved amounts stay reserved until their holders
+    /// settle them.
     fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
         if !is_recorded(charges) {
             return self.store.reset(charges);

@@ -24,7 +24,7 @@ pub struct Posting<'a> {
     pub idempotency_key: Option<&'a str>,
 }
 
-/// What a posting changes.
+/// The change that a posting makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
     /// Adds to the usage, or takes from it.
@@ -33,7 +33,7 @@ pub enum Posted {
     Grant(u64),
 }
 
-/// How a counter stands after a posting.
+/// The state of a counter after a posting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// The rule or the budget.
@@ -195,7 +195,7 @@ impl LedgerSync {
         let Some(key) = posting.idempotency_key else {
             return Ok(false);
         };
-        let Some(known) = self.ledger.gist(id).await.map_err(unavailable)? else {
+        let Some(known) = self.ledger.summary(id).await.map_err(unavailable)? else {
             return Ok(false);
         };
         let is_same_counter = known.key == charge.key.bits();
@@ -211,10 +211,10 @@ impl LedgerSync {
     }
 }
 
-/// The last words of the text below. They mark a correction that was limited to the recorded usage.
+/// The end of the reason of a correction that was limited to the recorded usage.
 const CUT: &str = " was asked for, and no more was used)";
 
-/// The text that is added to the reason of such a correction.
+/// The text that such a correction adds to its reason.
 fn cut_from(asked: i64) -> String {
     format!(" ({asked}{CUT}")
 }

@@ -23,7 +23,7 @@ const OVERDUE: Span = Span::MINUTE;
 /// How many overdue reservations are ended at a time.
 const SWEEP: usize = 64;
 
-/// What the ledger needs to know when a reservation ends. It is kept with the reservation.
+/// The labels that the ledger needs when a reservation ends. The store keeps them with the reservation.
 #[derive(Default, serde::Serialize, serde::Deserialize)]
 struct Memo<'a> {
     #[serde(borrow, rename = "t")]
@@ -54,7 +54,7 @@ fn id_of(record: &HoldRecord, key: u128, place: usize, kind: Kind) -> EntryId {
     EntryId(time << 64 | hash >> 64)
 }
 
-/// A reservation as it was made, however it stands now.
+/// The reservation in the state in which it was made.
 fn as_made(record: &HoldRecord) -> HoldRecord {
     let mut made = record.clone();
     made.state = HoldState::Reserved;
@@ -67,7 +67,7 @@ fn as_made(record: &HoldRecord) -> HoldRecord {
 }
 
 impl LedgerSync {
-    /// The note that is kept with a reservation.
+    /// The memo that the store keeps with a reservation.
     pub(super) fn memo(charges: &[Charge<'_>]) -> String {
         let first = recorded_charges(charges).next().map(|line| line.labels);
         let Recorded { tenant, action, .. } = first.unwrap_or_default();
@@ -274,7 +274,7 @@ impl<S: Store> Accounts<'_, S> {
     }
 }
 
-/// The reservation of a row as it stands, if the ledger has all of it.
+/// The reservation of a row in its current state, if the ledger has all of it.
 pub(super) fn record_of(row: &HoldRow) -> Option<HoldRecord> {
     let Ok(mut record) = HoldRecord::from_text(&row.record) else {
         let hold = format_args!("{:032x}", row.hold);
