@@ -244,7 +244,7 @@ impl Ledger {
     }
 
     /// Accepts nothing more, writes the waiting entries, and spills those that the database does not take in
-    /// time. Entries that neither takes are tried again for ten seconds.
+    /// time. Entries that neither the database nor the spill file takes are tried again for ten seconds.
     pub async fn close(&self) {
         let shared = &self.0.shared;
         shared.pending.lock().close();

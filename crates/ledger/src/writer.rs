@@ -48,7 +48,7 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 /// How often to look for spill files that other processes have left.
 const ADOPT_EVERY: Duration = Duration::from_secs(5);
 
-/// What the writer shares with the handles of the ledger.
+/// The state that the writer shares with the handles of the ledger.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: Arc<Options>,
@@ -93,7 +93,7 @@ struct Pause {
     error: LedgerError,
 }
 
-/// What one transaction writes: items of the backlog, or lines of the spill.
+/// The content of one transaction: items of the backlog, or lines of the spill.
 #[derive(Debug, Default)]
 struct Batch {
     items: Vec<Queued>,

@@ -52,7 +52,7 @@ pub struct Engine {
 #[cfg(feature = "redis")]
 struct Redis {
     store: RedisStore,
-    /// How many requests were denied without a question.
+    /// How many requests were denied from known denials.
     known_denials: Arc<AtomicU64>,
 }
 
@@ -82,7 +82,7 @@ struct Parts {
 }
 
 impl Engine {
-    /// Starts the limiter of a validated config, after a look at its store and its ledger. Needs a Tokio
+    /// Starts the limiter of a validated config, and checks that its store and its ledger answer. Needs a Tokio
     /// runtime, unless all state is in memory.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl Engine {
         Ok(Engine::build(config, parts))
     }
 
-    /// Starts the same without a look at the store: failure policies decide until it answers.
+    /// Starts the limiter without a check of the store. Failure policies decide until the store answers.
     ///
     /// # Errors
     /// If something that the config names, such as a password file, cannot be read, or is not part of this
@@ -179,7 +179,7 @@ impl Engine {
         self.memory.as_ref().map(|store| store.0.usage())
     }
 
-    /// Writes what waits for the ledger, and takes nothing more. For the end of a process.
+    /// Writes the entries that wait for the ledger, and accepts no more. Call this at the end of a process.
     pub async fn close(&self) {
         #[cfg(feature = "ledger")]
         if let Some(sync) = &self.sync {
@@ -197,7 +197,7 @@ impl Engine {
         self.redis.as_ref().map(|redis| &redis.store)
     }
 
-    /// How many requests were denied without a question to Redis, as their denial was known.
+    /// How many requests were denied from known denials, without a call to Redis.
     #[must_use]
     pub fn known_denials(&self) -> u64 {
         let known = self.redis.as_ref();
@@ -212,8 +212,8 @@ impl Engine {
         Some(redis.shared_values(&active.config().namespace))
     }
 
-    /// Looks at the store of a validated config as an operator would, and changes no data there. There is
-    /// nothing to find if state is in this process. Needs a Tokio runtime.
+    /// Inspects the store of a validated config for an operator, and changes no data there. Returns no findings
+    /// if state is in this process. Needs a Tokio runtime.
     ///
     /// # Errors
     /// If something that the config names, such as a password file, cannot be read.
@@ -235,8 +235,8 @@ impl Engine {
         sync.map(|sync| Accounts::new(&self.limiter, sync))
     }
 
-    /// Ends reservations that should have ended a while ago and that only the ledger knows, and says how
-    /// many there were. Call this every few seconds.
+    /// Ends overdue reservations that only the ledger knows, and returns their number. Call this every few
+    /// seconds.
     ///
     /// # Errors
     /// If the store or the ledger does not answer.
@@ -247,12 +247,12 @@ impl Engine {
         }
     }
 
-    /// Looks at the ledger of a validated config as an operator would, and changes nothing there. Answers
-    /// where the ledger is and the version of its tables (`None` if it is new); `None` if the config names
-    /// no ledger. Needs a Tokio runtime.
+    /// Inspects the ledger of a validated config for an operator, and changes nothing there. Returns the location
+    /// of the ledger and the version of its tables (`None` if it is new); `None` if the config names no ledger.
+    /// Needs a Tokio runtime.
     ///
     /// # Errors
-    /// If the ledger cannot be looked at.
+    /// If the ledger cannot be inspected.
     pub async fn inspect_ledger(
         config: &Config,
     ) -> Result<Option<(String, Option<i64>)>, StartError> {

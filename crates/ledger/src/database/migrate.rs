@@ -4,7 +4,7 @@
 //! makes the tables and the others find them. A database of a later version is left as it is.
 //!
 //! Waiting for the lock has the ordinary time limit. Changing tables has a much longer one: tables may be
-//! large, and a change that is given up has to start over.
+//! large, and an aborted change has to start over.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,13 +1,13 @@
 //! The database: SQLite or PostgreSQL behind one set of statements.
 //!
-//! * `connection`: what the ledger asks of a database, and what its errors mean; `sqlite` and `postgres`
-//!   implement it.
+//! * `connection`: the interface to a database, and the meaning of its errors. `sqlite` and `postgres` implement
+//!   it.
 //! * `migrate`: the tables.
 //! * `write` adds entries, with the texts of `statements`. `read` answers queries, in the types of `rows`.
 //! * `value`: values of statements and rows.
 //!
-//! [`Session`] is the connection of the writer. It is replaced after any error: nothing is sent on a
-//! connection whose state is unknown.
+//! [`Session`] has the connection of the writer. Any error ends that connection, because its state is unknown
+//! then.
 
 mod connection;
 mod migrate;
@@ -112,7 +112,8 @@ impl Session {
             if entries.is_empty() && notes.is_empty() {
                 return Ok(Vec::new());
             }
-            // Put back only after success: an error, or a caller that stops waiting, leaves its state unknown.
+            // The connection is put back only after success. After an error, or if the caller stops waiting, its
+            // state is unknown.
             let Some(mut connection) = self.connection.take() else {
                 return Ok(Vec::new());
             };

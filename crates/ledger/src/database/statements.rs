@@ -84,7 +84,7 @@ impl Table {
         }
     }
 
-    /// What to do with rows that exist already.
+    /// How a row that exists already is changed.
     fn conflict(self) -> String {
         match self {
             Table::Entries | Table::Audit => "ON CONFLICT (id) DO NOTHING".to_owned(),

@@ -6,8 +6,8 @@
 //!
 //! Writing transactions exclude each other, in SQLite by design and in PostgreSQL by a lock. So sequence
 //! numbers are in the order of commits, and a reader that continues from a number misses nothing. For the same
-//! reason the last number before and after a transaction bounds the numbers of its entries: that is stored for
-//! their periods.
+//! reason, the last numbers before and after a transaction bound the numbers of its entries. The table `periods`
+//! stores these bounds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, LazyLock};
@@ -243,7 +243,7 @@ async fn upsert(
     Ok(())
 }
 
-/// What to add to a row of `balances`.
+/// The amounts to add to a row of `balances`.
 struct Balance<'a> {
     of: &'a Entry,
     /// The columns `used`, `granted`, `corrections`, `requests` and `entries`.
@@ -286,7 +286,7 @@ impl<'a> Balance<'a> {
     }
 }
 
-/// What to add to a row of `holds`.
+/// The changes of a row of `holds`.
 struct Hold<'a> {
     of: &'a Entry,
     note: &'a HoldNote,

@@ -2,7 +2,7 @@
 //!
 //! **Order.** Spilled entries are written to the database before anything that was recorded later: while the
 //! spill is not empty, new entries are appended to it. Entries leave the file only when the database has them.
-//! A crash in between makes some entries be written twice, which is harmless because of their ids.
+//! After a crash in between, some entries are written twice, which their ids make harmless.
 //!
 //! **Crashes.** Every append ends with a sync. A torn last line is cut off at the next start; its entry was
 //! never reported as safe. A damaged line before it is skipped, and the file is kept aside.

@@ -1,9 +1,9 @@
 //! Spans of store calls, for decisions that are traced.
 //!
 //! A call has a span only within another span of the target [`TRACES`], which a door opens for a decision
-//! that it has chosen to trace. Any other call costs one look at the current span, and not even that if
-//! nobody traces. A span says which store, how many charges, and how the call ended. It never says whose
-//! charges they are.
+//! that it has chosen to trace. Any other call costs one look at the current span, and not even that if no
+//! subscriber wants traces. A span has the store, the number of charges, and the outcome of the call. It never has
+//! the subject.
 
 use tollgate_core::{Charge, HoldId, Time, Token};
 use tollgate_store::{
@@ -52,7 +52,7 @@ fn is_within() -> bool {
     current.metadata().is_some_and(|it| it.target() == TRACES)
 }
 
-/// Records how a call has ended, when it has.
+/// Records the outcome of a call, once there is one.
 #[cold]
 fn record<'a, T: Send + 'a>(
     span: Span,
