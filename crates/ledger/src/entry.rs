@@ -55,7 +55,7 @@ pub struct Period {
     pub end: Time,
 }
 
-/// What an entry records.
+/// The kind of an entry.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -72,7 +72,7 @@ pub enum Kind {
     Correction,
     /// An addition to the limit by an administrator.
     Grant,
-    /// The end of a reservation whose time was over.
+    /// The end of a reservation that has expired.
     Expiry,
 }
 
@@ -168,7 +168,7 @@ pub struct Entry {
     /// The period that the entry counts in.
     #[serde(flatten)]
     pub period: Period,
-    /// What the entry records.
+    /// The kind.
     pub kind: Kind,
     /// The amount to add to the usage; for a grant, to the limit. May be negative.
     pub amount: i64,

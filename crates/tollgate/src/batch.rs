@@ -51,7 +51,7 @@ impl<'a> Demand<'a> {
     }
 }
 
-/// What a demand does.
+/// The effect of a demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Take this many units. The demand is met if that many are left.

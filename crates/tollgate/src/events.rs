@@ -36,7 +36,7 @@ const MAX_NAME: usize = 256;
 /// The threshold of the whole limit, in percent.
 const WHOLE: u8 = 100;
 
-/// What happened to a quota.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The usage reached a threshold below the limit.
@@ -87,7 +87,7 @@ pub struct Event {
     pub id: EventId,
     /// The time by the store's clock.
     pub at: Time,
-    /// What happened.
+    /// The kind.
     pub kind: EventKind,
     /// The name of the allowance: the rule, or the budget that it draws on.
     pub rule: Arc<str>,

@@ -78,7 +78,7 @@ async fn within<T>(
             reason: format!("its tables were not ready within {limit:?}").into(),
         }),
         Ok(Err(error)) => Err(match open_error(&error, location) {
-            // The database was reached, so the error is about the tables, unless it went away meanwhile.
+            // The database was reached before. So the error is about the tables, unless the connection broke.
             OpenError::Unavailable { location, .. } if is_about_tables(&error) => {
                 OpenError::Migration {
                     location,

@@ -35,7 +35,7 @@ pub struct PeriodBalance {
 pub struct EntrySummary {
     /// The counter.
     pub key: u128,
-    /// What the entry records.
+    /// The kind of the entry.
     pub kind: Kind,
     /// As in [`Entry`](crate::Entry).
     pub amount: i64,

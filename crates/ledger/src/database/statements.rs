@@ -1,9 +1,9 @@
 //! The SQL that inserts many rows at once.
 //!
 //! There are few different texts: the database prepares each once and finds it again by its text. PostgreSQL
-//! takes each column as one array, of any length. SQLite has no arrays and gets every value by itself: it has
-//! texts for a few numbers of rows. The first number is large, because each statement costs a hand-over to the
-//! thread of the connection.
+//! takes each column as one array, of any length. SQLite has no arrays: each value has its own placeholder, and
+//! there are texts for a few numbers of rows. The first number is large, because each statement is handed over
+//! to the thread of the connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;

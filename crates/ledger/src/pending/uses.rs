@@ -10,7 +10,7 @@ use crate::entry::{
     Entry, EntryError, EntryId, MOST_NAME, MOST_VALUE, Period, check_amount, check_text,
 };
 
-/// What a use is charged to. Uses with the same key, period, tenant, action and rule are merged into one entry
+/// The counter and the labels that a use is charged to. Uses with the same key, period, tenant, action and rule are merged into one entry
 /// while they wait; the database sums them in one row anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UseOf<'a> {

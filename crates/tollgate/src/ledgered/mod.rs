@@ -124,8 +124,8 @@ impl<S: Store> Ledgered<S> {
         &self.store
     }
 
-    /// Asks until the answer lacks no count, which is restored from the ledger in between. `first` is the
-    /// first answer. `applied` finds what the charges say in an answer.
+    /// Asks again until no count is missing, and restores missing counts from the ledger in between. `first` is
+    /// the first answer. `applied` finds the outcomes in an answer.
     async fn restored<'a, T>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -144,8 +144,7 @@ impl<S: Store> Ledgered<S> {
         Err(lost())
     }
 
-    /// Records admitted usage. If that fails, the usage is given back, unless the ledger may have recorded it
-    /// nevertheless.
+    /// Records admitted usage. If that fails, the usage is given back, unless the ledger may have recorded it.
     async fn record(&self, charges: &[Charge<'_>], applied: &Applied) -> Result<(), StoreError> {
         let Err(error) = self.sync.record(charges, applied).await else {
             return Ok(());

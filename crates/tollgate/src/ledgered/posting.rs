@@ -157,7 +157,7 @@ impl<S: Store> Accounts<'_, S> {
         // counter shows as drift.
         let written = sync.ledger.write_new(vec![entry]).await;
         if !written.map_err(unavailable)? {
-            // Another process has posted the same meanwhile, and has set the counter.
+            // Another process has made the same posting in between, and has set the counter.
             sync.was_posted(id, &charge, asked, posting).await?;
             return self.standing(&charge, true).await;
         }

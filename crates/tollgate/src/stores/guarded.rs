@@ -76,7 +76,7 @@ impl<S: Store> Guarded<S> {
         &self.store
     }
 
-    /// What the breaker does with calls now.
+    /// The current state of the breaker.
     #[must_use]
     pub fn breaker_state(&self) -> BreakerState {
         self.breaker.state(Instant::now().into_std())
