@@ -1,12 +1,14 @@
-//! An entry of the ledger, and which values it may have.
+//! An entry of the ledger, a note, and which values they may have.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tollgate_core::Time;
 
-use crate::json::{hex, micros};
+use crate::pending::UseOf;
 
 /// Amounts are between -2^53 and 2^53, both excluded.
 pub const MOST_AMOUNT: i64 = 1 << 53;
@@ -22,7 +24,9 @@ pub const MOST_TEXT: usize = 4096;
 pub const MOST_RECORD: usize = 64 * 1024;
 
 /// The id of an entry. Writing an entry again under the same id changes nothing, so that retries are safe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct EntryId(#[serde(with = "hex")] pub u128);
 
@@ -39,7 +43,9 @@ impl fmt::Display for EntryId {
 }
 
 /// The period of an allowance: from `start` until just before `end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Period {
     /// The first instant.
     #[serde(with = "micros")]
@@ -49,11 +55,14 @@ pub struct Period {
     pub end: Time,
 }
 
-/// What an entry records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// The kind of an entry.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Usage.
+    #[default]
     Use,
     /// A reservation; with an amount of 0, an extension of its time.
     Reserve,
@@ -63,7 +72,7 @@ pub enum Kind {
     Correction,
     /// An addition to the limit by an administrator.
     Grant,
-    /// The end of a reservation whose time was over.
+    /// The end of a reservation that has expired.
     Expiry,
 }
 
@@ -117,7 +126,7 @@ impl fmt::Display for Kind {
 }
 
 /// The reservation that an entry is about.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldNote {
     /// The id of the reservation.
     #[serde(with = "hex")]
@@ -136,7 +145,7 @@ pub struct HoldNote {
 /// One entry of the ledger. Never changed, never deleted.
 ///
 /// The serde form is that of the spill file: see `spill/line.rs` before you change a field.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The id. Writing an entry again under the same id changes nothing.
     pub id: EntryId,
@@ -159,7 +168,7 @@ pub struct Entry {
     /// The period that the entry counts in.
     #[serde(flatten)]
     pub period: Period,
-    /// What the entry records.
+    /// The kind.
     pub kind: Kind,
     /// The amount to add to the usage; for a grant, to the limit. May be negative.
     pub amount: i64,
@@ -222,17 +231,10 @@ impl Entry {
     /// If the amount or a text is out of bounds, or the fields contradict each other.
     pub fn check(&self) -> Result<(), EntryError> {
         check_amount(self.amount)?;
-        if self.period.end < self.period.start {
-            return Err(EntryError::Period);
-        }
         if self.hold.is_some() != self.kind.is_of_hold() {
             return Err(EntryError::Hold { kind: self.kind });
         }
-        check_text("namespace", &self.namespace, MOST_NAME)?;
-        check_text("tenant", &self.tenant, MOST_VALUE)?;
-        check_text("action", &self.action, MOST_VALUE)?;
-        check_text("rule", &self.rule, MOST_NAME)?;
-        check_text("allowance", &self.allowance, MOST_NAME)?;
+        UseOf::of(self).check()?;
         check_text("who", &self.who, MOST_TEXT)?;
         check_text("why", &self.why, MOST_TEXT)?;
         if let Some(key) = &self.idempotency_key {
@@ -242,6 +244,68 @@ impl Entry {
             check_text("record", &hold.record, MOST_RECORD)?;
         }
         Ok(())
+    }
+}
+
+/// A note of one change that a person or a program has made. Never changed, never deleted. It is stored beside the
+/// entries, and does not count in any sum.
+///
+/// In the spill file its id is the field `note`, which no entry has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    /// The id. Writing a note again under the same id changes nothing.
+    #[serde(rename = "note")]
+    pub id: EntryId,
+    /// The time of the change.
+    #[serde(with = "micros")]
+    pub at: Time,
+    /// The deployment.
+    pub namespace: Arc<str>,
+    /// The person or program that made the change.
+    pub who: Arc<str>,
+    /// The kind of change, as words with dots between them: `override.set`.
+    pub what: Arc<str>,
+    /// The details. The ledger stores this text and does not read it.
+    pub text: Arc<str>,
+}
+
+impl Note {
+    /// Checks that the note can be stored.
+    ///
+    /// # Errors
+    /// If a text is too long or has a NUL character.
+    pub fn check(&self) -> Result<(), EntryError> {
+        check_text("namespace", &self.namespace, MOST_NAME)?;
+        check_text("who", &self.who, MOST_TEXT)?;
+        check_text("what", &self.what, MOST_NAME)?;
+        check_text("text", &self.text, MOST_RECORD)
+    }
+}
+
+/// 128 bits as 32 hexadecimal digits: JSON numbers are too small.
+mod hex {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(bits: &u128, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&format_args!("{bits:032x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u128, D::Error> {
+        let digits = Cow::<str>::deserialize(from)?;
+        u128::from_str_radix(&digits, 16).map_err(D::Error::custom)
+    }
+}
+
+/// A time as microseconds since 1970.
+mod micros {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(time: &Time, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(time.as_micros())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Time, D::Error> {
+        u64::deserialize(from).map(Time::from_micros)
     }
 }
 
@@ -285,14 +349,17 @@ pub(crate) mod tests {
                 start: Time::from_micros(0),
                 end: Time::from_micros(2_000_000),
             },
-            kind: Kind::Use,
             amount: 1,
             count: 1,
-            hold: None,
-            who: "".into(),
-            why: "".into(),
-            idempotency_key: None,
+            ..Entry::default()
         }
+    }
+
+    /// The same with a change.
+    pub(crate) fn entry_with(id: u128, change: impl FnOnce(&mut Entry)) -> Entry {
+        let mut entry = entry(id);
+        change(&mut entry);
+        entry
     }
 
     #[test]
@@ -313,49 +380,26 @@ pub(crate) mod tests {
             (i64::MIN, false),
             (i64::MAX, false),
         ] {
-            let entry = Entry { amount, ..entry(1) };
+            let entry = entry_with(1, |it| it.amount = amount);
             assert_eq!(entry.check().is_ok(), is_valid, "{amount}");
         }
     }
 
     #[test]
     fn texts_are_bounded_and_have_no_nul() {
-        let long: Arc<str> = "x".repeat(MOST_TEXT + 1).into();
-        let error = Entry {
-            why: long,
-            ..entry(1)
-        }
-        .check();
+        let long = entry_with(1, |it| it.why = "x".repeat(MOST_TEXT + 1).into());
         let expected = "`why` has 4097 bytes, and at most 4096 are allowed: shorten it";
-        assert_eq!(error.unwrap_err().to_string(), expected);
-        let error = Entry {
-            tenant: "a\0b".into(),
-            ..entry(1)
-        }
-        .check();
-        assert_eq!(error, Err(EntryError::Nul { field: "tenant" }));
+        assert_eq!(long.check().unwrap_err().to_string(), expected);
+        let nul = entry_with(1, |it| it.tenant = "a\0b".into());
+        assert_eq!(nul.check(), Err(EntryError::Nul { field: "tenant" }));
     }
 
     #[test]
     fn only_entries_about_a_reservation_name_one() {
-        let reserve = Entry {
-            kind: Kind::Reserve,
-            ..entry(1)
-        };
-        let error = reserve.check().unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "an entry of kind reserve must name a reservation"
-        );
-        let surplus = Entry {
-            hold: Some(HoldNote {
-                id: 1,
-                tag: 0,
-                expires_at: Time::MAX,
-                record: "".into(),
-            }),
-            ..entry(1)
-        };
+        let reserve = entry_with(1, |it| it.kind = Kind::Reserve);
+        let expected = "an entry of kind reserve must name a reservation";
+        assert_eq!(reserve.check().unwrap_err().to_string(), expected);
+        let surplus = entry_with(1, |it| it.hold = Some(HoldNote::default()));
         assert_eq!(surplus.check(), Err(EntryError::Hold { kind: Kind::Use }));
     }
 }

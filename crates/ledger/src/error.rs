@@ -1,7 +1,7 @@
 //! The errors of the ledger, by cause.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::entry::EntryError;
@@ -202,4 +202,14 @@ pub(crate) enum SpillError {
     },
     #[error("all {} spill files beside {} are in use", crate::spill::MOST_FILES, path.display())]
     TooMany { path: PathBuf },
+}
+
+impl SpillError {
+    pub(crate) fn io(action: &'static str, path: &Path, error: io::Error) -> SpillError {
+        SpillError::Io {
+            action,
+            path: path.to_owned(),
+            error,
+        }
+    }
 }

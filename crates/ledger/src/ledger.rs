@@ -8,15 +8,11 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::timeout;
 use tollgate_core::Time;
 
-use crate::database::{
-    self, Balance, BalanceCursor, BalanceRow, EntryQuery, EntrySummary, HoldRow, PeriodBalance,
-    Reader, Session, UsageQuery, UsageRow,
-};
-use crate::entry::{Entry, EntryId};
+use crate::database::{self, Query, Readers, Row, Session, query_error, readers};
+use crate::entry::{Entry, EntryId, Note};
 use crate::error::{Full, LedgerError, OpenError};
-use crate::note::{Note, TrailQuery};
 use crate::options::{Database, Options};
-use crate::pending::{IsDue, Pending, UseOf};
+use crate::pending::{Pending, UseOf};
 use crate::status::{Status, StatusReport};
 use crate::writer::{CLOSE_LIMIT, Shared, Writer};
 
@@ -54,7 +50,7 @@ pub struct Ledger(Arc<Handle>);
 struct Handle {
     shared: Arc<Shared>,
     /// The error is that of an invalid URL or a missing backend.
-    reader: Result<Reader, OpenError>,
+    readers: Result<Arc<dyn Readers>, OpenError>,
 }
 
 impl Drop for Handle {
@@ -106,11 +102,7 @@ impl Ledger {
 
     fn with(options: Arc<Options>, session: Session) -> Ledger {
         let location: Arc<str> = options.database.location().into();
-        let reader = database::readers(&options).map(|readers| Reader {
-            readers,
-            location: Arc::clone(&location),
-            limit: options.write_timeout,
-        });
+        let readers = readers(&options);
         let shared = Arc::new(Shared {
             pending: Mutex::new(Pending::new(options.max_queued, options.batch)),
             options,
@@ -121,7 +113,7 @@ impl Ledger {
             has_ended: watch::Sender::new(false),
         });
         tokio::spawn(Writer::new(Arc::clone(&shared), session).run());
-        Ledger(Arc::new(Handle { shared, reader }))
+        Ledger(Arc::new(Handle { shared, readers }))
     }
 
     /// Returns the database.
@@ -142,9 +134,7 @@ impl Ledger {
     /// # Errors
     /// If the queue is full, or the entry is invalid. The entry was not accepted then.
     pub fn record(&self, entry: Entry) -> Result<(), Full> {
-        let taken = self.0.shared.pending.lock().record(entry);
-        self.wake_if(taken?);
-        Ok(())
+        self.accept(|pending| pending.record(entry))
     }
 
     /// Accepts a use, as [`Ledger::record`] does. Merging it into a waiting one allocates nothing and does not call
@@ -160,11 +150,7 @@ impl Ledger {
         at: Time,
         id: impl FnOnce() -> EntryId,
     ) -> Result<(), Full> {
-        let mut pending = self.0.shared.pending.lock();
-        let taken = pending.record_use(of, amount, count, at, id);
-        drop(pending);
-        self.wake_if(taken?);
-        Ok(())
+        self.accept(|pending| pending.record_use(of, amount, count, at, id))
     }
 
     /// Writes entries, all or none; they are in the database when this returns. Calls that wait at the same time
@@ -226,125 +212,21 @@ impl Ledger {
         }
     }
 
-    /// Returns the balance of a counter in the period that starts at `period_start`, including everything that
-    /// this process has recorded. Entries of other processes are included after their flush interval. The same
-    /// holds for all queries below.
-    ///
-    /// # Errors
-    /// If the database does not take the pending entries, or does not answer. The same holds for all queries below.
-    pub async fn balance(&self, key: u128, period_start: Time) -> Result<Balance, LedgerError> {
-        self.reader().await?.balance(key, period_start).await
-    }
-
-    /// Returns the balances of a counter in its latest periods, the last first.
-    ///
-    /// # Errors
-    /// As [`Ledger::balance`].
-    pub async fn history(&self, key: u128, most: usize) -> Result<Vec<PeriodBalance>, LedgerError> {
-        self.reader().await?.history(key, most).await
-    }
-
-    /// Returns a summary of the entry with that id, if there is one.
-    ///
-    /// # Errors
-    /// As [`Ledger::balance`].
-    pub async fn gist(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
-        self.reader().await?.gist(id).await
-    }
-
-    /// Lists the reservations of a counter that expire after `since`, open or ended, the latest first. `after` is
-    /// the expiry and id of the last row of the page before.
-    ///
-    /// # Errors
-    /// As [`Ledger::balance`].
-    pub async fn holds_of(
-        &self,
-        key: u128,
-        since: Time,
-        after: Option<(Time, u128)>,
-        most: usize,
-    ) -> Result<Vec<HoldRow>, LedgerError> {
-        self.reader().await?.holds_of(key, since, after, most).await
-    }
-
-    /// Returns how much of a counter is reserved by open reservations, in periods that end after `after`.
-    ///
-    /// # Errors
-    /// As [`Ledger::balance`].
-    pub async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {
-        self.reader().await?.reserved(key, after).await
-    }
-
-    /// Returns one reservation, with a row for each counter.
-    ///
-    /// # Errors
-    /// As [`Ledger::balance`].
-    pub async fn hold(&self, id: u128) -> Result<Vec<HoldRow>, LedgerError> {
-        self.reader().await?.hold(id).await
-    }
-
-    /// Lists open reservations that expired before `before`, the oldest first.
-    ///
-    /// # Errors
-    /// As [`Ledger::balance`].
-    pub async fn overdue(
-        &self,
-        namespace: &str,
-        before: Time,
-        most: usize,
-    ) -> Result<Vec<HoldRow>, LedgerError> {
-        self.reader().await?.overdue(namespace, before, most).await
-    }
-
-    /// Lists usage, ordered by tenant, period, rule, action and counter.
-    ///
-    /// # Errors
-    /// As [`Ledger::balance`].
-    pub async fn usage(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, LedgerError> {
-        self.reader().await?.usage(query).await
-    }
-
-    /// Lists all counters that have a period at `at`, page by page.
-    ///
-    /// # Errors
-    /// As [`Ledger::balance`].
-    pub async fn balances(
-        &self,
-        namespace: &str,
-        at: Time,
-        after: Option<BalanceCursor>,
-        most: usize,
-    ) -> Result<Vec<BalanceRow>, LedgerError> {
-        self.reader()
-            .await?
-            .balances(namespace, at, after, most)
-            .await
-    }
-
-    /// Lists entries with their sequence numbers, in the order in which they were written, page by page.
-    ///
-    /// # Errors
-    /// As [`Ledger::balance`].
-    pub async fn entries(&self, query: &EntryQuery) -> Result<Vec<(u64, Entry)>, LedgerError> {
-        self.reader().await?.entries(query).await
-    }
-
     /// Accepts a note of an administrative change, to be written within the flush interval; never waits.
     ///
     /// # Errors
     /// As [`Ledger::record`].
     pub fn audit(&self, note: Note) -> Result<(), Full> {
-        let taken = self.0.shared.pending.lock().note(note);
-        self.wake_if(taken?);
-        Ok(())
+        self.accept(|pending| pending.note(note))
     }
 
-    /// Lists notes of all processes that share the database, the latest first.
-    ///
-    /// # Errors
-    /// As [`Ledger::balance`].
-    pub async fn trail(&self, query: &TrailQuery) -> Result<Vec<Note>, LedgerError> {
-        self.reader().await?.trail(query).await
+    /// Queues something, and wakes the writer if it is time.
+    fn accept(&self, queue: impl FnOnce(&mut Pending) -> Result<bool, Full>) -> Result<(), Full> {
+        let is_due = queue(&mut self.0.shared.pending.lock())?;
+        if is_due {
+            self.0.shared.wake.notify_one();
+        }
+        Ok(())
     }
 
     /// Returns the current state.
@@ -362,7 +244,7 @@ impl Ledger {
     }
 
     /// Accepts nothing more, writes the waiting entries, and spills those that the database does not take in
-    /// time. Entries that neither takes are tried again for ten seconds.
+    /// time. Entries that neither the database nor the spill file takes are tried again for ten seconds.
     pub async fn close(&self) {
         let shared = &self.0.shared;
         shared.pending.lock().close();
@@ -373,19 +255,17 @@ impl Ledger {
         let mut has_ended = shared.has_ended.subscribe();
         // A writer that does not end in time is left alone.
         let _ = timeout(limit, has_ended.wait_for(|ended| *ended)).await;
-        if let Ok(reader) = &self.0.reader {
-            let _ = timeout(options.connect_timeout, reader.readers.close()).await;
+        if let Ok(readers) = &self.0.readers {
+            let _ = timeout(options.connect_timeout, readers.close()).await;
         }
     }
 
-    fn wake_if(&self, due: IsDue) {
-        if due.0 {
-            self.0.shared.wake.notify_one();
-        }
-    }
-
-    /// Flushes, if there is anything to flush, and returns the reader.
-    async fn reader(&self) -> Result<&Reader, LedgerError> {
+    /// Runs a query, after all that this process has recorded is in the database.
+    pub(crate) async fn fetch<T>(
+        &self,
+        query: Query,
+        read: impl Fn(&Row) -> Result<T, sqlx::Error>,
+    ) -> Result<Vec<T>, LedgerError> {
         let shared = &self.0.shared;
         // In this order: the status shows entries as spilled before they leave memory.
         let queued = shared.pending.lock().queued();
@@ -398,8 +278,24 @@ impl Ledger {
                 reason: "it was not reached since the start".into(),
             }));
         }
-        let reader = self.0.reader.as_ref();
-        reader.map_err(|error| LedgerError::Open(error.clone()))
+        self.read(query, read).await
+    }
+
+    /// Runs a query now.
+    pub(crate) async fn read<T>(
+        &self,
+        query: Query,
+        read: impl Fn(&Row) -> Result<T, sqlx::Error>,
+    ) -> Result<Vec<T>, LedgerError> {
+        let (location, limit) = (&self.0.shared.location, self.0.shared.options.write_timeout);
+        let readers = self.0.readers.as_ref().map_err(OpenError::clone)?;
+        let answer = timeout(limit, readers.fetch(query.sql.into(), query.values)).await;
+        let answer = answer.map_err(|_| LedgerError::Unavailable {
+            location: Arc::clone(location),
+            reason: format!("no answer within {limit:?}").into(),
+        })?;
+        let rows = answer.and_then(|rows| rows.iter().map(read).collect());
+        rows.map_err(|error| query_error(&error, location))
     }
 
     fn unknown(&self, reason: &str) -> LedgerError {

@@ -32,9 +32,7 @@
 mod database;
 mod entry;
 mod error;
-mod json;
 mod ledger;
-mod note;
 mod options;
 mod pending;
 mod spill;
@@ -43,15 +41,14 @@ mod writer;
 
 pub use crate::database::{
     Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, EntrySummary, HoldRow, MOST_ROWS,
-    PeriodBalance, UsageCursor, UsageQuery, UsageRow,
+    PeriodBalance, TrailQuery, UsageCursor, UsageQuery, UsageRow,
 };
 pub use crate::entry::{
     Entry, EntryError, EntryId, HoldNote, Kind, MOST_AMOUNT, MOST_NAME, MOST_RECORD, MOST_TEXT,
-    MOST_VALUE, Period,
+    MOST_VALUE, Note, Period,
 };
 pub use crate::error::{Full, LedgerError, OpenError};
 pub use crate::ledger::Ledger;
-pub use crate::note::{Note, TrailQuery};
 pub use crate::options::{Database, Options};
 pub use crate::pending::UseOf;
 pub use crate::status::Status;

@@ -36,12 +36,6 @@ impl Database {
         }
     }
 
-    /// The same as [`Database::location`].
-    #[must_use]
-    pub fn place(&self) -> String {
-        self.location()
-    }
-
     /// Checks that this build has the backend of the database.
     ///
     /// # Errors
@@ -145,8 +139,9 @@ mod tests {
 
     #[test]
     fn passwords_are_not_shown() {
+        let first = "postgres://gate:secret@db:5432/ledger";
         for url in [
-            "postgres://gate:secret@db:5432/ledger",
+            first,
             "postgres://gate:se%40cret@db:5432/ledger",
             "postgres://db:5432/ledger?password=secret&user=gate",
             "postgres://gate:sec?ret@db/ledger",
@@ -154,12 +149,10 @@ mod tests {
         ] {
             let database = Database::Postgres(url.to_owned());
             let shown = format!("{database:?} {}", database.location());
-            assert!(
-                !shown.contains("cret") && !shown.contains("sec"),
-                "{url}: {shown}"
-            );
+            let is_secret = !shown.contains("cret") && !shown.contains("sec");
+            assert!(is_secret, "{url}: {shown}");
         }
-        let database = Database::Postgres("postgres://gate:secret@db:5432/ledger".to_owned());
+        let database = Database::Postgres(first.to_owned());
         let expected = match cfg!(feature = "postgres") {
             true => "postgres://db:5432/ledger",
             false => "postgres",
@@ -181,15 +174,22 @@ mod tests {
     fn a_missing_backend_is_named_with_its_feature() {
         let file = Database::Sqlite("/data/ledger.db".into());
         let server = Database::Postgres("postgres://db".to_owned());
-        assert_eq!(file.is_supported().is_ok(), cfg!(feature = "sqlite"));
-        assert_eq!(server.is_supported().is_ok(), cfg!(feature = "postgres"));
-        assert_eq!(
-            server.missing_feature().to_string(),
-            "this build has no ledger in PostgreSQL: build it with the feature `ledger-postgres`"
-        );
-        assert_eq!(
-            file.missing_feature().to_string(),
-            "this build has no ledger in SQLite: build it with the feature `ledger-sqlite`"
-        );
+        let (sqlite, postgres) = (cfg!(feature = "sqlite"), cfg!(feature = "postgres"));
+        for (database, has, text) in [
+            (
+                file,
+                sqlite,
+                "SQLite: build it with the feature `ledger-sqlite`",
+            ),
+            (
+                server,
+                postgres,
+                "PostgreSQL: build it with the feature `ledger-postgres`",
+            ),
+        ] {
+            assert_eq!(database.is_supported().is_ok(), has);
+            let error = database.missing_feature().to_string();
+            assert_eq!(error, format!("this build has no ledger in {text}"));
+        }
     }
 }

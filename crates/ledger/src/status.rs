@@ -38,7 +38,7 @@ impl Status {
     }
 }
 
-/// What the writer reports about itself.
+/// The status as the writer reports it.
 #[derive(Debug, Default)]
 pub(crate) struct StatusReport(Mutex<Inner>);
 
@@ -93,7 +93,7 @@ impl StatusReport {
         inner.database.take().is_some()
     }
 
-    /// Reports that the database failed. Returns whether the error is another one than before.
+    /// Reports that the database failed. Returns whether the error differs from the last one.
     pub(crate) fn failed(&self, error: &LedgerError) -> bool {
         let mut inner = self.0.lock();
         inner.status.failures += 1;
@@ -110,7 +110,7 @@ impl StatusReport {
         is_news
     }
 
-    /// Whether the database was ever reached; if not, the last error.
+    /// Succeeds if the database was reached since the start. If not, returns the last error.
     pub(crate) fn is_ready(&self) -> Result<(), Option<LedgerError>> {
         let inner = self.0.lock();
         match inner.is_ready {

@@ -142,9 +142,12 @@ async fn one_of_several_writers_of_an_entry_is_told_that_it_is_new(fixture: Fixt
     }
     assert!(!one.write_new(vec![grant(3), grant(100)]).await.unwrap());
     assert!(one.write_new(vec![grant(101), grant(102)]).await.unwrap());
-    let gist = other.gist(EntryId(100)).await.unwrap().unwrap();
-    assert_eq!((gist.key, gist.kind, gist.amount), (7, Kind::Grant, 1));
-    assert_eq!(other.gist(EntryId(999)).await.unwrap(), None);
+    let summary = other.summary(EntryId(100)).await.unwrap().unwrap();
+    assert_eq!(
+        (summary.key, summary.kind, summary.amount),
+        (7, Kind::Grant, 1)
+    );
+    assert_eq!(other.summary(EntryId(999)).await.unwrap(), None);
 }
 
 async fn kinds_change_usage_or_grants(fixture: Fixture) {

@@ -93,39 +93,15 @@ async fn usage_is_grouped_by_tenant_action_and_rule(fixture: Fixture) {
     assert_eq!(rows[0].reserved, 0);
 
     let count = async |query: UsageQuery| ledger.usage(&query).await.unwrap().len();
-    let name = |name: &str| Some(name.into());
-    assert_eq!(
-        count(UsageQuery {
-            tenant: name("acme"),
-            ..usage()
-        })
-        .await,
-        4
-    );
-    assert_eq!(
-        count(UsageQuery {
-            action: name("search"),
-            ..usage()
-        })
-        .await,
-        4
-    );
-    assert_eq!(
-        count(UsageQuery {
-            rule: name("daily"),
-            ..usage()
-        })
-        .await,
-        1
-    );
-    assert_eq!(
-        count(UsageQuery {
-            tenant: name("nobody"),
-            ..usage()
-        })
-        .await,
-        0
-    );
+    let only = async |change: fn(&mut UsageQuery)| {
+        let mut query = usage();
+        change(&mut query);
+        count(query).await
+    };
+    assert_eq!(only(|it| it.tenant = Some("acme".into())).await, 4);
+    assert_eq!(only(|it| it.action = Some("search".into())).await, 4);
+    assert_eq!(only(|it| it.rule = Some("daily".into())).await, 1);
+    assert_eq!(only(|it| it.tenant = Some("nobody".into())).await, 0);
     // Periods that overlap the range, which excludes its ends.
     let span = |from, to| UsageQuery {
         from: second(from),

@@ -255,24 +255,18 @@ fn ids(rules: &RuleSet) -> impl Iterator<Item = &str> {
 fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>) {
     let mut config = wanted.clone();
     config.namespace.clone_from(&running.namespace);
-    let secret = &running.subjects.hash_secret;
-    config.subjects.hash_secret.clone_from(secret);
+    config.subjects.hash_secret = running.subjects.hash_secret.clone();
     config.subjects.max_keys = running.subjects.max_keys;
     config.store = running.store.clone();
     config.server = server_without_restart(&wanted.server, &running.server);
     config.telemetry = running.telemetry.clone();
     config.keep_in(running.ledger.clone());
     config.events = running.events.clone();
+    let (old, new) = (&config.subjects, &wanted.subjects);
     let differs = [
         ("namespace", config.namespace != wanted.namespace),
-        (
-            "subjects.hash_secret",
-            config.subjects.hash_secret != wanted.subjects.hash_secret,
-        ),
-        (
-            "subjects.max_keys",
-            config.subjects.max_keys != wanted.subjects.max_keys,
-        ),
+        ("subjects.hash_secret", old.hash_secret != new.hash_secret),
+        ("subjects.max_keys", old.max_keys != new.max_keys),
         ("store", config.store != wanted.store),
         ("server", config.server != wanted.server),
         ("telemetry", config.telemetry != wanted.telemetry),

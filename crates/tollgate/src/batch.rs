@@ -52,7 +52,7 @@ impl<'a> Demand<'a> {
     }
 }
 
-/// What a demand does.
+/// The effect of a demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Take this many units. The demand is met if that many are left.
@@ -61,6 +61,17 @@ pub enum Effect {
     Look,
     /// Give back this many units, if the request is allowed. The demand is always met.
     GiveBack(u64),
+}
+
+impl Effect {
+    /// The index of its resolution and its reply.
+    fn place(self) -> usize {
+        match self {
+            Effect::Take(_) => 0,
+            Effect::Look => 1,
+            Effect::GiveBack(_) => 2,
+        }
+    }
 }
 
 /// Numbers for a rule: an amount per period. See [`Limit::renumbered`].
@@ -162,75 +173,63 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let mut plan = BatchPlan::default();
         let rules = self.active.rules();
         plan.prepare(rules, demands, &request_limits, &mut limits)?;
+        let [take, look, give] = &plan.resolutions;
         let one = Ask::Exactly(1);
-        let mut denied = is_denied(&plan.take) || is_denied(&plan.look);
+        let mut denied = is_denied(take) || is_denied(look);
         let mut looked = Reply::nothing(Time::default());
-        if !plan.look.charges.is_empty() {
-            looked = self.look(&plan.look, one).await;
+        if !look.charges.is_empty() {
+            looked = self.look(look, one).await;
             denied |= !looked.applied.allowed;
         }
-        let taken = if plan.take.charges.is_empty() {
+        let taken = if take.charges.is_empty() {
             Reply::nothing(self.limiter.clock.now())
         } else if denied {
-            self.count_denied(&plan.take, one).await
+            self.count_denied(take, one).await
         } else {
-            let answer = self.limiter.store.apply(&plan.take.charges, one);
+            let answer = self.limiter.store.apply(&take.charges, one);
             let (applied, latency) = self.limiter.answered(answer).await;
-            self.reply(applied, latency, &plan.take, one, true)
+            self.reply(applied, latency, take, one, true)
         };
         let allowed = taken.applied.allowed && !denied;
         let mut given = Reply::nothing(taken.applied.now);
-        if !plan.give.charges.is_empty() {
+        if !give.charges.is_empty() {
             let store = &self.limiter.store;
             given = match allowed {
-                true => store.refund(&plan.give.charges, 1, Time::MAX).await?.into(),
-                false => self.look(&plan.give, Ask::Exactly(0)).await,
+                true => store.refund(&give.charges, 1, Time::MAX).await?.into(),
+                false => self.look(give, Ask::Exactly(0)).await,
             };
         }
-        let replies = Replies {
-            taken,
-            looked,
-            given,
-        };
+        let replies = [taken, looked, given];
         let decisions = plan.parts.iter().zip(demands).map(|(part, demand)| {
-            let (resolution, reply) = plan.resolved(part, &replies);
+            let place = part.effect.place();
+            let (resolution, reply) = (&plan.resolutions[place], &replies[place]);
             let decision = part.decide(rules, resolution, reply, allowed);
             if let Effect::Take(_) = part.effect {
                 let metrics = self.active.metrics();
                 metrics.count(decision.outcomes(), part.plan);
             }
             if !decision.is_allowed() {
-                let attributes = &demand.attributes;
-                self.limiter
-                    .log_denial(&decision, attributes, reply.latency);
+                let (limiter, attributes) = (self.limiter, &demand.attributes);
+                limiter.log_denial(&decision, attributes, reply.latency);
             }
             decision
         });
         let decisions: Vec<Decision> = decisions.collect();
         if allowed {
             let taker = |charge| plan.taker(demands, charge);
-            self.active
-                .notice(&plan.take.charges, &replies.taken, taker);
+            self.active.notice(&take.charges, &replies[0], taker);
         }
         Ok(BatchDecision { allowed, decisions })
     }
 }
 
-/// The resolved demands of a batch: the charges to take, to look at and to give back.
+/// The resolved demands of a batch.
 #[derive(Default)]
 struct BatchPlan<'l> {
-    take: Resolution<'l>,
-    look: Resolution<'l>,
-    give: Resolution<'l>,
+    /// By [`Effect::place`]: the charges to take, to look at and to give back.
+    resolutions: [Resolution<'l>; 3],
     /// The part of each demand.
     parts: SmallVec<[DemandPart; 4]>,
-}
-
-/// The replies to the three parts of a batch.
-struct Replies {
-    taken: Reply,
-    looked: Reply,
-    given: Reply,
 }
 
 /// The charges and denials of one demand in a batch.
@@ -252,10 +251,10 @@ impl<'l> BatchPlan<'l> {
         limits: &'l mut Vec<Limit>,
     ) -> Result<(), DemandError> {
         for demand in demands {
-            let (resolution, units) = match demand.effect {
-                Effect::Take(units) => (&mut self.take, units),
-                Effect::Look => (&mut self.look, 1),
-                Effect::GiveBack(units) => (&mut self.give, units),
+            let resolution = &mut self.resolutions[demand.effect.place()];
+            let units = match demand.effect {
+                Effect::Take(units) | Effect::GiveBack(units) => units,
+                Effect::Look => 1,
             };
             let (charges, denials) = (resolution.charges.len(), resolution.denials.len());
             rules.resolve_into(&demand.attributes, request_limits, resolution);
@@ -270,8 +269,7 @@ impl<'l> BatchPlan<'l> {
                 denials: denials..resolution.denials.len(),
                 plan: resolution.plan,
             });
-            let all = [&self.take, &self.look, &self.give];
-            let charges = all.iter().map(|it| it.charges.len()).sum();
+            let charges = self.resolutions.iter().map(|it| it.charges.len()).sum();
             if charges > MAX_CHARGES {
                 return Err(DemandError::TooMany { charges });
             }
@@ -294,11 +292,7 @@ impl<'l> BatchPlan<'l> {
             let Some(Numbers { amount, period }) = demand.numbers else {
                 continue;
             };
-            let resolution = match part.effect {
-                Effect::Take(_) => &self.take,
-                Effect::Look => &self.look,
-                Effect::GiveBack(_) => &self.give,
-            };
+            let resolution = &self.resolutions[part.effect.place()];
             for place in part.charges.clone() {
                 let (charge, rule) = (&resolution.charges[place], &resolution.rules[place]);
                 let mut overrides = resolution.overridden.iter();
@@ -318,26 +312,13 @@ impl<'l> BatchPlan<'l> {
             }
         }
         let limits: &'l [Limit] = limits;
-        let all = [&mut self.take, &mut self.look, &mut self.give];
-        for charge in all.into_iter().flat_map(|it| &mut it.charges) {
+        let all = self.resolutions.iter_mut();
+        for charge in all.flat_map(|it| &mut it.charges) {
             if let Some(known) = keys.iter().position(|key| *key == charge.key) {
                 charge.limit = &limits[known];
             }
         }
         Ok(())
-    }
-
-    /// The resolution that a demand belongs to, and its reply.
-    fn resolved<'p>(
-        &'p self,
-        part: &DemandPart,
-        replies: &'p Replies,
-    ) -> (&'p Resolution<'l>, &'p Reply) {
-        match part.effect {
-            Effect::Take(_) => (&self.take, &replies.taken),
-            Effect::Look => (&self.look, &replies.looked),
-            Effect::GiveBack(_) => (&self.give, &replies.given),
-        }
     }
 
     /// The attributes of the demand that the charge to take at this index belongs to.
@@ -368,19 +349,11 @@ impl DemandPart {
         let charges = self.charges.clone();
         let met = |outcomes: &[RuleOutcome]| {
             let mut enforcing = outcomes.iter().filter(|outcome| outcome.enforces());
-            (
-                enforcing.all(RuleOutcome::is_allowed),
-                if allowed { units } else { 0 },
-            )
+            let granted = if allowed { units } else { 0 };
+            (enforcing.all(RuleOutcome::is_allowed), granted)
         };
-        let mut decision = Decision::new(rules);
-        conclude(
-            resolution,
-            &Part { charges, denials },
-            reply,
-            met,
-            &mut decision,
-        );
+        let (part, mut decision) = (Part { charges, denials }, Decision::new(rules));
+        conclude(resolution, &part, reply, met, &mut decision);
         decision
     }
 }

@@ -41,12 +41,8 @@ struct Pair {
     by_plan: Box<[PlanCounts]>,
 }
 
-/// A plan, or none, and its counts.
-type PlanCounts = (Option<Arc<str>>, Arc<Cells>);
-
-/// Indexed by whether the candidate denies, then by whether the rule in force denies.
-#[derive(Default)]
-struct Cells([[AtomicU64; 2]; 2]);
+/// A plan, or none, and its counts: by whether the candidate denies, then by whether the rule in force denies.
+type PlanCounts = (Option<Arc<str>>, Arc<[[AtomicU64; 2]; 2]>);
 
 impl Candidates {
     /// The candidates of `rules`. Pairs that are unchanged since `before` keep their counts.
@@ -96,7 +92,7 @@ impl Candidates {
             let place = plan.map_or(0, |plan| usize::from(plan) + 1);
             if let Some((_, cells)) = pair.by_plan.get(place) {
                 let denies = usize::from(!candidate.is_allowed());
-                cells.0[denies][usize::from(current_denies)].fetch_add(1, Ordering::Relaxed);
+                cells[denies][usize::from(current_denies)].fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -105,17 +101,16 @@ impl Candidates {
         let of_pair = |pair: &Pair| {
             let (candidate, current) = pair.ids.clone();
             let of_plan = pair.by_plan.iter().map(move |(plan, cells)| {
-                let count = |candidate_denies: usize, current_denies: usize| {
-                    cells.0[candidate_denies][current_denies].load(Ordering::Relaxed)
-                };
+                let count = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+                let [[both_allow, denies_fewer], [denies_more, both_deny]] = &**cells;
                 Comparison {
                     candidate: Arc::clone(&candidate),
                     current: Arc::clone(&current),
                     plan: plan.clone(),
-                    both_allow: count(0, 0),
-                    denies_fewer: count(0, 1),
-                    denies_more: count(1, 0),
-                    both_deny: count(1, 1),
+                    both_allow: count(both_allow),
+                    denies_fewer: count(denies_fewer),
+                    denies_more: count(denies_more),
+                    both_deny: count(both_deny),
                 }
             });
             of_plan.collect::<Vec<_>>()
@@ -126,9 +121,9 @@ impl Candidates {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_store::ManualClock;
-
-    use crate::{Acquire, Attributes, Limiter, Reserve};
+    use crate::{
+        Acquire, Attributes, Config, Limiter, ManualClock, MemoryStore, Reserve, Store, Traced,
+    };
 
     const RULES: &str = "
 version: 1
@@ -139,11 +134,16 @@ rules:
   - { id: larger, candidate_of: current, algorithm: fixed-window, limit: 20, window: 30d }
 ";
 
+    fn limiter(rules: &str) -> Limiter<Traced<MemoryStore<ManualClock>>> {
+        Limiter::with_clock(&config(rules), ManualClock::default()).unwrap()
+    }
+
+    fn config(rules: &str) -> Config {
+        tollgate_config::parse("rules.yaml", rules, &|_| None).unwrap()
+    }
+
     /// How the candidate compares for a plan.
-    fn compared(
-        limiter: &Limiter<crate::Traced<tollgate_store::MemoryStore<ManualClock>>>,
-        plan: Option<&str>,
-    ) -> [u64; 4] {
+    fn compared(limiter: &Limiter<impl Store>, plan: Option<&str>) -> [u64; 4] {
         let comparisons = limiter.metrics().comparisons();
         let of_plan = comparisons.iter().find(|it| it.plan.as_deref() == plan);
         let it = of_plan.unwrap();
@@ -153,8 +153,7 @@ rules:
 
     #[test]
     fn a_candidate_is_counted_as_if_it_were_in_force() {
-        let config = tollgate_config::parse("rules.yaml", RULES, &|_| None).unwrap();
-        let limiter = Limiter::with_clock(&config, ManualClock::default()).unwrap();
+        let limiter = limiter(RULES);
         let ask = |tenant| limiter.check_now(&Attributes::from([("tenant", tenant)]));
         let allowed = (0..40).filter(|_| ask("zed").is_allowed()).count();
         assert_eq!(allowed, 10);
@@ -165,13 +164,9 @@ rules:
         assert_eq!(compared(&limiter, Some("pro")), [20, 0, 10, 10]);
         assert_eq!(compared(&limiter, None), [10, 10, 0, 20]);
         // A reload keeps the counts, unless it changes a limit that is compared.
-        let reload = |text: &str| {
-            let config = tollgate_config::parse("rules.yaml", text, &|_| None).unwrap();
-            limiter.reload(&config);
-        };
-        reload(&RULES.replace("rules:", "headers: {}\nrules:"));
+        limiter.reload(&config(&RULES.replace("rules:", "headers: {}\nrules:")));
         assert_eq!(compared(&limiter, None), [10, 10, 0, 20]);
-        reload(&RULES.replace("limit: 10", "limit: 11"));
+        limiter.reload(&config(&RULES.replace("limit: 10", "limit: 11")));
         assert!(ask("zed").is_allowed());
         assert_eq!(compared(&limiter, None), [0, 0, 1, 0]);
     }
@@ -180,9 +175,7 @@ rules:
     fn a_reservation_and_a_lease_count_for_the_plan_of_their_tenant() {
         let slots =
             "  - { id: slots, per: [tenant], algorithm: concurrency, limit: 9, lease: 1m }\n";
-        let config = format!("{RULES}{slots}");
-        let config = tollgate_config::parse("rules.yaml", &config, &|_| None).unwrap();
-        let limiter = Limiter::with_clock(&config, ManualClock::default()).unwrap();
+        let limiter = limiter(&format!("{RULES}{slots}"));
         let acme = Attributes::from([("tenant", "acme")]);
         let one = Reserve {
             units: 1,
@@ -190,9 +183,8 @@ rules:
         };
         limiter.reserve_now(&acme, &one).unwrap();
         assert_eq!(compared(&limiter, Some("pro")), [1, 0, 0, 0]);
-        limiter
-            .try_acquire_now(&acme, &Acquire::default(), None)
-            .unwrap();
+        let acquire = Acquire::default();
+        limiter.try_acquire_now(&acme, &acquire, None).unwrap();
         assert_eq!(compared(&limiter, Some("pro")), [2, 0, 0, 0]);
         assert_eq!(compared(&limiter, None), [0; 4]);
     }

@@ -6,8 +6,6 @@
 
 use std::fmt;
 use std::ops::Deref;
-#[cfg(feature = "redis")]
-use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +52,7 @@ pub struct Engine {
 #[cfg(feature = "redis")]
 struct Redis {
     store: RedisStore,
-    /// How many requests were denied without a question.
+    /// How many requests were denied from known denials.
     known_denials: Arc<AtomicU64>,
 }
 
@@ -74,7 +72,7 @@ impl Deref for Engine {
     }
 }
 
-/// What a config names besides its rules.
+/// The store and the ledger that a config names.
 #[derive(Default)]
 struct Parts {
     #[cfg(feature = "redis")]
@@ -84,7 +82,7 @@ struct Parts {
 }
 
 impl Engine {
-    /// Starts the limiter of a validated config, after a look at its store and its ledger. Needs a Tokio
+    /// Starts the limiter of a validated config, and checks that its store and its ledger answer. Needs a Tokio
     /// runtime, unless all state is in memory.
     ///
     /// # Errors
@@ -112,7 +110,7 @@ impl Engine {
         Ok(Engine::build(config, parts))
     }
 
-    /// Starts the same without a look at the store: failure policies decide until it answers.
+    /// Starts the limiter without a check of the store. Failure policies decide until the store answers.
     ///
     /// # Errors
     /// If something that the config names, such as a password file, cannot be read, or is not part of this
@@ -181,7 +179,7 @@ impl Engine {
         self.memory.as_ref().map(|store| store.0.usage())
     }
 
-    /// Writes what waits for the ledger, and takes nothing more. For the end of a process.
+    /// Writes the entries that wait for the ledger, and accepts no more. Call this at the end of a process.
     pub async fn close(&self) {
         #[cfg(feature = "ledger")]
         if let Some(sync) = &self.sync {
@@ -199,7 +197,7 @@ impl Engine {
         self.redis.as_ref().map(|redis| &redis.store)
     }
 
-    /// How many requests were denied without a question to Redis, as their denial was known.
+    /// How many requests were denied from known denials, without a call to Redis.
     #[must_use]
     pub fn known_denials(&self) -> u64 {
         let known = self.redis.as_ref();
@@ -214,8 +212,8 @@ impl Engine {
         Some(redis.shared_values(&active.config().namespace))
     }
 
-    /// Looks at the store of a validated config as an operator would, and changes no data there. There is
-    /// nothing to find if state is in this process. Needs a Tokio runtime.
+    /// Inspects the store of a validated config for an operator, and changes no data there. Returns no findings
+    /// if state is in this process. Needs a Tokio runtime.
     ///
     /// # Errors
     /// If something that the config names, such as a password file, cannot be read.
@@ -237,8 +235,8 @@ impl Engine {
         sync.map(|sync| Accounts::new(&self.limiter, sync))
     }
 
-    /// Ends reservations that should have ended a while ago and that only the ledger knows, and says how
-    /// many there were. Call this every few seconds.
+    /// Ends overdue reservations that only the ledger knows, and returns their number. Call this every few
+    /// seconds.
     ///
     /// # Errors
     /// If the store or the ledger does not answer.
@@ -249,19 +247,19 @@ impl Engine {
         }
     }
 
-    /// Looks at the ledger of a validated config as an operator would, and changes nothing there. Answers
-    /// where the ledger is and the version of its tables (`None` if it is new); `None` if the config names
-    /// no ledger. Needs a Tokio runtime.
+    /// Inspects the ledger of a validated config for an operator, and changes nothing there. Returns the location
+    /// of the ledger and the version of its tables (`None` if it is new); `None` if the config names no ledger.
+    /// Needs a Tokio runtime.
     ///
     /// # Errors
-    /// If the ledger cannot be looked at.
+    /// If the ledger cannot be inspected.
     pub async fn inspect_ledger(
         config: &Config,
     ) -> Result<Option<(String, Option<i64>)>, StartError> {
         let Some(options) = ledger_options(config)? else {
             return Ok(None);
         };
-        let place = options.database.place();
+        let place = options.database.location();
         let version = Ledger::inspect(&options).await;
         let version = version.map_err(|error| StartError::new(error.to_string()))?;
         Ok(Some((place, version)))
@@ -307,7 +305,6 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
         port: url.port,
     });
     let mut addresses: Vec<Address> = addresses.collect();
-    let url = redis.urls.first();
     let servers = match &redis.mode {
         Mode::Sentinel { master } => Servers::Sentinel {
             sentinels: addresses,
@@ -321,12 +318,17 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
         },
     };
     let mut options = Options::new(servers);
-    if let Some(url) = url {
+    if let Some(url) = redis.urls.first() {
         options.login = login(&redis.login_at(url), "store.redis.password_file")?;
         options.database = url.database;
     }
     if redis.tls() {
-        let ca = redis.tls_ca.as_deref().map(read_ca).transpose()?;
+        let ca = redis.tls_ca.as_ref().map(|path| {
+            let failed = format!("store.redis.tls_ca: failed to read {}", path.display());
+            let unreadable = |error| StartError::new(format!("{failed}: {error}"));
+            std::fs::read(path).map_err(unreadable)
+        });
+        let ca = ca.transpose()?;
         options.tls = Some(Tls { ca });
     }
     options.timeout = redis.timeout.into();
@@ -393,15 +395,4 @@ fn login(
         username: login.username.clone(),
         password,
     })
-}
-
-#[cfg(feature = "redis")]
-fn read_ca(path: &Path) -> Result<Vec<u8>, StartError> {
-    let unreadable = |error| {
-        let path = path.display();
-        StartError::new(format!(
-            "store.redis.tls_ca: failed to read {path}: {error}"
-        ))
-    };
-    std::fs::read(path).map_err(unreadable)
 }

@@ -21,6 +21,7 @@ use tollgate_core::quota::Quota;
 use tollgate_core::{Algorithm, Charge, Limit, Outcome, Period, Subject, Time};
 use tollgate_store::Applied;
 
+use crate::holds::random;
 use crate::pace::{Pace, start};
 
 /// The `tracing` target of the log lines, for filters of subscribers.
@@ -35,7 +36,7 @@ const MAX_NAME: usize = 256;
 /// The threshold of the whole limit, in percent.
 const WHOLE: u8 = 100;
 
-/// What happened to a quota.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The usage reached a threshold below the limit.
@@ -63,15 +64,9 @@ impl EventKind {
 pub struct EventId(u128);
 
 impl EventId {
-    /// A random id, or `otherwise` if the system has no entropy.
-    fn new(otherwise: u128) -> EventId {
-        let mut bytes = [0; 16];
-        let id = match getrandom::fill(&mut bytes) {
-            Ok(()) => u128::from_le_bytes(bytes),
-            Err(_) => otherwise,
-        };
+    fn new() -> EventId {
         // A UUID of version 4: random.
-        let version = id & !(0xf << 76) | 0x4 << 76;
+        let version = random() & !(0xf << 76) | 0x4 << 76;
         EventId(version & !(0x3 << 62) | 0x2 << 62)
     }
 }
@@ -79,8 +74,8 @@ impl EventId {
 impl fmt::Display for EventId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hex = format!("{:032x}", self.0);
-        let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20]];
-        write!(f, "{}-{}", parts.join("-"), &hex[20..])
+        let parts = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &hex[part]);
+        f.write_str(&parts.join("-"))
     }
 }
 
@@ -92,7 +87,7 @@ pub struct Event {
     pub id: EventId,
     /// The time by the store's clock.
     pub at: Time,
-    /// What happened.
+    /// The kind.
     pub kind: EventKind,
     /// The name of the allowance: the rule, or the budget that it draws on.
     pub rule: Arc<str>,
@@ -176,17 +171,12 @@ impl Events {
                 continue;
             }
             let counted = counts.get(rule);
-            all.extend(
-                thresholds
-                    .clone()
-                    .chain([None])
-                    .enumerate()
-                    .map(|(place, threshold)| EventCount {
-                        rule: Arc::clone(rule),
-                        threshold,
-                        events: counted.map_or(0, |it| it[place]),
-                    }),
-            );
+            let thresholds = thresholds.clone().chain([None]).enumerate();
+            all.extend(thresholds.map(|(place, threshold)| EventCount {
+                rule: Arc::clone(rule),
+                threshold,
+                events: counted.map_or(0, |it| it[place]),
+            }));
         }
         all
     }
@@ -233,15 +223,27 @@ impl Events {
         attributes: impl Fn() -> &'q Attributes<'a>,
     ) {
         let raise = |place, kind, threshold| {
-            let event = event(step, charge, quota, outcome, now, attributes());
-            self.raise(
-                place,
-                Event {
-                    kind,
-                    threshold,
-                    ..event
-                },
-            );
+            // The period of the count. The store's clock may have gone back to the one before.
+            let last = outcome.reset_at.as_micros().saturating_sub(1);
+            let name = |attribute: &str| {
+                let text = attributes().get(attribute).unwrap_or_default();
+                (!text.is_empty()).then(|| start(text, MAX_NAME).into())
+            };
+            let event = Event {
+                id: EventId::new(),
+                at: now,
+                kind,
+                rule: charge.rule.into(),
+                tenant: name("tenant"),
+                action: name("action"),
+                subject: charge.subject(),
+                threshold,
+                used: u64::try_from(step.after).unwrap_or(0),
+                limit: quota.limit(),
+                grace: quota.grace(),
+                period: quota.period_at(Time::from_micros(last)),
+            };
+            self.raise(place, event);
         };
         for (place, threshold) in self.thresholds.iter().enumerate() {
             if step.crosses(*threshold) {
@@ -323,37 +325,6 @@ fn reaches(used: i64, percent: u8, limit: i64) -> bool {
     used.saturating_mul(100) >= limit.saturating_mul(i64::from(percent))
 }
 
-/// An event without its kind.
-fn event(
-    step: Step,
-    charge: &Charge<'_>,
-    quota: &Quota,
-    outcome: &Outcome,
-    now: Time,
-    attributes: &Attributes<'_>,
-) -> Event {
-    // The period of the count. The store's clock may have gone back to the one before.
-    let last = outcome.reset_at.as_micros().saturating_sub(1);
-    let name = |attribute: &str| {
-        let text = attributes.get(attribute).unwrap_or_default();
-        (!text.is_empty()).then(|| start(text, MAX_NAME).into())
-    };
-    Event {
-        id: EventId::new(charge.key.bits() ^ u128::from(now.as_micros()) << 64),
-        at: now,
-        kind: EventKind::NearLimit,
-        rule: charge.rule.into(),
-        tenant: name("tenant"),
-        action: name("action"),
-        subject: charge.subject(),
-        threshold: None,
-        used: u64::try_from(step.after).unwrap_or(0),
-        limit: quota.limit(),
-        grace: quota.grace(),
-        period: quota.period_at(Time::from_micros(last)),
-    }
-}
-
 /// Logs an event. `suppressed` is the number of events before it that were not logged.
 fn log(event: &Event, suppressed: Option<u64>) {
     let subject = event.subject.to_hex();
@@ -387,16 +358,13 @@ fn log(event: &Event, suppressed: Option<u64>) {
 
 #[cfg(test)]
 mod tests {
+    use tollgate_core::{Anchor, Calendar, Unit, Zone};
+
     use super::*;
 
     fn quota(limit: u64, grace: u64) -> Quota {
-        let month = tollgate_core::Calendar::new(
-            1,
-            tollgate_core::Unit::Month,
-            tollgate_core::Anchor::First,
-            tollgate_core::Zone::utc(),
-        );
-        tollgate_core::quota::new(limit, grace, 0, month.unwrap()).unwrap()
+        let month = Calendar::new(1, Unit::Month, Anchor::First, Zone::utc()).unwrap();
+        tollgate_core::quota::new(limit, grace, 0, month).unwrap()
     }
 
     #[test]
@@ -430,11 +398,11 @@ mod tests {
 
     #[test]
     fn id_is_a_uuid() {
-        let id = EventId::new(0).to_string();
+        let id = EventId::new().to_string();
         let lengths: Vec<usize> = id.split('-').map(str::len).collect();
         assert_eq!(lengths, [8, 4, 4, 4, 12]);
         assert_eq!(&id[14..15], "4");
         assert!("89ab".contains(&id[19..20]));
-        assert_ne!(id, EventId::new(0).to_string());
+        assert_ne!(id, EventId::new().to_string());
     }
 }

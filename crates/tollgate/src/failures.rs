@@ -55,14 +55,11 @@ impl Failures {
 
     /// Logs a failure, at most one per [`LOG_EVERY`].
     pub(crate) fn log(&self, now: Time, error: &StoreError) {
-        let last = self.logged_at.load(Ordering::Relaxed);
-        let is_due = now.as_micros().abs_diff(last) >= LOG_EVERY.as_micros();
-        let claim = is_due
-            && self
-                .logged_at
-                .compare_exchange(last, now.as_micros(), Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok();
-        if claim {
+        let now = now.as_micros();
+        let is_due = |last: u64| now.abs_diff(last) >= LOG_EVERY.as_micros();
+        let claim = |last| is_due(last).then_some(now);
+        let order = Ordering::Relaxed;
+        if self.logged_at.fetch_update(order, order, claim).is_ok() {
             let others = self.unlogged.swap(0, Ordering::Relaxed);
             tracing::warn!(%error, others, "the store failed; failure policies decide");
         } else {

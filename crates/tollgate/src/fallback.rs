@@ -76,10 +76,7 @@ impl Fallback {
         let mut local: SmallVec<[Charge<'_>; 6]> = SmallVec::new();
         let mut denied = false;
         for (charge, fallback) in fallbacks.of(resolution) {
-            // Blocks of back-offs are in the store only.
-            if let Some(limit) = &fallback.limit
-                && !charge.limit.is_companion()
-            {
+            if let Some(limit) = fallback.counted(charge) {
                 local.push(fallback.local(charge, limit, &request_limits));
             }
             denied |= fallback.denies_uncounted() && charge.enforces();
@@ -93,20 +90,15 @@ impl Fallback {
         let mut outcomes = applied.outcomes.iter();
         let decided = fallbacks.of(resolution).zip(&resolution.rules);
         let decided = decided.map(|((charge, fallback), rule)| {
-            let verdict = match fallback
-                .limit
-                .as_ref()
-                .filter(|_| !charge.limit.is_companion())
-                .and_then(|_| outcomes.next())
-            {
-                None if charge.limit.is_companion() => {
-                    RuleVerdict::Assumed(charge.limit.soft_limit())
-                }
+            let counted = fallback.counted(charge);
+            let denies = fallback.denies_uncounted() && charge.enforces();
+            let limit = charge.limit.soft_limit();
+            let verdict = match counted.and_then(|_| outcomes.next()) {
                 Some(outcome) => RuleVerdict::Decided(*outcome),
-                None if fallback.denies_uncounted() && charge.enforces() => {
-                    RuleVerdict::StoreFailed(applied.now + RETRY_AFTER, charge.limit.soft_limit())
+                None if denies && !charge.limit.is_companion() => {
+                    RuleVerdict::StoreFailed(applied.now + RETRY_AFTER, limit)
                 }
-                None => RuleVerdict::Assumed(charge.limit.soft_limit()),
+                None => RuleVerdict::Assumed(limit),
             };
             let mut outcome = RuleOutcome {
                 rule: *rule,
@@ -189,12 +181,8 @@ impl RuleFallbacks {
         let Some(share) = share else {
             return RuleFallbacks::default();
         };
-        let fallbacks: Vec<RuleFallback> = config
-            .policy
-            .rules
-            .iter()
-            .map(|rule| RuleFallback::of_rule(rule, share))
-            .collect();
+        let rules = config.policy.rules.iter();
+        let fallbacks: Vec<_> = rules.map(|it| RuleFallback::of_rule(it, share)).collect();
         let is_cached = |fallback: &RuleFallback| fallback.policy == Some(FailurePolicy::Cached);
         RuleFallbacks {
             has_cached: fallbacks.iter().any(is_cached),
@@ -229,6 +217,11 @@ impl RuleFallback {
         let of =
             (policy == Some(FailurePolicy::LocalFallback)).then(|| (rule.limit().clone(), share));
         RuleFallback { policy, limit, of }
+    }
+
+    /// The limit that `charge` is counted against here, if it is. Blocks of back-offs are in the store only.
+    fn counted(&self, charge: &Charge<'_>) -> Option<&Limit> {
+        self.limit.as_ref().filter(|_| !charge.limit.is_companion())
     }
 
     /// Whether the rule denies without counting.

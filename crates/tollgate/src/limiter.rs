@@ -123,7 +123,7 @@ impl<S: Store> LimiterBuilder<'_, S> {
 
 impl<S: Store> Limiter<S> {
     /// A limiter with the rules of a validated config, on `store`. The config's own `store` and `ledger`
-    /// sections are not looked at: [`Engine::start`](crate::Engine::start) builds what they name.
+    /// sections are ignored: [`Engine::start`](crate::Engine::start) builds the stores that they name.
     ///
     /// Subjects are hashed with the config's secret. Without one, a store in this process has a random
     /// secret, and a store that instances share has none, so that all of them hash alike.

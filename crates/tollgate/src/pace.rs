@@ -35,7 +35,16 @@ impl Pace {
 
     /// Whether a line at `now` may be logged. If not, it is counted as suppressed.
     pub(crate) fn admits(&self, now: Time) -> bool {
-        let is_due = self.is_due(now);
+        let second = now.as_micros() / Span::SECOND.as_micros();
+        let next = |window: u64| {
+            let (counted, count) = (window >> COUNT_BITS, window & ((1 << COUNT_BITS) - 1));
+            if second > counted || counted - second > MAX_LATE_SECONDS {
+                return Some(second << COUNT_BITS | 1);
+            }
+            (count < self.per_second).then_some(window + 1)
+        };
+        let order = Ordering::Relaxed;
+        let is_due = self.window.fetch_update(order, order, next).is_ok();
         if !is_due {
             self.suppressed.fetch_add(1, Ordering::Relaxed);
         }
@@ -46,19 +55,6 @@ impl Pace {
     pub(crate) fn take_suppressed(&self) -> Option<u64> {
         let suppressed = self.suppressed.swap(0, Ordering::Relaxed);
         (suppressed > 0).then_some(suppressed)
-    }
-
-    fn is_due(&self, now: Time) -> bool {
-        let second = now.as_micros() / Span::SECOND.as_micros();
-        let next = |window: u64| {
-            let (counted, count) = (window >> COUNT_BITS, window & ((1 << COUNT_BITS) - 1));
-            if second > counted || counted - second > MAX_LATE_SECONDS {
-                return Some(second << COUNT_BITS | 1);
-            }
-            (count < self.per_second).then_some(window + 1)
-        };
-        let order = Ordering::Relaxed;
-        self.window.fetch_update(order, order, next).is_ok()
     }
 }
 

@@ -4,8 +4,8 @@
 //! The limiter writes it, so every door and every program that embeds the library has it. A denial above the
 //! bound costs one counter. The next event below the bound holds the number of denials that were left out.
 //!
-//! An event names its subject by eight digits of the hash. Without the secret, nobody can tell the subject
-//! from the log.
+//! An event names its subject by eight digits of the hash. Without the secret, the log does not reveal the
+//! subject.
 
 use tollgate_config::{Attributes, RuleSet};
 use tollgate_core::{Charge, Span};

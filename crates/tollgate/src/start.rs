@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::limiter::Limiter;
 use crate::stores::Traced;
 
-/// Why there is no limiter: which setting is to blame, and what to do.
+/// Why a limiter cannot be started. The text names the setting and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct StartError {
@@ -25,7 +25,7 @@ impl StartError {
         }
     }
 
-    /// An error that may go away by itself, as when a server is down.
+    /// An error that may go away by itself, for example if a server is down.
     #[cfg(any(feature = "ledger", feature = "redis"))]
     pub(crate) fn passing(what: impl Into<String>, passing: bool) -> StartError {
         StartError {
@@ -34,7 +34,7 @@ impl StartError {
         }
     }
 
-    /// Whether the error may go away by itself, as when a server is down.
+    /// Whether the error may go away by itself, for example if a server is down.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         self.passing
@@ -99,8 +99,8 @@ impl Limiter {
 }
 
 impl Engine {
-    /// Starts an engine with the rules of a text, without a look at its store. `name` stands for the file
-    /// in errors.
+    /// Starts an engine with the rules of a text, without a check of its store. `name` stands for the file in
+    /// errors.
     ///
     /// # Errors
     /// If anything in the text is wrong, or names something that cannot be read or is not part of this

@@ -3,21 +3,20 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
 
 mod common;
+#[path = "common/log.rs"]
+mod log;
 
-use std::io::Write;
 use std::sync::{Arc, Mutex};
 
 use common::{START, Setup};
-use serde_json::{Value, json};
+use log::Log;
+use serde_json::json;
 use tollgate::{
     Acquire, ActiveConfig, Ask, Attributes, Config, Demand, EVENTS, Effect, Engine, Event,
     EventKind, Limiter, ManualClock, MemoryStore, Reserve, ReserveOutcome, Span, Traced,
 };
 use tollgate_conformance::block_on;
 use tollgate_rig::Redis;
-use tracing_subscriber::Layer;
-use tracing_subscriber::filter::filter_fn;
-use tracing_subscriber::layer::SubscriberExt;
 
 /// The events since the last `take`.
 #[derive(Clone, Default)]
@@ -467,21 +466,6 @@ fn quota_check_without_event_allocates_nothing() {
     assert_eq!(counted.count_total, 0, "{counted:?}");
 }
 
-/// A log in memory.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 /// A subscriber that records nothing and never disables a log line for good.
 struct Undecided;
 
@@ -512,30 +496,11 @@ impl tracing::Subscriber for Undecided {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-impl Log {
-    /// The lines since the last call.
-    fn take(&self) -> Vec<Value> {
-        let bytes = std::mem::take(&mut *self.0.lock().unwrap());
-        let text = String::from_utf8(bytes).unwrap();
-        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
-        lines.collect()
-    }
-
-    /// Runs `test` with this as the log.
-    fn with<T>(&self, test: impl FnOnce() -> T) -> T {
-        let log = self.clone();
-        let lines = tracing_subscriber::fmt::layer()
-            .json()
-            .flatten_event(true)
-            .without_time()
-            .with_writer(move || log.clone())
-            .with_filter(filter_fn(|it| it.target() == EVENTS));
-        // Other tests run at the same time without a subscriber. Without this global one, `tracing` would
-        // remember log lines of such a test as disabled.
-        let _ = tracing::subscriber::set_global_default(Undecided);
-        let subscriber = tracing_subscriber::registry().with(lines);
-        tracing::subscriber::with_default(subscriber, test)
-    }
+/// Runs `test` with `log`. Other tests run at the same time without a subscriber. Without the global one,
+/// `tracing` would remember log lines of such a test as disabled.
+fn logged<T>(log: &Log, test: impl FnOnce() -> T) -> T {
+    let _ = tracing::subscriber::set_global_default(Undecided);
+    log.with(EVENTS, test)
 }
 
 #[test]
@@ -544,7 +509,7 @@ fn event_is_one_log_line_without_the_subject_in_clear() {
     let rules = "rules:\n- { id: monthly, per: [tenant, user], algorithm: quota, limit: 10, period: month }\n";
     let (limiter, _, seen) = limiter(rules);
     let ann = Attributes::from([("tenant", "acme"), ("user", "ann")]);
-    log.with(|| {
+    logged(&log, || {
         let _ = limiter.ask_now(&ann, Ask::Exactly(8));
         let _ = limiter.ask_now(&ann, Ask::Exactly(2));
     });
@@ -576,7 +541,7 @@ fn event_is_one_log_line_without_the_subject_in_clear() {
 fn log_lines_are_bounded_per_second_and_suppressed_ones_counted() {
     let log = Log::default();
     let (limiter, clock, seen) = limiter(DAILY);
-    log.with(|| {
+    logged(&log, || {
         let cross = |tenant: String| {
             let _ = limiter.ask_now(
                 &Attributes::from([("tenant", tenant.as_str())]),

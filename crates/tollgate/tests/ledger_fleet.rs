@@ -171,16 +171,20 @@ async fn lose_redis_under_load(lose: impl Fn(&Redis)) {
     assert_eq!(drifts.unwrap(), []);
 }
 
+/// Two instances on one ledger. The second writes nothing by itself, as if it had crashed.
+async fn quick_and_slow(redis: &Redis, directory: &tempfile::TempDir) -> [Engine; 2] {
+    let file = directory.path().join("ledger.db");
+    let file = file.display();
+    let quick = start(&on(redis), &format!("{{ sqlite: {file} }}")).await;
+    let slow = format!("{{ sqlite: {file}, flush_interval: 1m }}");
+    [quick, start(&on(redis), &slow).await]
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn losing_redis_admits_at_most_the_unwritten_usage_again() {
     let redis = Redis::start();
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("ledger.db");
-    // This instance writes nothing by itself.
-    let slow = format!("{{ sqlite: {}, flush_interval: 1m }}", file.display());
-    let ledger = format!("{{ sqlite: {} }}", file.display());
-    let one = start(&on(&redis), &ledger).await;
-    let other = start(&on(&redis), &slow).await;
+    let [one, other] = quick_and_slow(&redis, &directory).await;
     let ask = async |engine: &Engine, units| {
         let answer = engine.ask(&acme(), Ask::Exactly(units)).await;
         assert_eq!(answer.fallback(), None);
@@ -266,12 +270,7 @@ async fn reservations_survive_the_loss_of_redis() {
 async fn end_of_a_reservation_records_its_missing_beginning() {
     let redis = Redis::start();
     let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("ledger.db");
-    // One that does not come to write anything by itself, as if it had crashed.
-    let slow = format!("{{ sqlite: {}, flush_interval: 1m }}", file.display());
-    let ledger = format!("{{ sqlite: {} }}", file.display());
-    let one = start(&on(&redis), &slow).await;
-    let other = start(&on(&redis), &ledger).await;
+    let [other, one] = quick_and_slow(&redis, &directory).await;
     // The count is in the store, so that no request has to read the ledger.
     other.ask(&acme(), Ask::Exactly(1)).await;
     let request = Reserve {

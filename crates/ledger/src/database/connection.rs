@@ -1,4 +1,4 @@
-//! What the ledger asks of a database, which backend serves it, and what its errors mean.
+//! The interface to a database, the choice of the backend, and the meaning of its errors.
 //!
 //! `sqlite` and `postgres` implement the two traits. Each is compiled only with the feature of its name.
 
@@ -34,7 +34,7 @@ pub(crate) enum Purpose {
     Inspect,
 }
 
-/// A statement that runs.
+/// A running statement.
 pub(crate) type Work<'a, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>> + Send + 'a>>;
 
 /// One connection, to write with.
@@ -54,11 +54,9 @@ pub(crate) trait Connection: fmt::Debug + Send + Sync {
 
 /// A pool of connections to read with, opened when they are needed.
 pub(crate) trait Readers: fmt::Debug + Send + Sync {
-    fn dialect(&self) -> Dialect;
-
     fn fetch(&self, sql: Arc<str>, values: Vec<Value>) -> Work<'_, Vec<Row>>;
 
-    fn close(&self) -> Work<'_, ()>;
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
 /// Connects within `connect_timeout`.
@@ -67,7 +65,6 @@ pub(super) async fn connect(
     options: &Options,
     purpose: Purpose,
 ) -> Result<Box<dyn Connection>, OpenError> {
-    options.database.is_supported()?;
     let connecting = async {
         match &options.database {
             #[cfg(feature = "sqlite")]
@@ -132,7 +129,7 @@ pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
     number.is_some_and(|it| it & 0xff == 5)
 }
 
-/// Names the cause why a database could not be opened.
+/// Finds the cause of a failure to open a database.
 pub(crate) fn open_error(error: &sqlx::Error, location: &Arc<str>) -> OpenError {
     let (location, reason) = (Arc::clone(location), reason(error));
     let sqlx::Error::Database(error) = error else {
@@ -158,7 +155,7 @@ pub(crate) fn open_error(error: &sqlx::Error, location: &Arc<str>) -> OpenError 
     }
 }
 
-/// Names the cause why a query was not answered.
+/// Finds the cause of a failed query.
 pub(crate) fn query_error(error: &sqlx::Error, location: &Arc<str>) -> LedgerError {
     let (location, reason) = (Arc::clone(location), reason(error));
     match error {

@@ -4,7 +4,7 @@
 //! makes the tables and the others find them. A database of a later version is left as it is.
 //!
 //! Waiting for the lock has the ordinary time limit. Changing tables has a much longer one: tables may be
-//! large, and a change that is given up has to start over.
+//! large, and an aborted change has to start over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,14 +30,24 @@ const POSTGRES: &[&str] = &[
 /// How long changing the tables may take.
 const CHANGE_LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// Makes or changes the tables, if need be. Finding out may take as long as `limit`.
+/// Makes or changes the tables, if need be. Looking at them may take as long as `limit`.
 pub(crate) async fn migrate(
     connection: &mut dyn Connection,
     location: &Arc<str>,
     limit: Duration,
 ) -> Result<(), OpenError> {
     let known = known_version(connection);
-    let found = within(limit, location, begin(connection)).await?;
+    let begin = match connection.dialect() {
+        Dialect::Sqlite => "BEGIN IMMEDIATE",
+        // The number is "tollgate" in ASCII: no other program is likely to lock it.
+        Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231205)",
+    };
+    // The transaction excludes other processes that change tables.
+    let beginning = async {
+        connection.run(begin).await?;
+        version(connection).await
+    };
+    let found = within(limit, location, beginning).await?;
     match found.unwrap_or(0) {
         version if version < known => {
             within(CHANGE_LIMIT, location, change(connection, found)).await
@@ -68,7 +78,7 @@ async fn within<T>(
             reason: format!("its tables were not ready within {limit:?}").into(),
         }),
         Ok(Err(error)) => Err(match open_error(&error, location) {
-            // The database was reached, so the error is about the tables, unless it went away meanwhile.
+            // The database was reached before. So the error is about the tables, unless the connection broke.
             OpenError::Unavailable { location, .. } if is_about_tables(&error) => {
                 OpenError::Migration {
                     location,
@@ -87,25 +97,22 @@ pub(crate) async fn inspect(
     location: &Arc<str>,
 ) -> Result<Option<i64>, OpenError> {
     let known = known_version(connection);
-    let failed = |error| Err(open_error(&error, location));
-    let found = match version(connection).await {
-        Ok(Some(found)) if found > known => {
-            return Err(OpenError::NewerSchema {
-                location: Arc::clone(location),
-                found,
-                known,
-            });
-        }
-        Ok(found) => found,
-        Err(error) => return failed(error),
-    };
+    let failed = |error| open_error(&error, location);
+    let found = version(connection).await.map_err(failed)?;
+    if let Some(found) = found.filter(|found| *found > known) {
+        return Err(OpenError::NewerSchema {
+            location: Arc::clone(location),
+            found,
+            known,
+        });
+    }
     // Only writing shows whether a file can be written. PostgreSQL reports missing rights when tables are
     // made.
     if connection.dialect() == Dialect::Sqlite {
         let probe = "BEGIN IMMEDIATE; CREATE TABLE tollgate_probe (probe); ROLLBACK";
         match connection.run(probe).await {
             // A process that holds the lock can write.
-            Err(error) if !is_locked(&error) => return failed(error),
+            Err(error) if !is_locked(&error) => return Err(failed(error)),
             _ => {}
         }
     }
@@ -136,18 +143,6 @@ async fn version(connection: &mut dyn Connection) -> Result<Option<i64>, sqlx::E
     }
     let latest = "SELECT CAST(coalesce(max(version), 0) AS BIGINT) FROM schema_version";
     number(connection, latest).await.map(Some)
-}
-
-/// Begins a transaction that excludes other processes that change tables. Returns the version of the
-/// tables, if there are any.
-async fn begin(connection: &mut dyn Connection) -> Result<Option<i64>, sqlx::Error> {
-    let begin = match connection.dialect() {
-        Dialect::Sqlite => "BEGIN IMMEDIATE",
-        // The number is "tollgate" in ASCII: no other program is likely to lock it.
-        Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231205)",
-    };
-    connection.run(begin).await?;
-    version(connection).await
 }
 
 /// Makes all changes since version `found`, and commits.

@@ -1,17 +1,15 @@
 //! The database: SQLite or PostgreSQL behind one set of statements.
 //!
-//! * `connection`: what the ledger asks of a database, and what its errors mean; `sqlite` and `postgres`
-//!   implement it.
+//! * `connection`: the interface to a database, and the meaning of its errors. `sqlite` and `postgres` implement
+//!   it.
 //! * `migrate`: the tables.
-//! * `write` adds entries, with the texts of `statements`. `read` and `export` answer queries, in the types
-//!   of `rows`.
+//! * `write` adds entries, with the texts of `statements`. `read` answers queries, in the types of `rows`.
 //! * `value`: values of statements and rows.
 //!
-//! [`Session`] is the connection of the writer. It is replaced after any error: nothing is sent on a
-//! connection whose state is unknown.
+//! [`Session`] has the connection of the writer. Any error ends that connection, because its state is unknown
+//! then.
 
 mod connection;
-mod export;
 mod migrate;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -27,18 +25,18 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-pub(crate) use self::connection::readers;
 use self::connection::{Connection, Purpose, connect, is_closed, reason};
-pub(crate) use self::read::Reader;
+pub(crate) use self::connection::{Readers, query_error, readers};
+pub(crate) use self::read::Query;
 pub use self::rows::{
     Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, EntrySummary, HoldRow, MOST_ROWS,
-    PeriodBalance, UsageCursor, UsageQuery, UsageRow,
+    PeriodBalance, TrailQuery, UsageCursor, UsageQuery, UsageRow,
 };
 use self::statements::Statements;
+pub(crate) use self::value::Row;
 use self::write::Stage;
-use crate::entry::{Entry, EntryId};
+use crate::entry::{Entry, EntryId, Note};
 use crate::error::{LedgerError, OpenError};
-use crate::note::Note;
 use crate::options::{Database, Options};
 
 /// Returns the version of the tables, or `None` if there are none. Changes nothing.
@@ -109,18 +107,19 @@ impl Session {
     ) -> Result<Vec<EntryId>, LedgerError> {
         let mut was_open = self.is_open();
         let limit = self.options.write_timeout;
-        let lines = (entries, notes);
         loop {
             self.open().await?;
             if entries.is_empty() && notes.is_empty() {
                 return Ok(Vec::new());
             }
-            // Put back only after success: an error, or a caller that stops waiting, leaves its state unknown.
+            // The connection is put back only after success. After an error, or if the caller stops waiting, its
+            // state is unknown.
             let Some(mut connection) = self.connection.take() else {
                 return Ok(Vec::new());
             };
             let mut stage = Stage::Beginning;
-            let writing = write::write(&mut *connection, &mut self.statements, lines, &mut stage);
+            let (lines, statements) = ((entries, notes), &mut self.statements);
+            let writing = write::write(&mut *connection, statements, lines, &mut stage);
             let reason = match timeout(limit, writing).await {
                 Ok(Ok(present)) => {
                     self.connection = Some(connection);

@@ -1,5 +1,6 @@
 //! PostgreSQL: how to connect, and how values are bound.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use sqlx::pool::PoolOptions;
@@ -92,19 +93,12 @@ impl Connection for PgConnection {
 }
 
 impl Readers for PgPool {
-    fn dialect(&self) -> Dialect {
-        Dialect::Postgres
-    }
-
     fn fetch(&self, sql: Arc<str>, values: Vec<Value>) -> Work<'_, Vec<Row>> {
         Box::pin(fetch(self, sql, Values::Each(values)))
     }
 
-    fn close(&self) -> Work<'_, ()> {
-        Box::pin(async move {
-            self.close().await;
-            Ok(())
-        })
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.close())
     }
 }
 

@@ -1,45 +1,54 @@
-//! The queries of the ledger, except for the entries themselves: see `export`.
+//! The queries of the ledger.
+//!
+//! Entries are listed page by page, in the order of their sequence numbers. The table `periods` says between
+//! which sequence numbers the entries of a period are. The export reads that range in stretches, and skips
+//! entries of other periods. So it goes through its part of the ledger once, and no single query takes long,
+//! however few entries of a stretch match.
 
 use std::fmt::Write;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::time::timeout;
 use tollgate_core::Time;
 
-use super::connection::{Dialect, Readers, query_error};
 use super::rows::{
-    Balance, BalanceCursor, BalanceRow, Ended, EntrySummary, HoldRow, MOST_ROWS, PeriodBalance,
-    UsageQuery, UsageRow,
+    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, EntrySummary, HoldRow, MOST_ROWS,
+    PeriodBalance, TrailQuery, UsageQuery, UsageRow,
 };
 use super::value::{Row, Value};
-use crate::entry::EntryId;
+use crate::entry::{Entry, EntryId, HoldNote, Note};
 use crate::error::LedgerError;
-use crate::note::{Note, TrailQuery};
+use crate::ledger::Ledger;
+use crate::options::Database;
 
-/// Runs queries.
-#[derive(Clone, Debug)]
-pub(crate) struct Reader {
-    pub(crate) readers: Arc<dyn Readers>,
-    pub(crate) location: Arc<str>,
-    pub(crate) limit: Duration,
-}
+/// How many sequence numbers one query of an export goes through at most.
+const STRETCH: i64 = 100_000;
 
-impl Reader {
-    pub(crate) async fn balance(&self, key: u128, start: Time) -> Result<Balance, LedgerError> {
+const HOLDS: &str = "SELECT key, hold, tag, namespace, tenant, action, rule, allowance, \
+                     period_start, period_end, reserved, expires_at, record, ended_kind, \
+                     ended_amount FROM holds";
+
+/// Every query waits until all that this process has recorded is in the database. Entries of other processes
+/// are included after their flush interval. A query fails if the database does not take the pending entries,
+/// or does not answer.
+impl Ledger {
+    /// Returns the balance of a counter in the period that starts at `period_start`.
+    ///
+    /// # Errors
+    /// If the database does not take the pending entries, or does not answer.
+    pub async fn balance(&self, key: u128, period_start: Time) -> Result<Balance, LedgerError> {
         let sql = "SELECT CAST(coalesce(sum(used), 0) AS BIGINT), \
                    CAST(coalesce(sum(granted), 0) AS BIGINT) \
                    FROM balances WHERE key = $1 AND period_start = $2";
-        let select = Query::new(sql).with(key).with(start);
+        let select = Query::new(sql).with(key).with(period_start);
         let rows = self.fetch(select, |row| balance(row, 0)).await?;
         Ok(rows.first().copied().unwrap_or_default())
     }
 
-    pub(crate) async fn history(
-        &self,
-        key: u128,
-        most: usize,
-    ) -> Result<Vec<PeriodBalance>, LedgerError> {
+    /// Returns the balances of a counter in its latest periods, the last first.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn history(&self, key: u128, most: usize) -> Result<Vec<PeriodBalance>, LedgerError> {
         let sql = "SELECT period_start, max(period_end), CAST(sum(used) AS BIGINT), \
                    CAST(sum(granted) AS BIGINT), max(last_at) FROM balances WHERE key = $1 \
                    GROUP BY period_start ORDER BY period_start DESC LIMIT $2";
@@ -54,9 +63,12 @@ impl Reader {
         .await
     }
 
-    pub(crate) async fn gist(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
+    /// Returns a summary of the entry with that id, if there is one.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn summary(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
         let sql = "SELECT key, kind, amount, why FROM entries WHERE id = $1";
-        let select = Query::new(sql).with(id.0);
         let read = |row: &Row| {
             Ok(EntrySummary {
                 key: row.bits(0)?,
@@ -65,10 +77,15 @@ impl Reader {
                 why: row.text(3)?,
             })
         };
-        Ok(self.fetch(select, read).await?.pop())
+        Ok(self.fetch(Query::new(sql).with(id.0), read).await?.pop())
     }
 
-    pub(crate) async fn holds_of(
+    /// Lists the reservations of a counter that expire after `since`, open or ended, the latest first. `after` is
+    /// the expiry and id of the last row of the page before.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn holds_of(
         &self,
         key: u128,
         since: Time,
@@ -85,7 +102,11 @@ impl Reader {
             .await
     }
 
-    pub(crate) async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {
+    /// Returns how much of a counter is reserved by open reservations, in periods that end after `after`.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {
         let sql = "SELECT CAST(coalesce(sum(reserved), 0) AS BIGINT) FROM holds \
                    WHERE key = $1 AND ended_kind IS NULL AND period_end > $2";
         let select = Query::new(sql).with(key).with(after);
@@ -93,12 +114,20 @@ impl Reader {
         Ok(rows.first().copied().unwrap_or_default())
     }
 
-    pub(crate) async fn hold(&self, id: u128) -> Result<Vec<HoldRow>, LedgerError> {
+    /// Returns one reservation, with a row for each counter.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn hold(&self, id: u128) -> Result<Vec<HoldRow>, LedgerError> {
         let sql = format!("{HOLDS} WHERE hold = $1 ORDER BY key");
         self.fetch(Query::new(&sql).with(id), hold_row).await
     }
 
-    pub(crate) async fn overdue(
+    /// Lists open reservations that expired before `before`, the oldest first.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn overdue(
         &self,
         namespace: &str,
         before: Time,
@@ -112,45 +141,58 @@ impl Reader {
         self.fetch(select.with(page(most)), hold_row).await
     }
 
-    pub(crate) async fn usage(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, LedgerError> {
+    /// Lists usage, ordered by tenant, period, rule, action and counter.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn usage(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, LedgerError> {
         let sql = "SELECT tenant, action, rule, allowance, key, period_start, period_end, used, \
                    (SELECT CAST(coalesce(sum(h.reserved), 0) AS BIGINT) FROM holds h \
                    WHERE h.key = b.key AND h.period_start = b.period_start AND h.tenant = b.tenant \
                    AND h.action = b.action AND h.rule = b.rule AND h.ended_kind IS NULL), \
                    granted, corrections, requests, entries FROM balances b \
                    WHERE namespace = $1 AND period_end > $2 AND period_start < $3";
+        let order = "tenant, period_start, rule, action, key";
         let select = Query::new(sql)
             .with(&query.namespace)
             .with(query.from)
             .with(query.to)
             .and("tenant = ", query.tenant.as_ref())
             .and("action = ", query.action.as_ref())
-            .and("rule = ", query.rule.as_ref());
-        let select = match &query.after {
-            Some(it) => select.beyond(
-                "tenant, period_start, rule, action, key",
-                vec![
-                    (&it.tenant).into(),
-                    it.start.into(),
-                    (&it.rule).into(),
-                    (&it.action).into(),
-                    it.key.into(),
-                ],
-            ),
-            None => select,
-        };
-        let select = select.ordered("tenant, period_start, rule, action, key", query.most);
-        self.fetch(select, usage_row).await
+            .and("rule = ", query.rule.as_ref())
+            .beyond(order, query.after.as_ref().map(|it| &it.0[..]))
+            .ordered(order, query.most);
+        self.fetch(select, |row| {
+            Ok(UsageRow {
+                tenant: row.text(0)?,
+                action: row.text(1)?,
+                rule: row.text(2)?,
+                allowance: row.text(3)?,
+                key: row.bits(4)?,
+                period: row.period(5)?,
+                used: row.int(7)?,
+                reserved: row.int(8)?,
+                granted: row.int(9)?,
+                corrections: row.int(10)?,
+                requests: row.natural(11)?,
+                entries: row.natural(12)?,
+            })
+        })
+        .await
     }
 
-    pub(crate) async fn balances(
+    /// Lists all counters that have a period at `at`, page by page.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn balances(
         &self,
         namespace: &str,
         at: Time,
         after: Option<BalanceCursor>,
         most: usize,
     ) -> Result<Vec<BalanceRow>, LedgerError> {
-        let select = balances(self.readers.dialect(), (namespace, at), after, most);
+        let select = balances(self.database(), (namespace, at), after.as_ref(), most);
         self.fetch(select, |row| {
             Ok(BalanceRow {
                 key: row.bits(0)?,
@@ -164,7 +206,11 @@ impl Reader {
         .await
     }
 
-    pub(crate) async fn trail(&self, query: &TrailQuery) -> Result<Vec<Note>, LedgerError> {
+    /// Lists notes of all processes that share the database, the latest first.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn trail(&self, query: &TrailQuery) -> Result<Vec<Note>, LedgerError> {
         let sql = "SELECT id, at, namespace, who, what, text FROM audit \
                    WHERE namespace = $1 AND at >= $2";
         let select = Query::new(sql).with(&query.namespace).with(query.since);
@@ -191,35 +237,56 @@ impl Reader {
         .await
     }
 
-    pub(super) async fn fetch<T>(
-        &self,
-        select: Query,
-        read: impl Fn(&Row) -> Result<T, sqlx::Error>,
-    ) -> Result<Vec<T>, LedgerError> {
-        let answer = timeout(
-            self.limit,
-            self.readers.fetch(select.sql.into(), select.values),
-        )
-        .await;
-        let Ok(answer) = answer else {
-            return Err(LedgerError::Unavailable {
-                location: Arc::clone(&self.location),
-                reason: format!("no answer within {:?}", self.limit).into(),
-            });
+    /// Lists entries with their sequence numbers, in the order in which they were written, page by page.
+    ///
+    /// # Errors
+    /// As [`Ledger::balance`].
+    pub async fn entries(&self, query: &EntryQuery) -> Result<Vec<(u64, Entry)>, LedgerError> {
+        let sql = "SELECT min(from_seq), max(to_seq) FROM periods \
+                   WHERE namespace = $1 AND period_start >= $2 AND period_start < $3 \
+                   HAVING count(*) > 0";
+        let select = Query::new(sql)
+            .with(&query.namespace)
+            .with(query.from)
+            .with(query.to);
+        // The entries are above the first number, up to the second.
+        let range = |row: &Row| Ok((row.int(0)?, row.int(1)?));
+        let Some((from, to)) = self.fetch(select, range).await?.pop() else {
+            return Ok(Vec::new());
         };
-        let rows = answer.and_then(|rows| rows.iter().map(read).collect());
-        rows.map_err(|error| query_error(&error, &self.location))
+        let after = i64::try_from(query.after).unwrap_or(i64::MAX);
+        let (mut position, most) = (from.max(after), page(query.most));
+        let mut entries = Vec::new();
+        while position < to && entries.len() < most {
+            let end = position.saturating_add(STRETCH).min(to);
+            let sql = "SELECT seq, id, at, namespace, tenant, action, rule, allowance, key, \
+                       period_start, period_end, kind, amount, count, hold, hold_tag, \
+                       hold_expires_at, hold_record, who, why, idempotency_key FROM entries \
+                       WHERE seq > $1 AND seq <= $2 \
+                       AND namespace = $3 AND period_start >= $4 AND period_start < $5";
+            let select = Query::new(sql)
+                .with(position)
+                .with(end)
+                .with(&query.namespace)
+                .with(query.from)
+                .with(query.to)
+                .and("tenant = ", query.tenant.as_ref())
+                .ordered("seq", most - entries.len());
+            entries.extend(self.read(select, entry).await?);
+            position = end;
+        }
+        Ok(entries)
     }
 }
 
 /// A query under construction.
-pub(super) struct Query {
-    sql: String,
-    values: Vec<Value>,
+pub(crate) struct Query {
+    pub(crate) sql: String,
+    pub(crate) values: Vec<Value>,
 }
 
 impl Query {
-    pub(super) fn new(sql: &str) -> Query {
+    fn new(sql: &str) -> Query {
         Query {
             sql: sql.to_owned(),
             values: Vec::new(),
@@ -227,13 +294,13 @@ impl Query {
     }
 
     /// Adds the value of the next placeholder.
-    pub(super) fn with(mut self, value: impl Into<Value>) -> Query {
+    fn with(mut self, value: impl Into<Value>) -> Query {
         self.values.push(value.into());
         self
     }
 
     /// Adds a condition, if there is a value for it.
-    pub(super) fn and(mut self, condition: &str, value: Option<&Arc<str>>) -> Query {
+    fn and(mut self, condition: &str, value: Option<&Arc<str>>) -> Query {
         if let Some(value) = value {
             self.values.push(value.into());
             let _ = write!(self.sql, " AND {condition}${}", self.values.len());
@@ -241,25 +308,26 @@ impl Query {
         self
     }
 
-    /// Selects only rows after the one that has these values.
-    fn beyond(mut self, columns: &str, values: Vec<Value>) -> Query {
-        let first = self.values.len() + 1;
-        let marks: Vec<String> = (first..first + values.len())
-            .map(|it| format!("${it}"))
-            .collect();
-        let _ = write!(self.sql, " AND ({columns}) > ({})", marks.join(", "));
-        self.values.extend(values);
+    /// Selects only rows after the one that has these values, if there is one.
+    fn beyond(mut self, columns: &str, values: Option<&[Value]>) -> Query {
+        if let Some(values) = values {
+            let first = self.values.len() + 1;
+            let marks = (first..first + values.len()).map(|it| format!("${it}"));
+            let marks = marks.collect::<Vec<_>>().join(", ");
+            let _ = write!(self.sql, " AND ({columns}) > ({marks})");
+            self.values.extend_from_slice(values);
+        }
         self
     }
 
-    pub(super) fn ordered(mut self, columns: &str, most: usize) -> Query {
+    fn ordered(mut self, columns: &str, most: usize) -> Query {
         self.values.push(page(most).into());
         let _ = write!(self.sql, " ORDER BY {columns} LIMIT ${}", self.values.len());
         self
     }
 }
 
-pub(super) fn page(most: usize) -> usize {
+fn page(most: usize) -> usize {
     match most {
         0 => MOST_ROWS,
         most => most.min(MOST_ROWS),
@@ -269,16 +337,16 @@ pub(super) fn page(most: usize) -> usize {
 /// Selects a page of the counters that have a period at an instant, in the order of the primary key, so that
 /// each page is read from where the last one ended.
 fn balances(
-    dialect: Dialect,
+    database: &Database,
     (namespace, at): (&str, Time),
-    after: Option<BalanceCursor>,
+    after: Option<&BalanceCursor>,
     most: usize,
 ) -> Query {
-    let namespaces = match dialect {
+    let namespaces = match database {
         // With its index on namespaces, SQLite would read and sort all rows for every page: the plus sign keeps
         // it from using that index. PostgreSQL decides by statistics.
-        Dialect::Sqlite => "+namespace",
-        Dialect::Postgres => "namespace",
+        Database::Sqlite(_) => "+namespace",
+        Database::Postgres(_) => "namespace",
     };
     let sql = format!(
         "SELECT key, period_start, max(period_end), min(allowance), min(rule), \
@@ -286,18 +354,12 @@ fn balances(
          CAST(sum(used) AS BIGINT), CAST(sum(granted) AS BIGINT) FROM balances \
          WHERE {namespaces} = $1 AND period_start <= $2 AND period_end > $3"
     );
+    let order = "key, period_start";
     let select = Query::new(&sql).with(namespace).with(at).with(at);
-    let mut select = match after {
-        Some(it) => select.beyond("key, period_start", vec![it.key.into(), it.start.into()]),
-        None => select,
-    };
+    let mut select = select.beyond(order, after.map(|it| &it.0[..]));
     select.sql.push_str(" GROUP BY key, period_start");
-    select.ordered("key, period_start", most)
+    select.ordered(order, most)
 }
-
-const HOLDS: &str = "SELECT key, hold, tag, namespace, tenant, action, rule, allowance, \
-                     period_start, period_end, reserved, expires_at, record, ended_kind, \
-                     ended_amount FROM holds";
 
 fn balance(row: &Row, column: usize) -> Result<Balance, sqlx::Error> {
     Ok(Balance {
@@ -331,39 +393,42 @@ fn hold_row(row: &Row) -> Result<HoldRow, sqlx::Error> {
     })
 }
 
-fn usage_row(row: &Row) -> Result<UsageRow, sqlx::Error> {
-    Ok(UsageRow {
-        tenant: row.text(0)?,
-        action: row.text(1)?,
-        rule: row.text(2)?,
-        allowance: row.text(3)?,
-        key: row.bits(4)?,
-        period: row.period(5)?,
-        used: row.int(7)?,
-        reserved: row.int(8)?,
-        granted: row.int(9)?,
-        corrections: row.int(10)?,
-        requests: row.natural(11)?,
-        entries: row.natural(12)?,
-    })
+fn entry(row: &Row) -> Result<(u64, Entry), sqlx::Error> {
+    let hold = match row.bits_if_any(14)? {
+        Some(id) => Some(HoldNote {
+            id,
+            tag: row.small(15)?,
+            expires_at: row.time(16)?,
+            record: row.text(17)?,
+        }),
+        None => None,
+    };
+    let entry = Entry {
+        id: EntryId(row.bits(1)?),
+        at: row.time(2)?,
+        namespace: row.text(3)?,
+        tenant: row.text(4)?,
+        action: row.text(5)?,
+        rule: row.text(6)?,
+        allowance: row.text(7)?,
+        key: row.bits(8)?,
+        period: row.period(9)?,
+        kind: row.kind(11)?,
+        amount: row.int(12)?,
+        count: row.small(13)?,
+        hold,
+        who: row.text(18)?,
+        why: row.text(19)?,
+        idempotency_key: row.text_if_any(20)?,
+    };
+    Ok((row.natural(0)?, entry))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::database::{Session, readers};
-    use crate::options::{Database, Options};
-
-    /// Returns SQLite's plan for a query.
-    async fn plan(options: &Options, select: Query) -> Vec<String> {
-        let readers = readers(options).unwrap();
-        let sql = format!("EXPLAIN QUERY PLAN {}", select.sql);
-        let rows = readers.fetch(sql.into(), select.values).await.unwrap();
-        readers.close().await.unwrap();
-        rows.iter()
-            .map(|row| row.text(3).unwrap().to_string())
-            .collect()
-    }
+    use crate::options::Options;
 
     #[tokio::test]
     async fn pages_of_balances_use_the_primary_key() {
@@ -371,20 +436,18 @@ mod tests {
         let options = Options::new(Database::Sqlite(directory.path().join("ledger.db")));
         let mut session = Session::new(Arc::new(options.clone()));
         session.open().await.unwrap();
-        let cursor = BalanceCursor {
-            key: 7,
-            start: Time::from_micros(1),
-        };
-        for (after, expected) in [
-            (None, "SCAN balances"),
-            (
-                Some(cursor),
-                "SEARCH balances USING PRIMARY KEY ((key,period_start)>(?,?))",
-            ),
-        ] {
-            let select = balances(Dialect::Sqlite, ("test", Time::from_micros(5)), after, 500);
-            assert_eq!(plan(&options, select).await, [expected]);
+        let readers = readers(&options).unwrap();
+        let cursor = BalanceCursor([7_u128.into(), Time::from_micros(1).into()]);
+        let search = "SEARCH balances USING PRIMARY KEY ((key,period_start)>(?,?))";
+        for (after, expected) in [(None, "SCAN balances"), (Some(&cursor), search)] {
+            let at = Time::from_micros(5);
+            let select = balances(&options.database, ("test", at), after, 500);
+            let sql = format!("EXPLAIN QUERY PLAN {}", select.sql);
+            let plan = readers.fetch(sql.into(), select.values).await.unwrap();
+            let plan = plan.iter().map(|row| row.text(3).unwrap().to_string());
+            assert_eq!(plan.collect::<Vec<_>>(), [expected]);
         }
+        readers.close().await;
         session.close().await;
     }
 }

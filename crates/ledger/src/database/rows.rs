@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tollgate_core::Time;
 
+use super::value::Value;
 use crate::entry::{Kind, Period};
 
 /// The most rows of one answer. Use the cursor of the last row to get the next page.
@@ -34,7 +35,7 @@ pub struct PeriodBalance {
 pub struct EntrySummary {
     /// The counter.
     pub key: u128,
-    /// What the entry records.
+    /// The kind of the entry.
     pub kind: Kind,
     /// As in [`Entry`](crate::Entry).
     pub amount: i64,
@@ -134,25 +135,19 @@ pub struct UsageRow {
 
 /// A position in the order of usage rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UsageCursor {
-    pub(super) tenant: Arc<str>,
-    pub(super) start: Time,
-    pub(super) rule: Arc<str>,
-    pub(super) action: Arc<str>,
-    pub(super) key: u128,
-}
+pub struct UsageCursor(pub(super) [Value; 5]);
 
 impl UsageRow {
     /// Returns the position of this row, to continue from.
     #[must_use]
     pub fn cursor(&self) -> UsageCursor {
-        UsageCursor {
-            tenant: Arc::clone(&self.tenant),
-            start: self.period.start,
-            rule: Arc::clone(&self.rule),
-            action: Arc::clone(&self.action),
-            key: self.key,
-        }
+        UsageCursor([
+            (&self.tenant).into(),
+            self.period.start.into(),
+            (&self.rule).into(),
+            (&self.action).into(),
+            self.key.into(),
+        ])
     }
 }
 
@@ -177,19 +172,13 @@ impl BalanceRow {
     /// Returns the position of this row, to continue from.
     #[must_use]
     pub fn cursor(&self) -> BalanceCursor {
-        BalanceCursor {
-            key: self.key,
-            start: self.period.start,
-        }
+        BalanceCursor([self.key.into(), self.period.start.into()])
     }
 }
 
 /// A position in the order of counters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BalanceCursor {
-    pub(super) key: u128,
-    pub(super) start: Time,
-}
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BalanceCursor(pub(super) [Value; 2]);
 
 /// Which entries to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -206,5 +195,20 @@ pub struct EntryQuery {
     /// Only entries after the one with this sequence number: the next page.
     pub after: u64,
     /// At most this many; 0 for the maximum, [`MOST_ROWS`].
+    pub most: usize,
+}
+
+/// Which notes to list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrailQuery {
+    /// The deployment.
+    pub namespace: Arc<str>,
+    /// Only changes by this person or program.
+    pub who: Option<Arc<str>>,
+    /// Only changes of this kind, or of kinds that start with it and a dot.
+    pub what: Option<Arc<str>>,
+    /// Only changes at this time or later.
+    pub since: Time,
+    /// At most this many; 0 for the maximum of one answer, [`MOST_ROWS`].
     pub most: usize,
 }

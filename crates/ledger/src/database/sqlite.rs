@@ -1,6 +1,7 @@
 //! SQLite: how to connect, and how values are bound.
 
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,19 +96,12 @@ impl Connection for SqliteConnection {
 }
 
 impl Readers for SqlitePool {
-    fn dialect(&self) -> Dialect {
-        Dialect::Sqlite
-    }
-
     fn fetch(&self, sql: Arc<str>, values: Vec<Value>) -> Work<'_, Vec<Row>> {
         Box::pin(fetch(self, sql, Values::Each(values)))
     }
 
-    fn close(&self) -> Work<'_, ()> {
-        Box::pin(async move {
-            self.close().await;
-            Ok(())
-        })
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.close())
     }
 }
 

@@ -1,12 +1,11 @@
 //! The SQL that inserts many rows at once.
 //!
 //! There are few different texts: the database prepares each once and finds it again by its text. PostgreSQL
-//! takes each column as one array, of any length. SQLite has no arrays and gets every value by itself: it has
-//! texts for a few numbers of rows. The first number is large, because each statement costs a hand-over to the
-//! thread of the connection.
+//! takes each column as one array, of any length. SQLite has no arrays: each value has its own placeholder, and
+//! there are texts for a few numbers of rows. The first number is large, because each statement is handed over
+//! to the thread of the connection.
 
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::sync::Arc;
 
 use super::connection::Dialect;
@@ -85,14 +84,14 @@ impl Table {
         }
     }
 
-    /// What to do with rows that exist already.
+    /// How a row that exists already is changed.
     fn conflict(self) -> String {
         match self {
             Table::Entries | Table::Audit => "ON CONFLICT (id) DO NOTHING".to_owned(),
             Table::EntriesReturning => "ON CONFLICT (id) DO NOTHING RETURNING id".to_owned(),
             Table::Balances => {
                 let sums = ["used", "granted", "corrections", "requests", "entries"]
-                    .map(|it| sum("balances", it))
+                    .map(|it| format!("{it} = {}", sum_of("balances", it)))
                     .join(", ");
                 format!(
                     "ON CONFLICT (key, period_start, tenant, action, rule) DO UPDATE SET {sums}, \
@@ -135,10 +134,6 @@ impl Table {
     }
 }
 
-fn sum(table: &str, column: &str) -> String {
-    format!("{column} = {}", sum_of(table, column))
-}
-
 fn sum_of(table: &str, column: &str) -> String {
     let sum = format!("{table}.{column} + excluded.{column}");
     format!(
@@ -169,59 +164,37 @@ impl Statements {
 }
 
 fn insert(table: Table, dialect: Dialect, rows: usize) -> String {
-    let columns = table.columns();
-    let columns = columns.iter().chain(table.computed());
-    let names: Vec<&str> = columns.map(|(name, _)| *name).collect();
+    let (columns, computed) = (table.columns(), table.computed());
+    let names = columns.iter().chain(computed).map(|(name, _)| *name);
+    let names: Vec<&str> = names.collect();
     let rows = match dialect {
-        Dialect::Sqlite => values(table, rows),
-        Dialect::Postgres => arrays(table),
+        // Rows of separate values. The placeholders have no numbers, which SQLite would look up one by one.
+        Dialect::Sqlite => {
+            let marks = columns.iter().map(|_| "?");
+            let marks = marks.chain(computed.iter().map(|(_, value)| *value));
+            let row = format!("({})", marks.collect::<Vec<_>>().join(","));
+            format!("VALUES {}", vec![row; rows].join(", "))
+        }
+        // Rows from one array per column, in order.
+        Dialect::Postgres => {
+            let given = names[..columns.len()].join(", ");
+            let arrays = (1..).zip(&columns);
+            let arrays = arrays.map(|(number, (_, kind))| format!("${number}::{kind}[]"));
+            let arrays = arrays.collect::<Vec<_>>().join(", ");
+            let computed: String = computed.iter().map(|(_, it)| format!(", {it}")).collect();
+            format!(
+                "SELECT {given}{computed} FROM unnest({arrays}) \
+                 WITH ORDINALITY AS made ({given}, place) ORDER BY place"
+            )
+        }
     };
     let (name, names, conflict) = (table.name(), names.join(", "), table.conflict());
     format!("INSERT INTO {name} ({names}) {rows} {conflict}")
 }
 
-/// Rows of separate values. The placeholders have no numbers, which SQLite would look up one by one.
-fn values(table: Table, rows: usize) -> String {
-    let columns = table.columns();
-    let marks = columns.iter().map(|_| "?");
-    let marks = marks.chain(table.computed().iter().map(|(_, value)| *value));
-    let row = format!("({})", marks.collect::<Vec<_>>().join(","));
-    format!("VALUES {}", vec![row; rows].join(", "))
-}
-
-/// Rows from one array per column, in order.
-fn arrays(table: Table) -> String {
-    let columns = table.columns();
-    let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
-    let names = names.join(", ");
-    let arrays = (1..).zip(&columns);
-    let arrays: Vec<String> = arrays
-        .map(|(number, (_, kind))| format!("${number}::{kind}[]"))
-        .collect();
-    let mut text = format!("SELECT {names}");
-    for (_, value) in table.computed() {
-        let _ = write!(text, ", {value}");
-    }
-    let _ = write!(
-        text,
-        " FROM unnest({}) WITH ORDINALITY AS made ({names}, place) ORDER BY place",
-        arrays.join(", ")
-    );
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const ALL: [Table; 6] = [
-        Table::Entries,
-        Table::EntriesReturning,
-        Table::Balances,
-        Table::Holds,
-        Table::Periods,
-        Table::Audit,
-    ];
 
     #[test]
     fn few_statements_cover_any_number_of_rows() {
@@ -241,7 +214,8 @@ mod tests {
 
     #[test]
     fn no_statement_has_too_many_values() {
-        for table in ALL {
+        use Table::*;
+        for table in [Entries, EntriesReturning, Balances, Holds, Periods, Audit] {
             assert!(table.columns().len() * SIZES[0] < 32_766);
         }
     }

@@ -159,7 +159,7 @@ impl Row {
     pub(crate) fn bits_if_any(&self, column: usize) -> Result<Option<u128>, sqlx::Error> {
         match self.0.get(column) {
             Some(Value::Bits(bits)) => Ok(*bits),
-            // What `read` makes of NULL.
+            // `Row::read` turns NULL into this.
             Some(Value::Text(None)) => Ok(None),
             _ => Err(wrong(column, "not bytes")),
         }

@@ -6,8 +6,8 @@
 //!
 //! Writing transactions exclude each other, in SQLite by design and in PostgreSQL by a lock. So sequence
 //! numbers are in the order of commits, and a reader that continues from a number misses nothing. For the same
-//! reason the last number before and after a transaction bounds the numbers of its entries: that is stored for
-//! their periods.
+//! reason, the last numbers before and after a transaction bound the numbers of its entries. The table `periods`
+//! stores these bounds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, LazyLock};
@@ -17,8 +17,7 @@ use tollgate_core::Time;
 use super::connection::{Connection, Dialect};
 use super::statements::{MOST_SUM, Statements, Table};
 use super::value::{Value, Values};
-use crate::entry::{Entry, EntryId, HoldNote, Kind};
-use crate::note::Note;
+use crate::entry::{Entry, EntryId, HoldNote, Kind, Note};
 
 /// How far a transaction has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +62,17 @@ pub(super) async fn write(
         present.extend(ids.filter(|id| !new.contains(id)));
     }
     mark_periods(connection, statements, &periods).await?;
-    insert_notes(connection, statements, notes).await?;
+    let notes = notes.iter().map(|note| {
+        vec![
+            note.id.0.into(),
+            note.at.into(),
+            (&note.namespace).into(),
+            (&note.who).into(),
+            (&note.what).into(),
+            (&note.text).into(),
+        ]
+    });
+    upsert(connection, statements, Table::Audit, notes.collect()).await?;
     *stage = Stage::Committing;
     connection.run("COMMIT").await?;
     Ok(present)
@@ -178,20 +187,28 @@ async fn sums(
             &entry.action,
             &entry.rule,
         );
-        let sum = balances.entry(row).or_insert_with(|| Balance::of(entry));
+        let sum = balances.entry(row).or_insert(Balance {
+            of: entry,
+            sums: [0; 5],
+            last_at: Time::default(),
+        });
         sum.add(entry);
         if let Some(note) = &entry.hold {
             let of_id = holds.entry((note.id, entry.key)).or_default();
-            match of_id
-                .last_mut()
-                .filter(|it| !it.may_be_followed_by(entry, note))
-            {
-                Some(hold) => hold.add(entry, note),
-                None => {
-                    let mut hold = Hold::of(entry, note);
-                    hold.add(entry, note);
-                    of_id.push(hold);
-                }
+            let last = of_id.last();
+            if last.is_none_or(|it| it.may_be_followed_by(entry, note)) {
+                of_id.push(Hold {
+                    of: entry,
+                    note,
+                    reserved: 0,
+                    expires_at: note.expires_at,
+                    record: &note.record,
+                    ended: None,
+                    ended_amount: 0,
+                });
+            }
+            if let Some(hold) = of_id.last_mut() {
+                hold.add(entry, note);
             }
         }
     }
@@ -207,25 +224,6 @@ async fn sums(
         upsert(connection, statements, Table::Holds, rows).await?;
     }
     Ok(())
-}
-
-/// Adds notes. A note that is there already changes nothing.
-async fn insert_notes(
-    connection: &mut dyn Connection,
-    statements: &mut Statements,
-    notes: &[&Note],
-) -> Result<(), sqlx::Error> {
-    let rows = notes.iter().map(|note| {
-        vec![
-            note.id.0.into(),
-            note.at.into(),
-            (&note.namespace).into(),
-            (&note.who).into(),
-            (&note.what).into(),
-            (&note.text).into(),
-        ]
-    });
-    upsert(connection, statements, Table::Audit, rows.collect()).await
 }
 
 async fn upsert(
@@ -245,42 +243,26 @@ async fn upsert(
     Ok(())
 }
 
-/// What to add to a row of `balances`.
+/// The amounts to add to a row of `balances`.
 struct Balance<'a> {
     of: &'a Entry,
-    used: i128,
-    granted: i128,
-    corrections: i128,
-    requests: i128,
-    entries: i128,
+    /// The columns `used`, `granted`, `corrections`, `requests` and `entries`.
+    sums: [i128; 5],
     last_at: Time,
 }
 
 impl<'a> Balance<'a> {
-    fn of(entry: &'a Entry) -> Balance<'a> {
-        Balance {
-            of: entry,
-            used: 0,
-            granted: 0,
-            corrections: 0,
-            requests: 0,
-            entries: 0,
-            last_at: Time::default(),
-        }
-    }
-
     fn add(&mut self, entry: &'a Entry) {
         let amount = i128::from(entry.amount);
-        match entry.kind {
-            Kind::Grant => self.granted += amount,
-            Kind::Correction => {
-                self.used += amount;
-                self.corrections += amount;
-            }
-            Kind::Use | Kind::Reserve | Kind::Settle | Kind::Expiry => self.used += amount,
+        let [used, granted, corrections] = match entry.kind {
+            Kind::Grant => [0, amount, 0],
+            Kind::Correction => [amount, 0, amount],
+            Kind::Use | Kind::Reserve | Kind::Settle | Kind::Expiry => [amount, 0, 0],
+        };
+        let more = [used, granted, corrections, entry.count.into(), 1];
+        for (sum, more) in self.sums.iter_mut().zip(more) {
+            *sum += more;
         }
-        self.requests += i128::from(entry.count);
-        self.entries += 1;
         self.last_at = self.last_at.max(entry.at);
         // The last entry determines the end of the period, as if they were written one by one.
         self.of = entry;
@@ -288,7 +270,7 @@ impl<'a> Balance<'a> {
 
     fn values(&self) -> Vec<Value> {
         let of = self.of;
-        vec![
+        let mut values = vec![
             of.key.into(),
             of.period.start.into(),
             (&of.tenant).into(),
@@ -297,17 +279,14 @@ impl<'a> Balance<'a> {
             (&of.namespace).into(),
             (&of.allowance).into(),
             of.period.end.into(),
-            bounded(self.used).into(),
-            bounded(self.granted).into(),
-            bounded(self.corrections).into(),
-            bounded(self.requests).into(),
-            bounded(self.entries).into(),
-            self.last_at.into(),
-        ]
+        ];
+        values.extend(self.sums.map(|sum| bounded(sum).into()));
+        values.push(self.last_at.into());
+        values
     }
 }
 
-/// What to add to a row of `holds`.
+/// The changes of a row of `holds`.
 struct Hold<'a> {
     of: &'a Entry,
     note: &'a HoldNote,
@@ -319,18 +298,6 @@ struct Hold<'a> {
 }
 
 impl<'a> Hold<'a> {
-    fn of(entry: &'a Entry, note: &'a HoldNote) -> Hold<'a> {
-        Hold {
-            of: entry,
-            note,
-            reserved: 0,
-            expires_at: note.expires_at,
-            record: &note.record,
-            ended: None,
-            ended_amount: 0,
-        }
-    }
-
     /// Whether the entry may begin another reservation with the same id. The database decides whether it does:
     /// this one may have begun or ended in an earlier transaction.
     fn may_be_followed_by(&self, entry: &Entry, note: &HoldNote) -> bool {

@@ -13,9 +13,8 @@ use hashbrown::HashTable;
 use tokio::sync::oneshot;
 use tollgate_core::Time;
 
-use crate::entry::{Entry, EntryId, check_amount};
+use crate::entry::{Entry, EntryId, Kind, Note, check_amount};
 use crate::error::{Full, LedgerError};
-use crate::note::Note;
 
 pub(crate) use uses::Use;
 pub use uses::UseOf;
@@ -56,7 +55,7 @@ impl Queued {
         }
     }
 
-    /// Returns how many entries and notes it has.
+    /// Counts entries and notes.
     pub(crate) fn count(&self) -> usize {
         self.entries().len() + usize::from(self.note().is_some())
     }
@@ -84,7 +83,6 @@ impl From<Item> for Queued {
     }
 }
 
-/// The queue: see the module.
 #[derive(Debug)]
 pub(crate) struct Pending {
     items: Vec<Item>,
@@ -102,11 +100,6 @@ pub(crate) struct Pending {
     is_closed: bool,
 }
 
-/// Whether to wake the writer now.
-#[must_use]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct IsDue(pub(crate) bool);
-
 impl Pending {
     pub(crate) fn new(max_queued: usize, batch: usize) -> Pending {
         Pending {
@@ -122,9 +115,15 @@ impl Pending {
         }
     }
 
-    /// Queues an entry, or merges it into one that waits.
-    pub(crate) fn record(&mut self, entry: Entry) -> Result<IsDue, Full> {
-        if let Some(of) = UseOf::of(&entry) {
+    /// Queues an entry, or merges it into one that waits. Returns whether to wake the writer now.
+    pub(crate) fn record(&mut self, entry: Entry) -> Result<bool, Full> {
+        let is_plain = entry.kind == Kind::Use
+            && entry.idempotency_key.is_none()
+            && entry.hold.is_none()
+            && entry.who.is_empty()
+            && entry.why.is_empty();
+        if is_plain {
+            let of = UseOf::of(&entry);
             return self.record_use(&of, entry.amount, entry.count, entry.at, || entry.id);
         }
         self.is_open()?;
@@ -134,7 +133,7 @@ impl Pending {
         Ok(self.grown())
     }
 
-    /// Merges a use into one that waits, or queues it.
+    /// Merges a use into one that waits, or queues it. Returns whether to wake the writer now.
     pub(crate) fn record_use(
         &mut self,
         of: &UseOf<'_>,
@@ -142,12 +141,17 @@ impl Pending {
         count: u32,
         at: Time,
         id: impl FnOnce() -> EntryId,
-    ) -> Result<IsDue, Full> {
+    ) -> Result<bool, Full> {
         self.is_open()?;
         check_amount(amount)?;
         let hash = of.hash(&self.hasher);
-        if self.merge(hash, of, amount, count) {
-            return Ok(IsDue(false));
+        let items = &mut self.items;
+        let is_same = |place: &usize| use_at(items, *place).is_some_and(|it| it.is_of(of));
+        let known = self.index.find(hash, is_same).copied();
+        if let Some(Item::Use(waiting)) = known.and_then(|place| items.get_mut(place))
+            && waiting.add(amount, count)
+        {
+            return Ok(false);
         }
         self.has_room(1)?;
         let new = Use::new(of, (amount, count), at, id)?;
@@ -156,8 +160,8 @@ impl Pending {
         Ok(self.grown())
     }
 
-    /// Queues a note.
-    pub(crate) fn note(&mut self, note: Note) -> Result<IsDue, Full> {
+    /// Queues a note. Returns whether to wake the writer now.
+    pub(crate) fn note(&mut self, note: Note) -> Result<bool, Full> {
         self.is_open()?;
         note.check()?;
         self.has_room(1)?;
@@ -211,34 +215,21 @@ impl Pending {
     /// Returns when the first waiting entry was recorded.
     pub(crate) fn oldest(&self) -> Option<Time> {
         self.items.iter().find_map(|item| match item {
-            Item::Use(it) => Some(it.at()),
+            Item::Use(it) => Some(it.at),
             Item::Other(it) => it.at(),
         })
-    }
-
-    /// Merges the use into a waiting one, if there is one with room for the sum.
-    fn merge(&mut self, hash: u64, of: &UseOf<'_>, amount: i64, count: u32) -> bool {
-        let items = &mut self.items;
-        let is_same = |position: &usize| use_at(items, *position).is_some_and(|it| it.is_of(of));
-        let Some(&position) = self.index.find(hash, is_same) else {
-            return false;
-        };
-        match items.get_mut(position) {
-            Some(Item::Use(it)) => it.add(amount, count),
-            _ => false,
-        }
     }
 
     fn push(&mut self, queued: Queued) {
         self.items.push(Item::Other(Box::new(queued)));
     }
 
-    /// Counts one more entry.
-    fn grown(&mut self) -> IsDue {
+    /// Counts one more entry. Returns whether to wake the writer now.
+    fn grown(&mut self) -> bool {
         self.entries += 1;
         let is_due = self.entries >= self.batch && !self.is_woken;
         self.is_woken |= is_due;
-        IsDue(is_due)
+        is_due
     }
 
     /// Lets later uses be merged into the one that is about to be pushed.

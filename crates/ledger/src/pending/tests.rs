@@ -1,8 +1,6 @@
-use std::sync::Arc;
-
 use super::*;
-use crate::entry::tests::entry;
-use crate::entry::{EntryError, Kind, MOST_AMOUNT, Period};
+use crate::entry::tests::{entry, entry_with};
+use crate::entry::{EntryError, MOST_AMOUNT};
 
 fn pending() -> Pending {
     Pending::new(10, 3)
@@ -10,6 +8,10 @@ fn pending() -> Pending {
 
 fn record(pending: &mut Pending, entry: Entry) {
     let _ = pending.record(entry).unwrap();
+}
+
+fn grant(id: u128) -> Entry {
+    entry_with(id, |it| it.kind = Kind::Grant)
 }
 
 fn taken(pending: &mut Pending) -> Vec<Entry> {
@@ -21,65 +23,30 @@ fn taken(pending: &mut Pending) -> Vec<Entry> {
 fn equal_uses_are_merged_into_the_first() {
     let mut pending = pending();
     record(&mut pending, entry(1));
-    let other = Entry {
-        action: "other".into(),
-        ..entry(2)
-    };
+    let other = entry_with(2, |it| it.action = "other".into());
     record(&mut pending, other.clone());
-    let later = Entry {
-        at: Time::from_micros(1_500_000),
-        amount: 5,
-        count: 2,
-        ..entry(3)
-    };
+    let later = entry_with(3, |it| {
+        it.at = Time::from_micros(1_500_000);
+        (it.amount, it.count) = (5, 2);
+    });
     record(&mut pending, later);
-    let sum = Entry {
-        amount: 6,
-        count: 3,
-        ..entry(1)
-    };
+    let sum = entry_with(1, |it| (it.amount, it.count) = (6, 3));
     assert_eq!(taken(&mut pending), [sum, other]);
 }
 
 #[test]
 fn uses_that_differ_are_not_merged() {
-    let text = || -> Arc<str> { "other".into() };
-    let end = Time::from_micros(3_000_000);
-    let mut others = vec![entry(1)];
-    others.extend([
-        Entry {
-            tenant: text(),
-            ..entry(3)
-        },
-        Entry {
-            action: text(),
-            ..entry(4)
-        },
-        Entry {
-            rule: text(),
-            ..entry(5)
-        },
-        Entry { key: 8, ..entry(6) },
-        Entry {
-            period: Period {
-                end,
-                ..entry(7).period
-            },
-            ..entry(7)
-        },
-        Entry {
-            who: text(),
-            ..entry(8)
-        },
-        Entry {
-            why: text(),
-            ..entry(9)
-        },
-        Entry {
-            kind: Kind::Correction,
-            ..entry(10)
-        },
-    ]);
+    let others = [
+        entry(1),
+        entry_with(3, |it| it.tenant = "other".into()),
+        entry_with(4, |it| it.action = "other".into()),
+        entry_with(5, |it| it.rule = "other".into()),
+        entry_with(6, |it| it.key = 8),
+        entry_with(7, |it| it.period.end = Time::from_micros(3_000_000)),
+        entry_with(8, |it| it.who = "other".into()),
+        entry_with(9, |it| it.why = "other".into()),
+        entry_with(10, |it| it.kind = Kind::Correction),
+    ];
     let mut pending = pending();
     for entry in &others {
         record(&mut pending, entry.clone());
@@ -90,14 +57,7 @@ fn uses_that_differ_are_not_merged() {
 #[test]
 fn entries_with_an_idempotency_key_or_of_another_kind_are_not_merged() {
     let mut pending = pending();
-    let keyed = |id| Entry {
-        idempotency_key: Some("key".into()),
-        ..entry(id)
-    };
-    let grant = |id| Entry {
-        kind: Kind::Grant,
-        ..entry(id)
-    };
+    let keyed = |id| entry_with(id, |it| it.idempotency_key = Some("key".into()));
     let all = [keyed(1), keyed(2), grant(3), grant(4)];
     for entry in &all {
         record(&mut pending, entry.clone());
@@ -117,62 +77,38 @@ fn nothing_is_merged_into_an_entry_that_the_writer_has_taken() {
 #[test]
 fn a_sum_that_is_too_large_starts_another_entry() {
     let mut pending = pending();
-    let large = |id| Entry {
-        amount: MOST_AMOUNT - 1,
-        ..entry(id)
-    };
+    let large = |id| entry_with(id, |it| it.amount = MOST_AMOUNT - 1);
     record(&mut pending, large(1));
     record(&mut pending, large(2));
-    let less = |id, count| Entry {
-        amount: -5,
-        count,
-        ..entry(id)
-    };
+    let less = |id, count| entry_with(id, |it| (it.amount, it.count) = (-5, count));
     record(&mut pending, less(3, 1));
     record(&mut pending, less(4, u32::MAX));
-    let sum = Entry {
-        amount: MOST_AMOUNT - 6,
-        count: 2,
-        ..entry(2)
-    };
+    let sum = entry_with(2, |it| (it.amount, it.count) = (MOST_AMOUNT - 6, 2));
     assert_eq!(taken(&mut pending), [large(1), sum, less(4, u32::MAX)]);
 }
 
 #[test]
 fn a_full_queue_merges_uses_and_accepts_nothing_else() {
     let mut pending = pending();
-    for id in 0..10 {
-        let grant = Entry {
-            kind: if id == 0 { Kind::Use } else { Kind::Grant },
-            ..entry(id)
-        };
-        record(&mut pending, grant);
+    record(&mut pending, entry(0));
+    for id in 1..10 {
+        record(&mut pending, grant(id));
     }
     let full = Full::Queue { max_queued: 10 };
-    let grant = Entry {
-        kind: Kind::Grant,
-        ..entry(10)
-    };
-    assert_eq!(pending.record(grant.clone()), Err(full.clone()));
-    assert_eq!(pending.record(entry(11)), Ok(IsDue(false)));
+    assert_eq!(pending.record(grant(10)), Err(full.clone()));
+    assert_eq!(pending.record(entry(11)), Ok(false));
     // Entries that the writer has taken count until it forgets them.
     assert_eq!(taken(&mut pending).len(), 10);
-    assert_eq!(pending.record(grant.clone()), Err(full));
+    assert_eq!(pending.record(grant(10)), Err(full));
     pending.forget(1);
     assert_eq!(pending.queued(), 9);
-    record(&mut pending, grant);
+    record(&mut pending, grant(10));
 }
 
 #[test]
 fn a_full_batch_wakes_the_writer_once() {
     let mut pending = pending();
-    let grant = |id| Entry {
-        kind: Kind::Grant,
-        ..entry(id)
-    };
-    let woken: Vec<bool> = (0..5)
-        .map(|id| pending.record(grant(id)).unwrap().0)
-        .collect();
+    let woken = [0, 1, 2, 3, 4].map(|id| pending.record(grant(id)).unwrap());
     assert_eq!(woken, [false, false, true, false, false]);
 }
 
@@ -181,7 +117,7 @@ fn merging_allocates_nothing_and_needs_no_id() {
     let mut pending = pending();
     record(&mut pending, entry(1));
     let like = entry(1);
-    let of = UseOf::of(&like).unwrap();
+    let of = UseOf::of(&like);
     let allocations = allocation_counter::measure(|| {
         let id = || unreachable!("no entry is made");
         let _ = pending.record_use(&of, 2, 1, Time::MAX, id).unwrap();
@@ -193,10 +129,7 @@ fn merging_allocates_nothing_and_needs_no_id() {
 #[test]
 fn invalid_entries_and_a_closed_queue_are_errors() {
     let mut pending = pending();
-    let invalid = Entry {
-        amount: i64::MAX,
-        ..entry(1)
-    };
+    let invalid = entry_with(1, |it| it.amount = i64::MAX);
     let error = EntryError::Amount { amount: i64::MAX };
     assert_eq!(pending.record(invalid), Err(Full::Unfit(error)));
     pending.close();

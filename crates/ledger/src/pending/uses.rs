@@ -7,10 +7,10 @@ use foldhash::fast::RandomState;
 use tollgate_core::Time;
 
 use crate::entry::{
-    Entry, EntryError, EntryId, Kind, MOST_NAME, MOST_VALUE, Period, check_amount, check_text,
+    Entry, EntryError, EntryId, MOST_NAME, MOST_VALUE, Period, check_amount, check_text,
 };
 
-/// What a use is charged to. Uses with the same key, period, tenant, action and rule are merged into one entry
+/// The counter and the labels that a use is charged to. Uses with the same key, period, tenant, action and rule are merged into one entry
 /// while they wait; the database sums them in one row anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UseOf<'a> {
@@ -31,15 +31,9 @@ pub struct UseOf<'a> {
 }
 
 impl<'a> UseOf<'a> {
-    /// Returns what `entry` is charged to, if others can be merged into it: it must be a use without an author,
-    /// a reason or an idempotency key.
-    pub(super) fn of(entry: &'a Entry) -> Option<UseOf<'a>> {
-        let is_plain = entry.kind == Kind::Use
-            && entry.idempotency_key.is_none()
-            && entry.hold.is_none()
-            && entry.who.is_empty()
-            && entry.why.is_empty();
-        is_plain.then(|| UseOf {
+    /// Returns what `entry` is charged to.
+    pub(crate) fn of(entry: &'a Entry) -> UseOf<'a> {
+        UseOf {
             namespace: &entry.namespace,
             tenant: &entry.tenant,
             action: &entry.action,
@@ -47,7 +41,7 @@ impl<'a> UseOf<'a> {
             allowance: &entry.allowance,
             key: entry.key,
             period: entry.period,
-        })
+        }
     }
 
     /// Equal for uses that can be merged. The rule is left out: the key differs where the rule does.
@@ -59,17 +53,8 @@ impl<'a> UseOf<'a> {
         hash.finish()
     }
 
-    fn texts(&self) -> [&'a str; 5] {
-        [
-            self.tenant,
-            self.action,
-            self.rule,
-            self.allowance,
-            self.namespace,
-        ]
-    }
-
-    fn check(&self) -> Result<(), EntryError> {
+    /// Checks that an entry of this can be stored.
+    pub(crate) fn check(&self) -> Result<(), EntryError> {
         if self.period.end < self.period.start {
             return Err(EntryError::Period);
         }
@@ -91,7 +76,7 @@ pub(crate) struct Use {
     /// Where each text ends; first the texts that are compared. Together they have less than 2^16 bytes.
     ends: [u16; 5],
     texts: Box<str>,
-    at: Time,
+    pub(super) at: Time,
     id: EntryId,
 }
 
@@ -103,7 +88,7 @@ impl Use {
         id: impl FnOnce() -> EntryId,
     ) -> Result<Use, EntryError> {
         of.check()?;
-        let texts = of.texts();
+        let texts = [of.tenant, of.action, of.rule, of.allowance, of.namespace];
         let mut end = 0;
         let ends = texts.map(|text| {
             end += text.len();
@@ -120,10 +105,6 @@ impl Use {
             at,
             id: id(),
         })
-    }
-
-    pub(super) fn at(&self) -> Time {
-        self.at
     }
 
     /// Returns what it is charged to.
@@ -159,16 +140,11 @@ impl Use {
 
     /// Adds to the sum. Returns false and adds nothing if the sum would be too large for an entry.
     pub(super) fn add(&mut self, amount: i64, count: u32) -> bool {
-        let sums = (
-            self.amount.checked_add(amount),
-            self.count.checked_add(count),
-        );
-        let (Some(amount), Some(count)) = sums else {
+        let amount = self.amount.checked_add(amount);
+        let amount = amount.filter(|it| check_amount(*it).is_ok());
+        let (Some(amount), Some(count)) = (amount, self.count.checked_add(count)) else {
             return false;
         };
-        if check_amount(amount).is_err() {
-            return false;
-        }
         (self.amount, self.count) = (amount, count);
         true
     }
@@ -196,13 +172,9 @@ impl From<Use> for Entry {
             allowance: of.allowance.into(),
             key: it.key,
             period: it.period,
-            kind: Kind::Use,
             amount: it.amount,
             count: it.count,
-            hold: None,
-            who: "".into(),
-            why: "".into(),
-            idempotency_key: None,
+            ..Entry::default()
         }
     }
 }

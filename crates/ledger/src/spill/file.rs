@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use tollgate_core::Time;
 
 use super::line::{self, MOST_LINE, Spilled, Unreadable};
-use crate::entry::Entry;
+use crate::entry::{Entry, Note};
 use crate::error::SpillError;
-use crate::note::Note;
 
 /// How many bytes are read at a time.
 const CHUNK: usize = 64 * 1024;
@@ -18,16 +17,16 @@ const CHUNK: usize = 64 * 1024;
 /// A spill file that this process has locked.
 #[derive(Debug)]
 pub(super) struct SpillFile {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     file: File,
-    /// All lines before this offset are in the database.
-    start: u64,
+    /// All lines before this offset are in the database. They still take up disk space.
+    pub(super) start: u64,
     /// All whole lines end before this offset.
-    end: u64,
+    pub(super) end: u64,
     /// How many lines are between, including damaged ones.
-    entries: u64,
+    pub(super) entries: u64,
     /// The first of these lines was recorded at this time or later.
-    oldest: Option<Time>,
+    pub(super) oldest: Option<Time>,
     /// Whether the file has bytes after `end` that must be cut off before the next append.
     is_torn: bool,
     /// Whether a line could not be read, so that the file must be kept for an operator.
@@ -51,15 +50,16 @@ pub(crate) struct Read {
     waiting: u64,
 }
 
+/// The time of the last entry; if there is none, of the last note.
+pub(crate) fn last_at(entry: Option<&Entry>, note: Option<&Note>) -> Option<Time> {
+    entry.map(|it| it.at).or(note.map(|it| it.at))
+}
+
 impl SpillFile {
     /// Opens and locks the file. Returns `None` if another process has locked it, or if it does not exist and
     /// `create` is false.
     pub(super) fn open(path: &Path, create: bool) -> Result<Option<SpillFile>, SpillError> {
-        let failed = |action, error| SpillError::Io {
-            action,
-            path: path.to_owned(),
-            error,
-        };
+        let failed = |action, error| SpillError::io(action, path, error);
         let opened = OpenOptions::new()
             .read(true)
             .write(true)
@@ -96,34 +96,12 @@ impl SpillFile {
         Ok(Some(file))
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(super) fn entries(&self) -> u64 {
-        self.entries
-    }
-
     pub(super) fn bytes(&self) -> u64 {
         self.end - self.start
     }
 
-    /// How many bytes of it are in the database already and still take up disk space.
-    pub(super) fn drained(&self) -> u64 {
-        self.start
-    }
-
-    pub(super) fn oldest(&self) -> Option<Time> {
-        self.oldest
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.start == self.end
-    }
-
-    /// Whether the file has no bytes at all, drained ones included.
-    pub(super) fn is_free(&self) -> bool {
-        self.end == 0
     }
 
     /// Appends lines and syncs them to disk. After an error, none of them is in the file.
@@ -186,8 +164,7 @@ impl SpillFile {
             self.start = read.end.min(self.end);
             self.entries = self.entries.saturating_sub(read.waiting);
         }
-        let last = read.entries.last().map(|it| it.at);
-        let last = last.or_else(|| read.notes.last().map(|it| it.at));
+        let last = last_at(read.entries.last(), read.notes.last());
         self.pass(read.bytes, read.lines, last);
     }
 
@@ -251,7 +228,10 @@ impl SpillFile {
             whole += bytes;
             let content = line::decode(line);
             last_is_whole = content != Err(Unreadable::Checksum);
-            oldest = oldest.or(content.ok().map(|it| it.at()));
+            oldest = oldest.or(content.ok().map(|it| match it {
+                Spilled::Entry(entry) => entry.at,
+                Spilled::Note(note) => note.at,
+            }));
             true
         })?;
         if !last_is_whole {

@@ -8,10 +8,8 @@ use std::io::Write;
 
 use crc::{CRC_32_ISCSI, Crc};
 use serde::{Deserialize, Serialize};
-use tollgate_core::Time;
 
-use crate::entry::Entry;
-use crate::note::Note;
+use crate::entry::{Entry, Note};
 
 /// The longest line: every text as long as allowed, and escaped.
 pub(crate) const MOST_LINE: usize = 1 << 20;
@@ -41,15 +39,6 @@ struct Version {
 pub(crate) enum Spilled {
     Entry(Entry),
     Note(Note),
-}
-
-impl Spilled {
-    pub(super) fn at(&self) -> Time {
-        match self {
-            Spilled::Entry(entry) => entry.at,
-            Spilled::Note(note) => note.at,
-        }
-    }
 }
 
 /// Why a line cannot be read.
@@ -102,6 +91,8 @@ pub(crate) fn decode(line: &[u8]) -> Result<Spilled, Unreadable> {
 
 #[cfg(test)]
 mod tests {
+    use tollgate_core::Time;
+
     use super::*;
     use crate::entry::tests::entry;
     use crate::entry::{EntryId, HoldNote, Kind, MOST_NAME, MOST_RECORD, MOST_TEXT, MOST_VALUE};

@@ -2,7 +2,7 @@
 //!
 //! **Order.** Spilled entries are written to the database before anything that was recorded later: while the
 //! spill is not empty, new entries are appended to it. Entries leave the file only when the database has them.
-//! A crash in between makes some entries be written twice, which is harmless because of their ids.
+//! After a crash in between, some entries are written twice, which their ids make harmless.
 //!
 //! **Crashes.** Every append ends with a sync. A torn last line is cut off at the next start; its entry was
 //! never reported as safe. A damaged line before it is skipped, and the file is kept aside.
@@ -22,17 +22,14 @@ mod line;
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
 use tollgate_core::Time;
 
-pub(crate) use self::file::Read;
 use self::file::SpillFile;
-use crate::entry::Entry;
+pub(crate) use self::file::{Read, last_at};
 use crate::error::SpillError;
-use crate::note::Note;
+use crate::pending::Queued;
 
 /// How many processes may have spill files beside each other.
 pub(crate) const MOST_FILES: usize = 64;
@@ -44,27 +41,20 @@ const MOST_DRAINED: u64 = 16 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     bytes: Vec<u8>,
-    entries: u64,
+    pub(crate) entries: usize,
     first: Option<Time>,
 }
 
 impl Lines {
-    pub(crate) fn push(&mut self, entry: &Entry) {
-        self.add(entry, entry.at);
-    }
-
-    pub(crate) fn push_note(&mut self, note: &Note) {
-        self.add(note, note.at);
-    }
-
-    fn add(&mut self, content: &impl Serialize, at: Time) {
-        line::encode(content, &mut self.bytes);
+    /// Adds an entry or a note that no caller waits for.
+    pub(crate) fn push(&mut self, item: &Queued) {
+        match item {
+            Queued::One(entry) => line::encode(entry, &mut self.bytes),
+            Queued::Note(note) => line::encode(note, &mut self.bytes),
+            Queued::Strict(..) | Queued::Flush(_) => return,
+        }
         self.entries += 1;
-        self.first = self.first.or(Some(at));
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.entries == 0
+        self.first = self.first.or(item.at());
     }
 }
 
@@ -76,8 +66,10 @@ pub(crate) struct Spill {
     files: VecDeque<SpillFile>,
     /// Whether the last file is the one to append to.
     has_own: bool,
-    appended: u64,
-    drained: u64,
+    /// How many entries were ever appended or adopted.
+    pub(crate) appended: u64,
+    /// How many of these are in the database.
+    pub(crate) drained: u64,
     /// Files of other processes that cannot be read, so that each is logged once.
     unreadable: HashSet<PathBuf>,
 }
@@ -106,7 +98,7 @@ impl Spill {
             let path = numbered(name, number);
             match SpillFile::open(&path, false) {
                 Ok(Some(file)) if !file.is_empty() => {
-                    let (path, entries) = (file.path().display(), file.entries());
+                    let (path, entries) = (file.path.display(), file.entries);
                     tracing::info!(%path, entries, "found a spill file of an earlier process; writing it to the ledger");
                     self.appended += entries;
                     self.files.push_back(file);
@@ -120,37 +112,27 @@ impl Spill {
         }
         // Names say nothing about age: a process with two files uses their names in turn.
         let files = self.files.make_contiguous();
-        files.sort_by_key(SpillFile::oldest);
+        files.sort_by_key(|file| file.oldest);
         self.files.extend(own);
     }
 
-    /// Returns how many entries wait.
+    /// How many entries wait.
     pub(crate) fn entries(&self) -> u64 {
-        self.files.iter().map(SpillFile::entries).sum()
+        self.files.iter().map(|file| file.entries).sum()
     }
 
-    /// Returns how many bytes wait.
+    /// How many bytes wait.
     pub(crate) fn bytes(&self) -> u64 {
         self.files.iter().map(SpillFile::bytes).sum()
     }
 
-    /// Returns a time at or before which the first waiting entry was recorded.
+    /// A time at or before which the first waiting entry was recorded.
     pub(crate) fn oldest(&self) -> Option<Time> {
-        self.files.iter().find_map(SpillFile::oldest)
+        self.files.iter().find_map(|file| file.oldest)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.files.iter().all(SpillFile::is_empty)
-    }
-
-    /// Returns how many entries were ever appended or adopted.
-    pub(crate) fn appended(&self) -> u64 {
-        self.appended
-    }
-
-    /// Returns how many of these are in the database.
-    pub(crate) fn drained(&self) -> u64 {
-        self.drained
     }
 
     /// Appends lines. After an error, none of them is in the file.
@@ -164,16 +146,12 @@ impl Spill {
         let waiting = self.bytes().saturating_add(lines.bytes.len() as u64);
         let own = self.own()?;
         if waiting > most {
-            let path = own.path().to_owned();
+            let path = own.path.clone();
             return Err(SpillError::Full { path, most });
         }
-        let appended = own.append(&lines.bytes, lines.entries, first);
-        appended.map_err(|error| SpillError::Io {
-            action: "write",
-            path: own.path().to_owned(),
-            error,
-        })?;
-        self.appended += lines.entries;
+        let appended = own.append(&lines.bytes, lines.entries as u64, first);
+        appended.map_err(|error| SpillError::io("write", &own.path, error))?;
+        self.appended += lines.entries as u64;
         Ok(())
     }
 
@@ -182,24 +160,21 @@ impl Spill {
         let Some(file) = self.files.iter().find(|file| !file.is_empty()) else {
             return Ok(Read::default());
         };
-        file.read(most).map_err(|error| SpillError::Io {
-            action: "read",
-            path: file.path().to_owned(),
-            error,
-        })
+        let read = file.read(most);
+        read.map_err(|error| SpillError::io("read", &file.path, error))
     }
 
     /// Notes that the database has all of `read`.
     pub(crate) fn advance(&mut self, read: &Read) {
         if let Some(file) = self.files.iter_mut().find(|file| !file.is_empty()) {
-            let before = file.entries();
+            let before = file.entries;
             file.advance(read);
-            self.drained += before - file.entries();
+            self.drained += before - file.entries;
         }
         self.tidy();
         // Decided here and not on append: lines that `pass` skips must be in the file that is appended to.
         let most = MOST_DRAINED.min(self.most / 4);
-        let is_mostly_drained = |file: &SpillFile| file.drained() >= most && !file.is_empty();
+        let is_mostly_drained = |file: &SpillFile| file.start >= most && !file.is_empty();
         if self.files.back().is_some_and(is_mostly_drained) {
             self.has_own = false;
         }
@@ -208,8 +183,8 @@ impl Spill {
     /// Notes that the database has the first lines, which were appended as `lines`.
     pub(crate) fn pass(&mut self, lines: &Lines, last: Option<Time>) {
         if let Some(file) = self.files.back_mut().filter(|_| self.has_own) {
-            file.pass(lines.bytes.len() as u64, lines.entries, last);
-            self.drained += lines.entries;
+            file.pass(lines.bytes.len() as u64, lines.entries as u64, last);
+            self.drained += lines.entries as u64;
         }
         self.tidy();
     }
@@ -220,7 +195,7 @@ impl Spill {
         // Damaged files are moved aside. Empty files are unlocked for other processes. A file that could not be
         // emptied stays locked, or it would be adopted again and again.
         self.files
-            .retain_mut(|file| !file.set_aside() && !file.is_free());
+            .retain_mut(|file| !file.set_aside() && file.end != 0);
         self.has_own = false;
         if let Some(mut own) = own
             && !own.set_aside()
@@ -243,15 +218,15 @@ impl Spill {
                 if file.is_empty() {
                     break file;
                 }
-                self.appended += file.entries();
+                self.appended += file.entries;
                 self.files.push_back(file);
             };
-            sync_directory(file.path()).map_err(|error| SpillError::Io {
-                action: "create",
-                path: file.path().to_owned(),
-                error,
-            })?;
-            self.appended += file.entries();
+            // A new file survives a crash only if its directory is synced too.
+            let directory = file.path.parent().filter(|it| !it.as_os_str().is_empty());
+            let directory = File::open(directory.unwrap_or(Path::new(".")));
+            let synced = directory.and_then(|it| it.sync_all());
+            synced.map_err(|error| SpillError::io("create", &file.path, error))?;
+            self.appended += file.entries;
             self.files.push_back(file);
             self.has_own = true;
         }
@@ -267,15 +242,6 @@ fn numbered(name: &Path, number: usize) -> PathBuf {
     let mut name = name.as_os_str().to_owned();
     name.push(format!(".{number}"));
     name.into()
-}
-
-/// A new file survives a crash only if its directory is synced too.
-fn sync_directory(path: &Path) -> io::Result<()> {
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    File::open(directory)?.sync_all()
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 use std::fs;
-use std::io::Write;
+use std::ops::Range;
 
 use tempfile::TempDir;
 
 use super::*;
-use crate::entry::tests::entry;
+use crate::entry::tests::{entry, entry_with};
 
 fn directory() -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
@@ -18,14 +18,14 @@ fn spill(name: &Path) -> Spill {
     spill
 }
 
-fn append(spill: &mut Spill, ids: std::ops::Range<u128>) {
+fn append(spill: &mut Spill, ids: Range<u128>) {
     spill.append(&lines(ids)).unwrap();
 }
 
-fn lines(ids: std::ops::Range<u128>) -> Lines {
+fn lines(ids: Range<u128>) -> Lines {
     let mut lines = Lines::default();
     for id in ids {
-        lines.push(&entry(id));
+        lines.push(&Queued::One(entry(id)));
     }
     lines
 }
@@ -51,11 +51,9 @@ fn lines_are_read_in_order_and_then_the_file_is_emptied() {
     assert_eq!(spill.bytes(), fs::metadata(&name).unwrap().len());
     assert_eq!(spill.oldest(), Some(entry(0).at));
     assert_eq!(drain(&mut spill, 3), (0..7).collect::<Vec<_>>());
-    assert_eq!(
-        (spill.entries(), spill.bytes(), spill.oldest()),
-        (0, 0, None)
-    );
-    assert_eq!((spill.appended(), spill.drained()), (7, 7));
+    assert_eq!((spill.entries(), spill.bytes()), (0, 0));
+    assert_eq!(spill.oldest(), None);
+    assert_eq!((spill.appended, spill.drained), (7, 7));
     assert_eq!(fs::metadata(&name).unwrap().len(), 0);
 }
 
@@ -88,10 +86,8 @@ fn unread_lines_survive_a_crash() {
 fn a_torn_last_line_is_cut_off_and_earlier_lines_stay() {
     let whole = lines(0..3).bytes;
     let second_ends = lines(0..2).bytes.len();
-    for length in (second_ends + 1..whole.len())
-        .step_by(23)
-        .chain([whole.len() - 1])
-    {
+    let torn = (second_ends + 1..whole.len()).step_by(23);
+    for length in torn.chain([whole.len() - 1]) {
         let (_directory, name) = directory();
         fs::write(&name, &whole[..length]).unwrap();
         let mut spill = spill(&name);
@@ -176,7 +172,7 @@ fn files_left_later_are_adopted_before_new_lines() {
     // Only lines that were appended here are skipped.
     first.pass(&lines(4..5), None);
     assert_eq!(drain(&mut first, 10), [5]);
-    assert_eq!((first.appended(), first.drained()), (6, 6));
+    assert_eq!((first.appended, first.drained), (6, 6));
     first.adopt();
     assert!(first.is_empty());
 }
@@ -219,6 +215,11 @@ fn drained_lines_do_not_count_and_their_space_is_freed() {
     let mut spill = Spill::new(Some(name), room);
     append(&mut spill, 1000..1010);
     append(&mut spill, 1010..1020);
+    let lengths = || -> Vec<u64> {
+        let files = fs::read_dir(directory.path()).unwrap();
+        let lengths = files.map(|file| file.unwrap().metadata().unwrap().len());
+        lengths.collect()
+    };
     let (mut ids, mut longest) = (Vec::new(), 0);
     // As much is appended as is drained, so the spill is never empty.
     for page in 0..50 {
@@ -228,18 +229,14 @@ fn drained_lines_do_not_count_and_their_space_is_freed() {
         ids.extend(read.entries.iter().map(|it| it.id.0));
         spill.advance(&read);
         assert!(!spill.is_empty());
-        let files = fs::read_dir(directory.path()).unwrap();
-        let lengths = files.map(|file| file.unwrap().metadata().unwrap().len());
-        longest = longest.max(lengths.sum());
+        longest = longest.max(lengths().iter().sum());
     }
     ids.extend(drain(&mut spill, 7));
     assert_eq!(ids, (1000..1520).collect::<Vec<_>>());
-    assert_eq!((spill.appended(), spill.drained()), (520, 520));
+    assert_eq!((spill.appended, spill.drained), (520, 520));
     assert!(longest <= 2 * room, "{longest} of {room}");
     // Two files are enough, and both are empty now.
-    let files = fs::read_dir(directory.path()).unwrap();
-    let lengths = files.map(|file| file.unwrap().metadata().unwrap().len());
-    assert_eq!(lengths.collect::<Vec<_>>(), [0, 0]);
+    assert_eq!(lengths(), [0, 0]);
 }
 
 #[test]
@@ -254,23 +251,18 @@ fn two_files_of_one_process_are_adopted() {
     assert!(directory.path().join("spill.1").exists());
     assert_eq!(first.entries(), 15);
     drop(first);
-    assert_eq!(
-        drain(&mut spill(&name), 100),
-        (1000..1025).collect::<Vec<_>>()
-    );
+    let all: Vec<u128> = (1000..1025).collect();
+    assert_eq!(drain(&mut spill(&name), 100), all);
 }
 
 #[test]
 fn the_older_of_two_files_is_read_first() {
     let (_directory, name) = directory();
-    let timed = |ids: std::ops::Range<u64>| {
+    let timed = |ids: Range<u64>| {
         let mut lines = Lines::default();
         for id in ids {
-            let at = Time::from_micros(id);
-            lines.push(&Entry {
-                at,
-                ..entry(id.into())
-            });
+            let entry = entry_with(id.into(), |it| it.at = Time::from_micros(id));
+            lines.push(&Queued::One(entry));
         }
         lines
     };
@@ -287,7 +279,7 @@ fn lines_that_reach_the_database_late_are_skipped() {
     spill.append(&in_transit).unwrap();
     append(&mut spill, 3..5);
     spill.pass(&in_transit, None);
-    assert_eq!(spill.drained(), 3);
+    assert_eq!(spill.drained, 3);
     assert_eq!(drain(&mut spill, 10), [3, 4]);
 }
 
@@ -296,14 +288,10 @@ fn a_truncated_file_does_not_block_later_lines() {
     let (_directory, name) = directory();
     let mut spill = spill(&name);
     append(&mut spill, 0..5);
-    fs::OpenOptions::new()
-        .write(true)
-        .open(&name)
-        .unwrap()
-        .set_len(lines(0..2).bytes.len() as u64)
-        .unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&name).unwrap();
+    file.set_len(lines(0..2).bytes.len() as u64).unwrap();
     assert_eq!(drain(&mut spill, 10), [0, 1]);
-    assert_eq!((spill.appended(), spill.drained()), (5, 5));
+    assert_eq!((spill.appended, spill.drained), (5, 5));
     append(&mut spill, 5..6);
     assert_eq!(drain(&mut spill, 10), [5]);
 }
@@ -320,23 +308,19 @@ fn lines_appended_to_a_truncated_file_are_not_lost() {
     append(&mut spill, 5..7);
     spill.advance(&read);
     assert_eq!(drain(&mut spill, 10), [5, 6]);
-    assert_eq!((spill.appended(), spill.drained()), (7, 7));
+    assert_eq!((spill.appended, spill.drained), (7, 7));
 }
 
 #[test]
 fn a_spill_that_cannot_be_written_takes_nothing() {
     let mut nowhere = Spill::new(None, 1 << 20);
-    assert!(matches!(
-        nowhere.append(&lines(0..1)),
-        Err(SpillError::Nowhere)
-    ));
+    let error = nowhere.append(&lines(0..1)).unwrap_err();
+    assert!(matches!(error, SpillError::Nowhere));
     let mut missing = Spill::new(Some("/no/such/directory/spill".into()), 1 << 20);
     missing.adopt();
     let error = missing.append(&lines(0..1)).unwrap_err().to_string();
-    assert!(
-        error.starts_with("cannot open the spill file /no/such/directory/spill: "),
-        "{error}"
-    );
+    let expected = "cannot open the spill file /no/such/directory/spill: ";
+    assert!(error.starts_with(expected), "{error}");
     assert!(missing.is_empty());
 }
 
@@ -351,8 +335,7 @@ fn a_device_is_not_used_as_a_spill_file() {
 #[test]
 fn a_file_of_another_program_is_skipped() {
     let (_directory, name) = directory();
-    let mut file = fs::File::create(&name).unwrap();
-    file.write_all(b"not ours\nat all\n").unwrap();
+    fs::write(&name, b"not ours\nat all\n").unwrap();
     let mut spill = spill(&name);
     assert_eq!(drain(&mut spill, 10), Vec::<u128>::new());
     append(&mut spill, 0..1);

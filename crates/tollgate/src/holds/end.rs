@@ -10,7 +10,7 @@ use tollgate_store::{
 };
 
 use super::{
-    DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, within,
+    DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, ended, within,
 };
 use crate::active_config::ActiveConfig;
 use crate::limiter::{Limiter, now};
@@ -41,7 +41,7 @@ impl<S: Store> Limiter<S> {
         let record = self.settle(*id, Settle::Commit { actual }).await?;
         match record.actual {
             Some(used) if used == actual => Ok(Hold::of(&record)),
-            _ => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+            _ => Err(ended(&record)),
         }
     }
 
@@ -59,7 +59,7 @@ impl<S: Store> Limiter<S> {
         let record = self.settle(*id, Settle::Release).await?;
         match record.state {
             HoldState::Released => Ok(Hold::of(&record)),
-            _ => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+            _ => Err(ended(&record)),
         }
     }
 
@@ -70,7 +70,7 @@ impl<S: Store> Limiter<S> {
             Settled::Unknown => Err(HoldError::Unknown),
             // Ending a reservation needs no token.
             Settled::NotYours => Err(OTHER_LEASE),
-            Settled::NotYet(record) => Err(HoldError::Ended(Box::new(Hold::of(&record)))),
+            Settled::NotYet(record) => Err(ended(&record)),
             Settled::Unrestored(_) => Err(unrestored().into()),
         }
     }
@@ -121,9 +121,7 @@ impl<S: Store> Limiter<S> {
         };
         match self.store.extend(*id, ttl, token).await? {
             Extended::Done(record) => Ok(Hold::of(&record)),
-            Extended::Ended(record) | Extended::Lapsed(record) => {
-                Err(HoldError::Ended(Box::new(Hold::of(&record))))
-            }
+            Extended::Ended(record) | Extended::Lapsed(record) => Err(ended(&record)),
             Extended::Unknown => Err(HoldError::Unknown),
             Extended::NotYours if token.is_none() => Err(OTHER_LEASE),
             Extended::NotYours => Err(self.not_yours(*id).await),
@@ -157,11 +155,8 @@ impl<S: Store> Limiter<S> {
             });
         };
         let token = Token::new(token.0);
-        match self
-            .store
-            .settle(*id, Settle::ReleaseLease { token })
-            .await?
-        {
+        let release = Settle::ReleaseLease { token };
+        match self.store.settle(*id, release).await? {
             Settled::Done(record) | Settled::Already(record) => Ok(Hold::of(&record)),
             Settled::Unknown => Err(HoldError::Unknown),
             Settled::NotYours | Settled::NotYet(_) => Err(self.not_yours(*id).await),

@@ -11,7 +11,7 @@ use tollgate_store::{
 
 use super::{
     Acquire, AcquireOutcome, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_TTL,
-    PATIENCE, Reserve, ReserveOutcome, random, valid_key, valid_text, within,
+    PATIENCE, Reserve, ReserveOutcome, ended, random, valid_key, within,
 };
 use crate::active_config::ActiveConfig;
 use crate::limiter::{Limiter, now};
@@ -55,34 +55,26 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             };
             let charges = &resolution.charges;
             let held = self.limiter.store.hold(charges, reserve.units, &new);
-            match self.limiter.answered(held).await {
-                (Ok(Held::Taken { applied, record }), latency) => {
-                    let reply = self.reply(Ok(applied), latency, &resolution, ask, true);
-                    (reply, Some(record))
-                }
-                (Ok(Held::Denied { applied, .. }), latency) => {
-                    let reply = self.reply(Ok(applied), latency, &resolution, ask, true);
-                    (reply, None)
-                }
-                // The earlier reservation has ended, so the client holds nothing.
-                (Ok(Held::Repeated(record)), _)
-                    if matches!(record.state, HoldState::Released | HoldState::Expired) =>
-                {
-                    return Err(HoldError::Ended(Box::new(Hold::of(&record))));
-                }
-                (Ok(Held::Repeated(record)), _) => {
-                    return Ok(ReserveOutcome::Held {
-                        hold: Hold::of(&record),
-                        decision: None,
-                    });
-                }
-                (Ok(Held::Conflict(_)), _) => return Err(HoldError::Conflict),
-                (Err(error @ StoreError::Unsupported(_)), _) => return Err(error.into()),
-                (Err(error), latency) => {
-                    let reply = self.reply(Err(error), latency, &resolution, ask, true);
-                    (reply, None)
-                }
-            }
+            let (held, latency) = self.limiter.answered(held).await;
+            let (answer, held) = match held {
+                Ok(Held::Taken { applied, record }) => (Ok(applied), Some(record)),
+                Ok(Held::Denied { applied, .. }) => (Ok(applied), None),
+                Ok(Held::Repeated(record)) => match record.state {
+                    // The earlier reservation has ended, so the client holds nothing.
+                    HoldState::Released | HoldState::Expired => return Err(ended(&record)),
+                    HoldState::Reserved | HoldState::Consumed => {
+                        return Ok(ReserveOutcome::Held {
+                            hold: Hold::of(&record),
+                            decision: None,
+                        });
+                    }
+                },
+                Ok(Held::Conflict(_)) => return Err(HoldError::Conflict),
+                Err(error @ StoreError::Unsupported(_)) => return Err(error.into()),
+                Err(error) => (Err(error), None),
+            };
+            let reply = self.reply(answer, latency, &resolution, ask, true);
+            (reply, held)
         };
         let decision = self.decide(&resolution, &reply);
         self.finish(attributes, &resolution, &reply, &decision);
@@ -127,7 +119,10 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         acquire: &Acquire<'_>,
         wait: Option<Wait>,
     ) -> Result<Attempt, HoldError> {
-        let owner = valid_text("the owner", acquire.owner, MAX_OWNER)?;
+        if acquire.owner.len() > MAX_OWNER {
+            let (what, most) = ("the owner", MAX_OWNER);
+            return Err(HoldError::TooLong { what, most });
+        }
         let ask = Ask::Exactly(1);
         if is_denied(resolution) {
             let reply = self.look(resolution, ask).await;
@@ -148,7 +143,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             ttl,
             purpose: Purpose::Lease,
             token,
-            owner,
+            owner: acquire.owner,
             memo: "",
             idempotency_key: None,
             fingerprint: 0,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Enforcement, Span, Time};
-use tollgate_store::{HoldRecord, HoldState, StoreError};
+use tollgate_store::{HeldCharge, HoldRecord, HoldState, StoreError};
 
 pub use name::{BadHoldName, HoldName, LeaseToken};
 pub(crate) use name::{HoldNames, random};
@@ -227,12 +227,22 @@ impl Hold {
     }
 
     pub(crate) fn of(record: &HoldRecord) -> Hold {
+        let uncharged = record.actual.map_or(0, |actual| {
+            let enforced = |it: &&HeldCharge| it.enforcement == Enforcement::Enforce;
+            let charges = record.charges.iter().filter(enforced);
+            let charges = charges.filter(|it| it.cost > 0 && !it.is_slot());
+            let uncharged = charges.map(|it| {
+                let missing = it.cost.saturating_mul(actual).saturating_sub(it.taken);
+                missing.div_ceil(it.cost)
+            });
+            uncharged.max().unwrap_or(0)
+        });
         Hold {
             id: HoldName::Held(record.id),
             state: record.state,
             units: record.units,
             actual: record.actual,
-            uncharged: uncharged(record),
+            uncharged,
             expires_at: record.expires_at,
             fence: record.fence,
             owner: Arc::clone(&record.owner),
@@ -240,20 +250,9 @@ impl Hold {
     }
 }
 
-/// The used units that were not charged: the largest number among the rules.
-fn uncharged(record: &HoldRecord) -> u64 {
-    let Some(actual) = record.actual else {
-        return 0;
-    };
-    let charged = record
-        .charges
-        .iter()
-        .filter(|it| it.enforcement == Enforcement::Enforce && it.cost > 0 && !it.is_slot());
-    let left = charged.map(|it| {
-        let missing = it.cost.saturating_mul(actual).saturating_sub(it.taken);
-        missing.div_ceil(it.cost)
-    });
-    left.max().unwrap_or(0)
+/// The error for a reservation or lease that has ended.
+fn ended(record: &HoldRecord) -> HoldError {
+    HoldError::Ended(Box::new(Hold::of(record)))
 }
 
 fn within(what: &'static str, span: Span, least: Span, most: Span) -> Result<Span, HoldError> {
@@ -272,11 +271,4 @@ fn within(what: &'static str, span: Span, least: Span, most: Span) -> Result<Spa
 fn valid_key(text: &str) -> Result<&str, HoldError> {
     let is_valid = (1..=MOST_KEY).contains(&text.len()) && !text.contains('\0');
     is_valid.then_some(text).ok_or(HoldError::BadKey)
-}
-
-fn valid_text<'a>(what: &'static str, text: &'a str, most: usize) -> Result<&'a str, HoldError> {
-    match text.len() <= most {
-        true => Ok(text),
-        false => Err(HoldError::TooLong { what, most }),
-    }
 }

@@ -7,7 +7,6 @@ use tollgate_core::{Charge, Limit, Recorded, Time};
 use tollgate_ledger::{Entry, Full, Kind, LedgerError, Period, UseOf};
 use tollgate_store::{Applied, StoreError};
 
-use super::refund::Refund;
 use super::{LedgerSync, is_unrestored, unavailable};
 
 /// The most bytes of a tenant or an action that are written: databases index them.
@@ -53,17 +52,14 @@ pub(super) fn writable(text: &str) -> Cow<'_, str> {
 
 /// The period of a charge at `now`. Only quotas are recorded.
 pub(super) fn period_of(limit: &Limit, now: Time) -> Period {
-    let period = match limit {
-        Limit::Quota(quota) => quota.period_at(now),
-        _ => tollgate_core::Period {
-            start: Time::default(),
-            end: Time::MAX,
-        },
+    let (start, end) = match limit {
+        Limit::Quota(quota) => {
+            let period = quota.period_at(now);
+            (period.start, period.end)
+        }
+        _ => (Time::default(), Time::MAX),
     };
-    Period {
-        start: period.start,
-        end: period.end,
-    }
+    Period { start, end }
 }
 
 /// An amount as the ledger has it. Amounts of requests are below 2^52.
@@ -81,12 +77,9 @@ impl LedgerSync {
         if !is_strict(charges) {
             return self.record_in_memory(charges, applied).map_err(Into::into);
         }
-        let entries = recorded_charges(charges).map(|line| {
-            let amount = line.charge.cost.saturating_mul(applied.granted);
-            Entry {
-                amount: signed(amount),
-                ..self.entry(&line, applied.now)
-            }
+        let entries = recorded_charges(charges).map(|line| Entry {
+            amount: signed(line.charge.cost.saturating_mul(applied.granted)),
+            ..self.entry(&line, applied.now)
         });
         let entries = entries.filter(|entry| entry.amount > 0).collect();
         self.ledger.write(entries).await
@@ -164,26 +157,25 @@ impl LedgerSync {
             allowance: line.charge.rule.into(),
             key: line.charge.key.bits(),
             period: period_of(line.charge.limit, now),
-            kind: Kind::Use,
-            amount: 0,
             count: 1,
-            hold: None,
-            who: "".into(),
-            why: "".into(),
-            idempotency_key: None,
+            ..Entry::default()
         }
     }
 
-    /// Records what was given back.
+    /// Records that the costs of `charges` were given back, except those of an earlier period.
     pub(super) async fn record_refund(
         &self,
         charges: &[Charge<'_>],
-        refund: &Refund<'_>,
+        charged_at: Time,
         now: Time,
     ) -> Result<(), StoreError> {
-        let entries = recorded_charges(charges).map(|line| Entry {
+        let lines = recorded_charges(charges).filter(|line| {
+            let limit = line.charge.limit;
+            period_of(limit, charged_at) == period_of(limit, now)
+        });
+        let entries = lines.map(|line| Entry {
             kind: Kind::Correction,
-            amount: -signed(refund.given(line.place, now)),
+            amount: -signed(line.charge.cost),
             count: 0,
             why: "refund".into(),
             ..self.entry(&line, now)
@@ -221,7 +213,7 @@ impl LedgerSync {
                 .try_for_each(|entry| self.ledger.record(entry))
                 .map_err(LedgerError::from),
         };
-        written.map_err(|error| unavailable(&error))
+        written.map_err(unavailable)
     }
 }
 

@@ -11,33 +11,36 @@
 //!   which is flushed regularly, or in the database if a rule is strict. Usage that cannot be recorded is
 //!   given back, and the caller gets an error, so that the rule's failure policy answers.
 //!
-//! `entries.rs` has what is written, `restore.rs` what is read back, `reservations.rs` the records of
-//! reservations, `refund.rs` how much a refund gives back. What operators do (`posting.rs`,
-//! `reconcile.rs`) goes through the whole stack.
+//! `entries.rs` writes entries, `restore.rs` reads counts back, and `reservations.rs` has the records of
+//! reservations. The changes of operators (`posting.rs`, `reconcile.rs`) go through the whole stack.
 
 mod entries;
 mod posting;
 mod reconcile;
-mod refund;
 mod reservations;
 mod restore;
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Mutex;
 use tokio::time::Instant;
-use tollgate_core::{Admission, Charge, Denial, HoldId, Span, Time, Token};
+use tollgate_core::{
+    Admission, Charge, Denial, Enforcement, HoldId, MAX_AMOUNT, Span, Time, Token,
+};
 use tollgate_ledger::{EntryId, Ledger, LedgerError};
 use tollgate_store::{
-    Answer, Applied, Ask, Clock, Extended, Held, HoldRecord, NewHold, Purpose, Reply, Settle,
-    Settled, Store, StoreError,
+    Answer, Applied, Ask, Clock, Extended, Held, HeldCharge, HoldRecord, NewHold, Purpose, Reply,
+    Settle, Settled, Store, StoreError,
 };
 
 use entries::{recorded_charges, signed};
 pub use posting::{PostError, Posted, Posting, Standing};
 pub use reconcile::{Drift, MOST_DRIFTS, Reconciled, Repair};
-use refund::Refund;
+
+use crate::holds::random;
 
 /// How often a request is asked again after a count was restored. Once is enough, unless the store loses
 /// the count again.
@@ -77,17 +80,13 @@ impl LedgerSync {
     /// Records usage in `ledger`, under `namespace`.
     #[must_use]
     pub fn new(ledger: Ledger, namespace: &str, clock: Arc<dyn Clock>) -> LedgerSync {
-        let mut instance = [0; 8];
-        // Without entropy, the process id must be enough. Ids of instances should differ: the ledger ignores
-        // a second entry with the same id.
-        if getrandom::fill(&mut instance).is_err() {
-            instance = u64::from(std::process::id()).to_le_bytes();
-        }
         LedgerSync {
             ledger,
             namespace: namespace.into(),
             clock,
-            instance: u64::from_le_bytes(instance),
+            // Random, or the process id. Ids of instances should differ: the ledger ignores a second entry with
+            // the same id.
+            instance: (random() >> 64) as u64,
             written: AtomicU64::new(0),
             restoring: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             silent_until: parking_lot::Mutex::new(None),
@@ -125,8 +124,8 @@ impl<S: Store> Ledgered<S> {
         &self.store
     }
 
-    /// Asks until the answer lacks no count, which is restored from the ledger in between. `first` is the
-    /// first answer. `applied` finds what the charges say in an answer.
+    /// Asks again until no count is missing, and restores missing counts from the ledger in between. `first` is
+    /// the first answer. `applied` finds the outcomes in an answer.
     async fn restored<'a, T>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -145,8 +144,7 @@ impl<S: Store> Ledgered<S> {
         Err(lost())
     }
 
-    /// Records admitted usage. If that fails, the usage is given back, unless the ledger may have recorded it
-    /// nevertheless.
+    /// Records admitted usage. If that fails, the usage is given back, unless the ledger may have recorded it.
     async fn record(&self, charges: &[Charge<'_>], applied: &Applied) -> Result<(), StoreError> {
         let Err(error) = self.sync.record(charges, applied).await else {
             return Ok(());
@@ -156,10 +154,10 @@ impl<S: Store> Ledgered<S> {
             let both = charges.iter().zip(&applied.outcomes);
             let taken = both.filter(|(_, outcome)| outcome.is_allowed());
             let taken: Vec<Charge<'_>> = taken.map(|(charge, _)| *charge).collect();
-            let store = &self.store;
-            store.refund(&taken, applied.granted, applied.now).await?;
+            let refunded = self.store.refund(&taken, applied.granted, applied.now);
+            refunded.await?;
         }
-        Err(unavailable(&error))
+        Err(unavailable(error))
     }
 
     /// Makes a hold with counts restored first, and records it.
@@ -190,13 +188,12 @@ impl<S: Store> Ledgered<S> {
             }
             Held::Taken { record, applied } => {
                 if let Err(error) = self.sync.record(charges, applied).await {
-                    let token = new.token;
-                    let release = Settle::ReleaseLease { token };
+                    let release = Settle::ReleaseLease { token: new.token };
                     self.store.settle(record.id, release).await?;
-                    return Err(unavailable(&error));
+                    return Err(unavailable(error));
                 }
             }
-            // The process that made it may have ended before it recorded it.
+            // The process that made the hold may have ended before it recorded it.
             Held::Repeated(record) if record.is_open() => {
                 let key = new.idempotency_key;
                 self.sync.record_reserved(record, key).await?;
@@ -229,7 +226,13 @@ impl<S: Store> Ledgered<S> {
         let Settled::Unrestored(record) = &settled else {
             return Ok(settled);
         };
-        let charges = restorable(record);
+        let charges = record.charges.iter().map(HeldCharge::as_charge);
+        let charges = charges.filter(Charge::needs_state).map(|charge| Charge {
+            // Places in the request mean nothing here.
+            enforcement: Enforcement::Enforce,
+            ..charge
+        });
+        let charges: Vec<Charge<'_>> = charges.collect();
         let ask = || self.store.peek(&charges, Ask::Exactly(0));
         self.restored(&charges, ask(), ask, said).await?;
         match self.store.settle(id, how).await? {
@@ -249,20 +252,6 @@ fn denied(held: &Held) -> Option<&Applied> {
         Held::Denied { applied, .. } => Some(applied),
         _ => None,
     }
-}
-
-/// The charges of a hold that a ledger restores.
-fn restorable(record: &HoldRecord) -> Vec<Charge<'_>> {
-    let charges = record
-        .charges
-        .iter()
-        .map(tollgate_store::HeldCharge::as_charge);
-    let charges = charges.filter(Charge::needs_state).map(|charge| Charge {
-        // Places in the request mean nothing here.
-        enforcement: tollgate_core::Enforcement::Enforce,
-        ..charge
-    });
-    charges.collect()
 }
 
 fn is_recorded(charges: &[Charge<'_>]) -> bool {
@@ -288,7 +277,7 @@ impl<S: Store> Store for Ledgered<S> {
         if !is_recorded(charges) {
             return first;
         }
-        // Most requests wait for nobody: their counts are there, and their usage is flushed later.
+        // Most requests do not wait: their counts are there, and their usage is flushed later.
         if let Answer::Now(Ok(applied)) = &first
             && self.sync.record_now(charges, applied)
         {
@@ -315,6 +304,9 @@ impl<S: Store> Store for Ledgered<S> {
         }
     }
 
+    /// Gives back nothing of an earlier period. Never gives back more than was used, all charges of a counter
+    /// together, without reserved amounts: their reservations will settle them. The ledger records exactly the
+    /// amount that is given back.
     fn refund<'a>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -328,25 +320,37 @@ impl<S: Store> Store for Ledgered<S> {
             // This restores a missing count, so that the refund has a count to go to.
             let now = self.peek(charges, Ask::Exactly(0)).await?.now;
             let (sync, store) = (&self.sync, &self.store);
-            let mut refund = Refund::new(charges, units, charged_at, now);
             let keys = recorded_charges(charges).map(|line| line.charge.key.bits());
             let _alone = sync.alone_all(keys).await?;
+            // The same charges, each with all that it gives back as its cost.
+            let given = charges.iter().map(|charge| Charge {
+                cost: charge.cost.saturating_mul(units).min(MAX_AMOUNT),
+                ..*charge
+            });
+            let mut given: Vec<Charge<'_>> = given.collect();
+            let mut left = HashMap::new();
             for line in recorded_charges(charges) {
-                if !refund.knows(line.charge) {
-                    let balance = store.balance(line.charge).await?.unwrap_or_default();
-                    let reserved = sync.in_time(sync.reserved_of(line.charge, now)).await?;
-                    refund.may_give(line.charge, balance.used.saturating_sub(reserved));
-                }
-                refund.give(line.place);
+                let left = match left.entry(line.charge.key) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(unknown) => {
+                        let balance = store.balance(line.charge).await?.unwrap_or_default();
+                        let reserved = sync.in_time(sync.reserved_of(line.charge, now)).await?;
+                        unknown.insert(balance.used.saturating_sub(reserved))
+                    }
+                };
+                let cost = &mut given[line.place].cost;
+                *cost = (*cost).min(*left);
+                *left -= *cost;
             }
-            let applied = store.refund(&refund.charges, 1, charged_at).await?;
-            sync.record_refund(charges, &refund, applied.now).await?;
+            let applied = store.refund(&given, 1, charged_at).await?;
+            let charged_at = charged_at.min(now);
+            sync.record_refund(&given, charged_at, applied.now).await?;
             Ok(applied)
         })
     }
 
-    /// Recorded usage is corrected instead of forgotten. Reserved amounts stay reserved: their holders will
-    /// settle them, and that takes nothing from others then.
+    /// Corrects recorded usage instead of forgetting it. Reserved amounts stay reserved until their holders
+    /// settle them.
     fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
         if !is_recorded(charges) {
             return self.store.reset(charges);
@@ -424,10 +428,11 @@ fn derived_id(parts: &[&[u8]]) -> EntryId {
     EntryId(u128::from_le_bytes(half))
 }
 
-/// Whether a charge has no state, and should have one.
+/// The answer for a charge that has no state, and should have one.
+const UNRESTORED: Admission = Admission::Denied(Denial::Unrestored);
+
 fn is_unrestored(applied: &Applied) -> bool {
-    let unrestored = Admission::Denied(Denial::Unrestored);
-    applied.outcomes.iter().any(|it| it.admission == unrestored)
+    applied.outcomes.iter().any(|it| it.admission == UNRESTORED)
 }
 
 fn lost() -> StoreError {
@@ -437,6 +442,7 @@ fn lost() -> StoreError {
 }
 
 /// Converts an error of the ledger into the error that callers of the store get.
-pub(crate) fn unavailable(error: &LedgerError) -> StoreError {
+#[allow(clippy::needless_pass_by_value, reason = "for `map_err`")]
+pub(crate) fn unavailable(error: LedgerError) -> StoreError {
     StoreError::Unavailable(format!("the ledger: {error}").into())
 }

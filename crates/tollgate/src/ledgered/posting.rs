@@ -7,7 +7,7 @@ use tollgate_store::{Ask, Store, StoreError};
 
 use super::entries::{recorded_charges, signed};
 use super::{LedgerSync, derived_id, unavailable};
-use crate::active_config::ActiveConfig;
+use crate::accounts::Accounts;
 
 /// A correction or a grant.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub struct Posting<'a> {
     pub idempotency_key: Option<&'a str>,
 }
 
-/// What a posting changes.
+/// The change that a posting makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
     /// Adds to the usage, or takes from it.
@@ -33,7 +33,7 @@ pub enum Posted {
     Grant(u64),
 }
 
-/// How a counter stands after a posting.
+/// The state of a counter after a posting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// The rule or the budget.
@@ -92,16 +92,17 @@ pub enum PostError {
     Store(#[from] StoreError),
 }
 
-impl LedgerSync {
-    /// Writes a correction or a grant into the ledger, and sets the counter accordingly. `store` is the whole
-    /// stack.
-    pub(crate) async fn post(
+impl<S: Store> Accounts<'_, S> {
+    /// Writes a correction or a grant into the ledger, and sets the counter accordingly.
+    ///
+    /// # Errors
+    /// If there is no such counter, the reason is missing, or the store or the ledger does not answer.
+    pub async fn post(
         &self,
-        store: &dyn Store,
-        active: &ActiveConfig,
         attributes: &Attributes<'_>,
         posting: &Posting<'_>,
     ) -> Result<Standing, PostError> {
+        let (sync, store, active) = (self.sync, self.limiter.store(), self.limiter.active());
         if posting.why.trim().is_empty() {
             return Err(PostError::NoReason);
         }
@@ -123,7 +124,7 @@ impl LedgerSync {
         let charge = *line.charge;
         // A peek restores the count if the store has lost it.
         let peeked = store.peek(&[charge], Ask::Exactly(0)).await?;
-        let mut entry = self.entry(&line, peeked.now);
+        let mut entry = sync.entry(&line, peeked.now);
         entry.kind = kind;
         entry.amount = amount;
         entry.count = 0;
@@ -131,22 +132,21 @@ impl LedgerSync {
         entry.why = posting.why.into();
         if let Some(key) = posting.idempotency_key {
             entry.idempotency_key = Some(key.into());
-            entry.id = derived_id(&[b"posting", self.namespace.as_bytes(), key.as_bytes()]);
+            entry.id = derived_id(&[b"posting", sync.namespace.as_bytes(), key.as_bytes()]);
         }
         let (id, asked) = (entry.id, (kind, amount));
         // One posting at a time for each idempotency key and each counter: a repeat is done once, and the
         // amount that is taken back is there.
-        let _alone = self
-            .alone_all([id.0, charge.key.bits()].into_iter())
-            .await?;
-        if self.was_posted(id, &charge, asked, posting).await? {
-            return self.standing(store, &charge, true).await;
+        let keys = [id.0, charge.key.bits()];
+        let _alone = sync.alone_all(keys.into_iter()).await?;
+        if sync.was_posted(id, &charge, asked, posting).await? {
+            return self.standing(&charge, true).await;
         }
         // A correction never takes back more than was used. Reserved amounts come back when they are settled.
         let mut used = used;
         if used < 0 {
             let before = store.balance(&charge).await?.unwrap_or_default();
-            let reserved = self.reserved_of(&charge, peeked.now).await?;
+            let reserved = sync.reserved_of(&charge, peeked.now).await?;
             used = used.max(-signed(before.used.saturating_sub(reserved)));
         }
         if kind == Kind::Correction && used != amount {
@@ -155,50 +155,19 @@ impl LedgerSync {
         }
         // The ledger first: a repeat after a failure finds the posting there, and the missing amount of the
         // counter shows as drift.
-        let written = self.ledger.write_new(vec![entry]).await;
-        if !written.map_err(|error| unavailable(&error))? {
-            // Another process has posted the same meanwhile, and has set the counter.
-            self.was_posted(id, &charge, asked, posting).await?;
-            return self.standing(store, &charge, true).await;
+        let written = sync.ledger.write_new(vec![entry]).await;
+        if !written.map_err(unavailable)? {
+            // Another process has made the same posting in between, and has set the counter.
+            sync.was_posted(id, &charge, asked, posting).await?;
+            return self.standing(&charge, true).await;
         }
         store.adjust(&charge, used, extra).await?;
-        self.standing(store, &charge, false).await
+        self.standing(&charge, false).await
     }
 
-    /// Whether the same was posted under this id before. A different posting is a conflict.
-    async fn was_posted(
-        &self,
-        id: EntryId,
-        charge: &Charge<'_>,
-        (kind, amount): (Kind, i64),
-        posting: &Posting<'_>,
-    ) -> Result<bool, PostError> {
-        let Some(key) = posting.idempotency_key else {
-            return Ok(false);
-        };
-        let known = self.ledger.gist(id).await;
-        let Some(known) = known.map_err(|error| unavailable(&error))? else {
-            return Ok(false);
-        };
-        let is_same_counter = known.key == charge.key.bits();
-        if is_same_counter && known.kind == kind && was_asked(&known, amount) {
-            return Ok(true);
-        }
-        Err(PostError::Conflict {
-            key: key.to_owned(),
-            kind: known.kind,
-            amount: known.amount,
-            is_same_counter,
-        })
-    }
-
-    async fn standing(
-        &self,
-        store: &dyn Store,
-        charge: &Charge<'_>,
-        repeated: bool,
-    ) -> Result<Standing, PostError> {
-        let balance = store.balance(charge).await?.unwrap_or_default();
+    async fn standing(&self, charge: &Charge<'_>, repeated: bool) -> Result<Standing, PostError> {
+        let balance = self.limiter.store().balance(charge).await?;
+        let balance = balance.unwrap_or_default();
         let limit = match charge.limit {
             Limit::Quota(quota) => quota.limit(),
             other => other.capacity(),
@@ -214,10 +183,38 @@ impl LedgerSync {
     }
 }
 
-/// The last words of the text below. They mark a correction that was limited to the recorded usage.
+impl LedgerSync {
+    /// Whether the same was posted under this id before. A different posting is a conflict.
+    async fn was_posted(
+        &self,
+        id: EntryId,
+        charge: &Charge<'_>,
+        (kind, amount): (Kind, i64),
+        posting: &Posting<'_>,
+    ) -> Result<bool, PostError> {
+        let Some(key) = posting.idempotency_key else {
+            return Ok(false);
+        };
+        let Some(known) = self.ledger.summary(id).await.map_err(unavailable)? else {
+            return Ok(false);
+        };
+        let is_same_counter = known.key == charge.key.bits();
+        if is_same_counter && known.kind == kind && was_asked(&known, amount) {
+            return Ok(true);
+        }
+        Err(PostError::Conflict {
+            key: key.to_owned(),
+            kind: known.kind,
+            amount: known.amount,
+            is_same_counter,
+        })
+    }
+}
+
+/// The end of the reason of a correction that was limited to the recorded usage.
 const CUT: &str = " was asked for, and no more was used)";
 
-/// The text that is added to the reason of such a correction.
+/// The text that such a correction adds to its reason.
 fn cut_from(asked: i64) -> String {
     format!(" ({asked}{CUT}")
 }

@@ -4,17 +4,16 @@
 //! flush interval. So every counter is read once. The counters that differ are read again after one common
 //! wait. A counter agrees if the amount in the ledger lies between its two readings.
 
-use std::sync::Arc;
-
 use tollgate_config::Counter;
 use tollgate_core::{Balance, Charge, Key, Limit, Recorded, Time};
-use tollgate_ledger::{BalanceRow, Kind};
+use tollgate_ledger::{BalanceRow, Entry, Kind};
 use tollgate_store::{Store, StoreError};
 
 use super::entries::{RecordedCharge, signed};
 use super::posting::PostError;
 use super::restore::LedgerCount;
 use super::{LedgerSync, unavailable};
+use crate::accounts::Accounts;
 use crate::active_config::ActiveConfig;
 
 /// How many counters are read from the ledger at a time.
@@ -89,7 +88,6 @@ struct Suspect {
     directions: Option<(i64, i64)>,
 }
 
-/// One comparison.
 struct Comparison<'a> {
     sync: &'a LedgerSync,
     store: &'a dyn Store,
@@ -101,22 +99,25 @@ struct Comparison<'a> {
     found: Reconciled,
 }
 
-impl LedgerSync {
-    /// Compares the counters of one tenant, or of all tenants, with the ledger.
-    pub(crate) async fn reconcile(
+impl<S: Store> Accounts<'_, S> {
+    /// Compares the counters of one tenant, or of all tenants, with the ledger. Repairs differences if `repair`
+    /// says so.
+    ///
+    /// # Errors
+    /// If the store or the ledger does not answer.
+    pub async fn reconcile(
         &self,
-        store: &dyn Store,
-        active: &ActiveConfig,
         tenant: Option<&str>,
-        (repair, who): (Repair, &str),
+        repair: Repair,
+        who: &str,
     ) -> Result<Reconciled, PostError> {
-        let now = self.clock.now();
-        let failed = |error| PostError::Store(unavailable(&error));
-        self.ledger.flush().await.map_err(failed)?;
+        let sync = self.sync;
+        let now = sync.clock.now();
+        sync.ledger.flush().await.map_err(unavailable)?;
         let mut comparison = Comparison {
-            sync: self,
-            store,
-            active,
+            sync,
+            store: self.limiter.store(),
+            active: &self.limiter.active(),
             now,
             repair,
             who,
@@ -125,14 +126,9 @@ impl LedgerSync {
         };
         let (mut after, mut last) = (None, None::<Account>);
         loop {
-            let page = self
-                .ledger
-                .balances(&self.namespace, now, after, PAGE)
-                .await;
-            let page = page.map_err(failed)?;
-            let Some(row) = page.last() else {
-                break;
-            };
+            let page = sync.ledger.balances(&sync.namespace, now, after, PAGE);
+            let page = page.await.map_err(unavailable)?;
+            let Some(row) = page.last() else { break };
             after = Some(row.cursor());
             for row in page {
                 if tenant.is_some_and(|tenant| *row.tenant != *tenant) {
@@ -306,32 +302,30 @@ impl<'a> Comparison<'a> {
         let charge = account.charge(&counter);
         let repaired = match self.repair {
             Repair::Nothing => false,
-            Repair::Counters => self.repair_counter(&charge, &drift).await?,
+            Repair::Counters => {
+                let used = drift.ledger.max(0) - drift.counter;
+                let extra = drift.ledger_extra - drift.counter_extra;
+                self.store.adjust(&charge, used, extra).await?;
+                drift.ledger >= 0
+            }
             Repair::Ledger => {
-                self.repair_ledger(&charge, &account.row.rule, &drift)
-                    .await?
+                self.repair_ledger(&charge, account, &drift).await?;
+                true
             }
         };
         Ok(Drift { repaired, ..drift })
     }
 
-    async fn repair_counter(&self, charge: &Charge<'_>, drift: &Drift) -> Result<bool, StoreError> {
-        let used = drift.ledger.max(0) - drift.counter;
-        let extra = drift.ledger_extra - drift.counter_extra;
-        self.store.adjust(charge, used, extra).await?;
-        Ok(drift.ledger >= 0)
-    }
-
     async fn repair_ledger(
         &self,
         charge: &Charge<'_>,
-        rule: &Arc<str>,
+        account: &Account,
         drift: &Drift,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<(), StoreError> {
         let line = RecordedCharge {
             charge,
             labels: Recorded {
-                rule,
+                rule: &account.row.rule,
                 tenant: &drift.tenant,
                 action: "",
                 strict: true,
@@ -343,18 +337,16 @@ impl<'a> Comparison<'a> {
             (Kind::Grant, drift.counter_extra - drift.ledger_extra),
         ];
         let entries = amounts.into_iter().filter(|(_, amount)| *amount != 0);
-        let entries = entries.map(|(kind, amount)| {
-            let mut entry = self.sync.entry(&line, self.now);
-            entry.kind = kind;
-            entry.amount = amount;
-            entry.count = 0;
-            entry.who = self.who.into();
-            entry.why = "reconciled with the counter".into();
-            entry
+        let entries = entries.map(|(kind, amount)| Entry {
+            kind,
+            amount,
+            count: 0,
+            who: self.who.into(),
+            why: "reconciled with the counter".into(),
+            ..self.sync.entry(&line, self.now)
         });
         let written = self.sync.ledger.write(entries.collect()).await;
-        written.map_err(|error| unavailable(&error))?;
-        Ok(true)
+        written.map_err(unavailable)
     }
 }
 

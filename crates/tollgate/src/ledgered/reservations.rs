@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 
+use futures_util::TryFutureExt as _;
 use tollgate_core::{Charge, HoldId, Recorded, Span, Tag, Time};
 use tollgate_ledger::{Entry, EntryId, HoldNote, HoldRow, Kind};
 use tollgate_store::{
@@ -13,15 +14,17 @@ use tollgate_store::{
 };
 
 use super::entries::{RecordedCharge, is_strict, period_of, recorded_charges, signed, writable};
+use super::posting::PostError;
 use super::{LedgerSync, derived_id, unavailable};
+use crate::accounts::Accounts;
 
 /// How long after its time the ledger ends a reservation that no store has ended.
 const OVERDUE: Span = Span::MINUTE;
 /// How many overdue reservations are ended at a time.
 const SWEEP: usize = 64;
 
-/// What the ledger needs to know when a reservation ends. It is kept with the reservation.
-#[derive(serde::Serialize, serde::Deserialize)]
+/// The labels that the ledger needs when a reservation ends. The store keeps them with the reservation.
+#[derive(Default, serde::Serialize, serde::Deserialize)]
 struct Memo<'a> {
     #[serde(borrow, rename = "t")]
     tenant: Cow<'a, str>,
@@ -51,23 +54,20 @@ fn id_of(record: &HoldRecord, key: u128, place: usize, kind: Kind) -> EntryId {
     EntryId(time << 64 | hash >> 64)
 }
 
-/// A reservation as it was made, however it stands now.
+/// The reservation in the state in which it was made.
 fn as_made(record: &HoldRecord) -> HoldRecord {
     let mut made = record.clone();
     made.state = HoldState::Reserved;
     made.actual = None;
-    for charge in made
-        .charges
-        .iter_mut()
-        .filter(|it| it.as_charge().needs_state())
-    {
+    let charges = made.charges.iter_mut();
+    for charge in charges.filter(|it| it.as_charge().needs_state()) {
         charge.taken = charge.cost.saturating_mul(record.units);
     }
     made
 }
 
 impl LedgerSync {
-    /// The note that is kept with a reservation.
+    /// The memo that the store keeps with a reservation.
     pub(super) fn memo(charges: &[Charge<'_>]) -> String {
         let first = recorded_charges(charges).next().map(|line| line.labels);
         let Recorded { tenant, action, .. } = first.unwrap_or_default();
@@ -168,16 +168,9 @@ impl LedgerSync {
         at: Time,
         note: impl Fn(Entry, &HeldCharge, usize) -> Entry,
     ) -> (Vec<Entry>, bool) {
-        let memo: Memo<'_> = serde_json::from_str(&record.memo).unwrap_or(Memo {
-            tenant: "".into(),
-            action: "".into(),
-            rules: Vec::new(),
-            strict: false,
-        });
-        let kept = record
-            .charges
-            .iter()
-            .filter(|it| it.as_charge().needs_state());
+        let memo: Memo<'_> = serde_json::from_str(&record.memo).unwrap_or_default();
+        let charges = record.charges.iter();
+        let kept = charges.filter(|it| it.as_charge().needs_state());
         let entries = kept.enumerate().map(|(place, charge)| {
             let held = charge.as_charge();
             let line = RecordedCharge {
@@ -197,10 +190,7 @@ impl LedgerSync {
 
     /// Puts a reservation back that the store has lost and the ledger knows. Returns whether there was one.
     pub(super) async fn revive(&self, store: &dyn Store, id: HoldId) -> Result<bool, StoreError> {
-        let rows = async {
-            let rows = self.ledger.hold(id.bits()).await;
-            rows.map_err(|error| unavailable(&error))
-        };
+        let rows = self.ledger.hold(id.bits()).map_err(unavailable);
         let rows = self.in_time(rows).await?;
         let mut found = false;
         // Where a crash has cut its end short, the counters that recorded the end know how it ended.
@@ -212,22 +202,6 @@ impl LedgerSync {
             }
         }
         Ok(found)
-    }
-
-    /// Ends reservations that should have ended a while ago: their store has lost them, or the process that
-    /// ended them did not record it. Returns how many there were. `store` is the whole stack.
-    pub(crate) async fn sweep(&self, store: &dyn Store) -> Result<usize, StoreError> {
-        let now = self.clock.now();
-        let before = Time::from_micros(now.as_micros().saturating_sub(OVERDUE.as_micros()));
-        let rows = self.ledger.overdue(&self.namespace, before, SWEEP).await;
-        let rows = rows.map_err(|error| unavailable(&error))?;
-        for row in &rows {
-            if let Err(error) = self.end_overdue(store, row, now).await {
-                let hold = format_args!("{:032x}", row.hold);
-                tracing::warn!(%error, %hold, "failed to end an overdue reservation; it is tried again");
-            }
-        }
-        Ok(rows.len())
     }
 
     async fn end_overdue(
@@ -248,14 +222,13 @@ impl LedgerSync {
 
     /// Ends a reservation in the ledger that cannot be put back: only an extension of it was recorded.
     async fn end_unreadable(&self, row: &HoldRow, now: Time) -> Result<(), StoreError> {
-        let id = derived_id(&[
-            b"lost reservation",
-            &row.hold.to_le_bytes(),
-            &row.key.to_le_bytes(),
-            &row.period.start.as_micros().to_le_bytes(),
-        ]);
         let entry = Entry {
-            id,
+            id: derived_id(&[
+                b"lost reservation",
+                &row.hold.to_le_bytes(),
+                &row.key.to_le_bytes(),
+                &row.period.start.as_micros().to_le_bytes(),
+            ]),
             at: now,
             namespace: row.namespace.clone(),
             tenant: row.tenant.clone(),
@@ -266,22 +239,42 @@ impl LedgerSync {
             period: row.period,
             kind: Kind::Expiry,
             amount: -row.reserved,
-            count: 0,
             hold: Some(HoldNote {
                 id: row.hold,
                 tag: row.tag,
                 expires_at: row.expires_at,
                 record: "".into(),
             }),
-            who: "".into(),
             why: "its record is lost".into(),
-            idempotency_key: None,
+            ..Entry::default()
         };
         self.write(vec![entry], false).await
     }
 }
 
-/// The reservation of a row as it stands, if the ledger has all of it.
+impl<S: Store> Accounts<'_, S> {
+    /// Ends overdue reservations that only the ledger knows, and returns their number: their store has lost
+    /// them, or the process that ended them did not record it. Call this every few seconds.
+    ///
+    /// # Errors
+    /// If the ledger does not answer.
+    pub async fn sweep(&self) -> Result<usize, PostError> {
+        let (sync, store) = (self.sync, self.limiter.store());
+        let now = sync.clock.now();
+        let before = Time::from_micros(now.as_micros().saturating_sub(OVERDUE.as_micros()));
+        let rows = sync.ledger.overdue(&sync.namespace, before, SWEEP).await;
+        let rows = rows.map_err(unavailable)?;
+        for row in &rows {
+            if let Err(error) = sync.end_overdue(store, row, now).await {
+                let hold = format_args!("{:032x}", row.hold);
+                tracing::warn!(%error, %hold, "failed to end an overdue reservation; it is tried again");
+            }
+        }
+        Ok(rows.len())
+    }
+}
+
+/// The reservation of a row in its current state, if the ledger has all of it.
 pub(super) fn record_of(row: &HoldRow) -> Option<HoldRecord> {
     let Ok(mut record) = HoldRecord::from_text(&row.record) else {
         let hold = format_args!("{:032x}", row.hold);

@@ -6,15 +6,15 @@
 
 use std::time::Duration;
 
+use futures_util::TryFutureExt as _;
 use futures_util::future::join_all;
 use tokio::sync::MutexGuard;
 use tokio::time::{Instant, timeout};
-use tollgate_core::{Admission, Balance, Charge, Denial, Limit, Time};
-use tollgate_ledger::HoldRow;
+use tollgate_core::{Balance, Charge, Limit, Time};
 use tollgate_store::{Applied, HoldRecord, RETAIN, Store, StoreError};
 
 use super::reservations::record_of;
-use super::{LedgerSync, STRIPES, unavailable};
+use super::{LedgerSync, STRIPES, UNRESTORED, unavailable};
 
 /// How many earlier periods may matter for the amount that was carried over into the current one.
 const PERIODS: usize = 24;
@@ -45,33 +45,28 @@ impl LedgerSync {
         charges: &[Charge<'_>],
         applied: &Applied,
     ) -> Result<(), StoreError> {
-        let unrestored = Admission::Denied(Denial::Unrestored);
         for (charge, outcome) in charges.iter().zip(&applied.outcomes) {
-            if outcome.admission == unrestored {
-                self.restore_one(store, charge, applied.now).await?;
+            if outcome.admission != UNRESTORED {
+                continue;
             }
+            let (key, now) = (charge.key.bits(), applied.now);
+            // Many requests may ask for one count at once: the first reads it for all.
+            let _alone = self.alone(key).await?;
+            if store.balance(charge).await?.is_some() {
+                continue;
+            }
+            let recorded = self.in_time(self.count_of(charge, now)).await?;
+            let balance = Balance {
+                ends_at: recorded.ends_at,
+                used: non_negative(recorded.used),
+                extra: recorded.extra,
+            };
+            // Reservations first: a count never stands without those that a client may repeat.
+            self.put_holds(store, key, now).await?;
+            let charge = std::slice::from_ref(charge);
+            store.restore(charge, &[balance]).await?;
         }
         Ok(())
-    }
-
-    async fn restore_one(
-        &self,
-        store: &dyn Store,
-        charge: &Charge<'_>,
-        now: Time,
-    ) -> Result<(), StoreError> {
-        let key = charge.key.bits();
-        // Many requests may ask for one count at once: the first reads it for all.
-        let _alone = self.alone(key).await?;
-        if store.balance(charge).await?.is_some() {
-            return Ok(());
-        }
-        let balance = self.in_time(self.balance_of(charge, now)).await?;
-        // Reservations first: a count never stands without those that a client may repeat.
-        self.put_holds(store, key, now).await?;
-        store
-            .restore(std::slice::from_ref(charge), &[balance])
-            .await
     }
 
     /// Puts the reservations of a counter back that a client may repeat by their idempotency key. Calls that
@@ -80,21 +75,16 @@ impl LedgerSync {
         let since = Time::from_micros(now.as_micros().saturating_sub(RETAIN.as_micros()));
         let (mut seen, mut after) = (0, None);
         while seen < MOST_HOLDS {
-            let page = async {
-                let page = self.ledger.holds_of(key, since, after, PAGE).await;
-                page.map_err(|error| unavailable(&error))
-            };
-            let page = self.in_time(page).await?;
-            let Some(last) = page.last() else {
-                break;
-            };
+            let page = self.ledger.holds_of(key, since, after, PAGE);
+            let page = self.in_time(page.map_err(unavailable)).await?;
+            let Some(last) = page.last() else { break };
             after = Some((last.expires_at, last.hold));
             seen += page.len();
-            let records: Vec<HoldRecord> = page.iter().filter_map(may_be_repeated).collect();
+            // Only a reservation with an idempotency key has a fingerprint.
+            let records = page.iter().filter_map(record_of);
+            let records: Vec<HoldRecord> = records.filter(|it| it.fingerprint != 0).collect();
             for some in records.chunks(AT_ONCE) {
-                let putting = some
-                    .iter()
-                    .map(|record| store.put_hold(record).into_future());
+                let putting = some.iter().map(|it| store.put_hold(it).into_future());
                 for put in join_all(putting).await {
                     match put {
                         Ok(_) => {}
@@ -117,19 +107,15 @@ impl LedgerSync {
         &self,
         asking: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        let silent = || StoreError::Unavailable("the ledger did not answer in time".into());
-        if self
-            .silent_until
-            .lock()
-            .is_some_and(|it| Instant::now() < it)
-        {
-            return Err(silent());
-        }
-        let answer = timeout(PATIENCE, asking).await;
-        answer.unwrap_or_else(|_| {
+        let silent_until = *self.silent_until.lock();
+        if silent_until.is_none_or(|it| it <= Instant::now()) {
+            if let Ok(answer) = timeout(PATIENCE, asking).await {
+                return answer;
+            }
             *self.silent_until.lock() = Some(Instant::now() + PAUSE);
-            Err(silent())
-        })
+        }
+        let silent = "the ledger did not answer in time";
+        Err(StoreError::Unavailable(silent.into()))
     }
 
     /// Locks a counter within this process. Waits a bounded time, since another holder may wait for the
@@ -164,22 +150,7 @@ impl LedgerSync {
         now: Time,
     ) -> Result<u64, StoreError> {
         let reserved = self.ledger.reserved(charge.key.bits(), now).await;
-        let reserved = reserved.map_err(|error| unavailable(&error))?;
-        Ok(non_negative(reserved))
-    }
-
-    /// The count in the ledger, as a balance of the store.
-    pub(super) async fn balance_of(
-        &self,
-        charge: &Charge<'_>,
-        now: Time,
-    ) -> Result<Balance, StoreError> {
-        let recorded = self.count_of(charge, now).await?;
-        Ok(Balance {
-            ends_at: recorded.ends_at,
-            used: non_negative(recorded.used),
-            extra: recorded.extra,
-        })
+        reserved.map(non_negative).map_err(unavailable)
     }
 
     /// The count in the ledger. Corrections may have made its usage negative.
@@ -191,8 +162,8 @@ impl LedgerSync {
         let Limit::Quota(quota) = charge.limit else {
             return Ok(LedgerCount::default());
         };
-        let read = self.ledger.history(charge.key.bits(), PERIODS).await;
-        let mut periods = read.map_err(|error| unavailable(&error))?;
+        let periods = self.ledger.history(charge.key.bits(), PERIODS).await;
+        let mut periods = periods.map_err(unavailable)?;
         periods.retain(|it| it.period.start <= now);
         let current = quota.period_at(now);
         let last_end = periods.iter().map(|it| it.period.end);
@@ -228,11 +199,6 @@ impl LedgerSync {
             extra: carried.extra.saturating_add_signed(granted),
         })
     }
-}
-
-/// Returns the record of a reservation that has an idempotency key, so that a repeated call finds it.
-fn may_be_repeated(row: &HoldRow) -> Option<HoldRecord> {
-    record_of(row).filter(|record| record.fingerprint != 0)
 }
 
 fn stripe(key: u128) -> usize {

@@ -76,7 +76,7 @@ impl<S: Store> Guarded<S> {
         &self.store
     }
 
-    /// What the breaker does with calls now.
+    /// The current state of the breaker.
     #[must_use]
     pub fn breaker_state(&self) -> BreakerState {
         self.breaker.state(Instant::now().into_std())
@@ -107,9 +107,9 @@ impl<S: Store> Guarded<S> {
     }
 }
 
-/// Tells the breaker how a call ended. A store that reports an error of its own is well.
+/// Tells the breaker how a call ended. A store that answers with an error of its own is healthy.
 fn report<T>(permit: Permit<'_>, answer: &Result<T, StoreError>) {
-    let is_well = matches!(
+    let is_healthy = matches!(
         answer,
         Ok(_)
             | Err(StoreError::Foreign(_)
@@ -117,7 +117,7 @@ fn report<T>(permit: Permit<'_>, answer: &Result<T, StoreError>) {
                 | StoreError::TooManyHolds
                 | StoreError::Unsupported(_))
     );
-    match is_well {
+    match is_healthy {
         true => permit.succeeded(),
         false => permit.failed(Instant::now().into_std()),
     }

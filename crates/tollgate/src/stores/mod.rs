@@ -4,7 +4,7 @@
 //! | wrapper | adds |
 //! |---|---|
 //! | [`Traced`] | a span for each call |
-//! | [`Remembered`] | known denials, answered without a question |
+//! | [`Remembered`] | known denials, answered without a call |
 //! | `Ledgered` (in `ledgered/`) | counts restored from a ledger, usage recorded there |
 //! | `Guarded` | a breaker, a timeout and a limit on calls in flight |
 

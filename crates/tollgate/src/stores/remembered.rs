@@ -6,8 +6,8 @@
 //! refills before that instant.
 //!
 //! Other calls can still change such a state: a refund, a reset, a settled hold, a charge that counts denied
-//! requests, or other numbers for the same key. One made through this instance ends the denial at once, and
-//! one made elsewhere after `denial_cache` at the latest.
+//! requests, or other numbers for the same key. A call through this instance ends the denial at once. After a
+//! call elsewhere, the denial ends after `denial_cache` at the latest.
 //!
 //! The table has a fixed number of places. A new denial replaces the one in its place. A forgotten denial
 //! costs one more call of the store, and never a wrong answer.
@@ -80,13 +80,13 @@ impl<S: Store> Remembered<S> {
         &self.store
     }
 
-    /// Counts the requests that were denied without a question.
+    /// Counts the requests that were denied without a call to the store.
     #[must_use]
     pub fn answered(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.answered)
     }
 
-    /// The denial of this request that still holds at `now`, as the store would put it.
+    /// The denial of this request that still holds at `now`, as the store would answer.
     fn known(&self, request: u128, changes: u64, now: Time) -> Option<Applied> {
         let place = self.place(request).lock();
         let known = place.as_ref()?;
@@ -118,7 +118,7 @@ impl<S: Store> Remembered<S> {
             changes,
             applied: applied.clone(),
             asked_at,
-            // Counted from before the question, so that it is forgotten in time.
+            // Counted from before the call, so that the denial is forgotten in time.
             until: asked_at + until.since(applied.now).min(self.longest),
         };
         *self.place(request).lock() = Some(Box::new(known));

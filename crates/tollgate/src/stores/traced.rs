@@ -1,9 +1,9 @@
 //! Spans of store calls, for decisions that are traced.
 //!
 //! A call has a span only within another span of the target [`TRACES`], which a door opens for a decision
-//! that it has chosen to trace. Any other call costs one look at the current span, and not even that if
-//! nobody traces. A span says which store, how many charges, and how the call ended. It never says whose
-//! charges they are.
+//! that it has chosen to trace. Any other call costs one look at the current span, and not even that if no
+//! subscriber wants traces. A span has the store, the number of charges, and the outcome of the call. It never has
+//! the subject.
 
 use tollgate_core::{Charge, HoldId, Time, Token};
 use tollgate_store::{
@@ -21,21 +21,21 @@ pub struct Traced<S>(pub S);
 
 /// Runs a store call within a span of this name. The name has to be known when this is compiled.
 macro_rules! traced {
-    ($name:literal, $store:expr, $charges:expr, $call:expr, $outcome:expr) => {
+    ($name:literal, $traced:expr, $charges:expr, $call:expr, $outcome:expr) => {
         if is_traced() {
             let span = tracing::info_span!(
                 target: TRACES,
                 $name,
                 otel.kind = "client",
-                store = $store,
+                store = $traced.0.name(),
                 charges = $charges,
                 outcome = Empty,
                 error.type = Empty,
                 otel.status_code = Empty,
             );
-            record(span, $call, $outcome)
+            record(span, $call(), $outcome)
         } else {
-            $call
+            $call()
         }
     };
 }
@@ -52,7 +52,7 @@ fn is_within() -> bool {
     current.metadata().is_some_and(|it| it.target() == TRACES)
 }
 
-/// Records how a call has ended, when it has.
+/// Records the outcome of a call, once there is one.
 #[cold]
 fn record<'a, T: Send + 'a>(
     span: Span,
@@ -75,10 +75,9 @@ fn record<'a, T: Send + 'a>(
 }
 
 fn decided(applied: &Applied) -> &'static str {
-    if applied.allowed {
-        "allowed"
-    } else {
-        "refused"
+    match applied.allowed {
+        true => "allowed",
+        false => "refused",
     }
 }
 
@@ -100,9 +99,8 @@ impl<S: Store> Store for Traced<S> {
 
     #[inline]
     fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
-        let (store, count) = (&self.0, charges.len());
-        let call = || store.apply(charges, ask);
-        traced!("store.apply", store.name(), count, call(), decided)
+        let call = || self.0.apply(charges, ask);
+        traced!("store.apply", self, charges.len(), call, decided)
     }
 
     #[inline]
@@ -119,9 +117,8 @@ impl<S: Store> Store for Traced<S> {
     }
 
     fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
-        let (store, count) = (&self.0, charges.len());
-        let call = || store.peek(charges, ask);
-        traced!("store.peek", store.name(), count, call(), decided)
+        let call = || self.0.peek(charges, ask);
+        traced!("store.peek", self, charges.len(), call, decided)
     }
 
     fn refund<'a>(
@@ -130,26 +127,18 @@ impl<S: Store> Store for Traced<S> {
         units: u64,
         charged_at: Time,
     ) -> Reply<'a, Applied> {
-        let (store, count) = (&self.0, charges.len());
-        let call = || store.refund(charges, units, charged_at);
-        traced!("store.refund", store.name(), count, call(), done)
+        let call = || self.0.refund(charges, units, charged_at);
+        traced!("store.refund", self, charges.len(), call, done)
     }
 
     fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
-        let (store, count) = (&self.0, charges.len());
-        traced!(
-            "store.reset",
-            store.name(),
-            count,
-            store.reset(charges),
-            done
-        )
+        let call = || self.0.reset(charges);
+        traced!("store.reset", self, charges.len(), call, done)
     }
 
     fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
-        let (store, count) = (&self.0, charges.len());
-        let call = || store.restore(charges, balances);
-        traced!("store.restore", store.name(), count, call(), done)
+        let call = || self.0.restore(charges, balances);
+        traced!("store.restore", self, charges.len(), call, done)
     }
 
     fn adjust<'a>(
@@ -158,20 +147,13 @@ impl<S: Store> Store for Traced<S> {
         used: i64,
         extra: i64,
     ) -> Reply<'a, Option<Balance>> {
-        let store = &self.0;
-        let call = || store.adjust(charge, used, extra);
-        traced!("store.adjust", store.name(), 1, call(), done)
+        let call = || self.0.adjust(charge, used, extra);
+        traced!("store.adjust", self, 1, call, done)
     }
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
-        let store = &self.0;
-        traced!(
-            "store.balance",
-            store.name(),
-            1,
-            store.balance(charge),
-            done
-        )
+        let call = || self.0.balance(charge);
+        traced!("store.balance", self, 1, call, done)
     }
 
     fn hold<'a>(
@@ -184,14 +166,13 @@ impl<S: Store> Store for Traced<S> {
             Held::Taken { .. } | Held::Repeated(_) => "allowed",
             Held::Conflict(_) | Held::Denied { .. } => "refused",
         };
-        let (store, count) = (&self.0, charges.len());
-        let call = || store.hold(charges, units, new);
-        traced!("store.hold", store.name(), count, call(), held)
+        let call = || self.0.hold(charges, units, new);
+        traced!("store.hold", self, charges.len(), call, held)
     }
 
     fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
-        let store = &self.0;
-        traced!("store.settle", store.name(), 0, store.settle(id, how), done)
+        let call = || self.0.settle(id, how);
+        traced!("store.settle", self, 0, call, done)
     }
 
     fn extend(
@@ -200,8 +181,7 @@ impl<S: Store> Store for Traced<S> {
         ttl: tollgate_core::Span,
         token: Option<Token>,
     ) -> Reply<'_, Extended> {
-        let store = &self.0;
-        let call = || store.extend(id, ttl, token);
-        traced!("store.extend", store.name(), 0, call(), done)
+        let call = || self.0.extend(id, ttl, token);
+        traced!("store.extend", self, 0, call, done)
     }
 }

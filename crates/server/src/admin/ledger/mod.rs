@@ -71,7 +71,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Answer {
             Database::Sqlite(_) => "sqlite",
             Database::Postgres(_) => "postgres",
         },
-        place: ledger.database().place(),
+        place: ledger.database().location(),
         is_connected: status.is_connected,
         lag_millis: lag.map_or(0, tollgate::Span::as_millis_ceil),
         queued_entries: status.queued as u64,

@@ -16,8 +16,6 @@
 //! * When the ledger closes, the writer works on until its memory is empty, within a time limit. Entries in
 //!   the spill file are left for the next start.
 
-mod save;
-
 use std::collections::{HashSet, VecDeque};
 use std::pin::pin;
 use std::sync::Arc;
@@ -30,12 +28,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 
 use crate::database::Session;
-use crate::entry::{Entry, EntryId};
-use crate::error::{LedgerError, SpillError};
-use crate::note::Note;
+use crate::entry::{Entry, EntryId, Note};
+use crate::error::{Full, LedgerError, SpillError};
 use crate::options::Options;
 use crate::pending::{Pending, Queued, Reply};
-use crate::spill::{Lines, Read, Spill};
+use crate::spill::{Lines, Read, Spill, last_at};
 use crate::status::StatusReport;
 
 /// The first pause after a failure; each is twice as long as the one before.
@@ -51,7 +48,7 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 /// How often to look for spill files that other processes have left.
 const ADOPT_EVERY: Duration = Duration::from_secs(5);
 
-/// What the writer shares with the handles of the ledger.
+/// The state that the writer shares with the handles of the ledger.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: Arc<Options>,
@@ -64,7 +61,6 @@ pub(crate) struct Shared {
     pub(crate) has_ended: watch::Sender<bool>,
 }
 
-/// The task: see the module.
 #[derive(Debug)]
 pub(crate) struct Writer {
     shared: Arc<Shared>,
@@ -89,7 +85,7 @@ pub(crate) struct Writer {
     has_overtaken: bool,
 }
 
-/// The pause after a failure.
+/// After a failure.
 #[derive(Debug)]
 struct Pause {
     until: Instant,
@@ -97,7 +93,7 @@ struct Pause {
     error: LedgerError,
 }
 
-/// What one transaction writes: items of the backlog, or lines of the spill.
+/// The content of one transaction: items of the backlog, or lines of the spill.
 #[derive(Debug, Default)]
 struct Batch {
     items: Vec<Queued>,
@@ -117,19 +113,6 @@ impl Batch {
         spilled
             .chain(self.items.iter().filter_map(Queued::note))
             .collect()
-    }
-
-    /// Returns the entries and notes to spill if the transaction takes long: those that no caller waits for.
-    fn lines(&self) -> Lines {
-        let mut lines = Lines::default();
-        for item in &self.items {
-            match item {
-                Queued::One(entry) => lines.push(entry),
-                Queued::Note(note) => lines.push_note(note),
-                Queued::Strict(..) | Queued::Flush(_) => {}
-            }
-        }
-        lines
     }
 }
 
@@ -153,31 +136,33 @@ impl Writer {
         }
     }
 
-    /// Runs until the ledger is closed.
+    /// Runs until the ledger is closed. Then the rest goes into the spill.
     pub(crate) async fn run(mut self) {
         self.with_spill(Spill::adopt).await;
         loop {
             self.notice_closing();
             self.turn().await;
-            let is_done = self.backlog.is_empty() || self.is_late();
-            if self.close_by.is_some() && is_done {
-                self.end().await;
-                return;
+            if self.close_by.is_some() && (self.backlog.is_empty() || self.is_late()) {
+                break;
             }
-            self.wait().await;
+            // The other half of the interval is for writing.
+            let due = self.taken_at + self.shared.options.flush_interval / 2;
+            let until = self.pause.as_ref().map_or(due, |it| it.until.min(due));
+            select! {
+                () = self.shared.wake.notified() => {}
+                () = sleep_until(until) => {}
+            }
         }
-    }
-
-    /// Waits until there is something to do.
-    async fn wait(&self) {
-        // The other half of the interval is for writing.
-        let due = self.taken_at + self.shared.options.flush_interval / 2;
-        let resumes = self.pause.as_ref().map(|it| it.until);
-        let until = resumes.map_or(due, |it| it.min(due));
-        select! {
-            () = self.shared.wake.notified() => {}
-            () = sleep_until(until) => {}
+        self.fail_waiting(&LedgerError::Full(Full::Closed));
+        self.save(None).await;
+        if !self.backlog.is_empty() {
+            let entries = self.backlog.len();
+            tracing::error!(place = %self.shared.location, entries, "entries could be neither written nor spilled, and are lost with this process");
         }
+        if let Some(mut session) = self.session.take() {
+            session.close().await;
+        }
+        self.shared.has_ended.send_replace(true);
     }
 
     /// Writes everything there is, or spills it during a pause.
@@ -189,7 +174,12 @@ impl Writer {
             self.save(None).await;
             return;
         }
-        self.adopt().await;
+        let is_time = self.adopt_at <= Instant::now() && self.is_connected();
+        if is_time && self.spill.lock().is_empty() {
+            // There is nothing else to drain.
+            self.with_spill(Spill::adopt).await;
+            self.adopt_at = Instant::now() + ADOPT_EVERY;
+        }
         loop {
             self.notice_closing();
             if self.close_by.is_some() && !self.spill.lock().is_empty() {
@@ -202,8 +192,11 @@ impl Writer {
                 // Nothing to write: connect, so that the next write is fast.
                 Ok(None) => Batch::default(),
                 Err(error) => {
-                    self.fail(Batch::default(), false, self.unavailable(&error))
-                        .await;
+                    let error = LedgerError::Unavailable {
+                        location: Arc::clone(&self.shared.location),
+                        reason: error.to_string().into(),
+                    };
+                    self.fail(Batch::default(), false, error).await;
                     break;
                 }
             };
@@ -226,15 +219,6 @@ impl Writer {
             let now = Instant::now();
             self.close_by = Some(now + CLOSE_LIMIT);
             self.save_by = self.save_by.min(now + CLOSE_PATIENCE);
-        }
-    }
-
-    /// Adopts spill files of processes that have ended since, when there is nothing else to drain.
-    async fn adopt(&mut self) {
-        let is_time = self.adopt_at <= Instant::now() && self.is_connected();
-        if is_time && self.spill.lock().is_empty() {
-            self.with_spill(Spill::adopt).await;
-            self.adopt_at = Instant::now() + ADOPT_EVERY;
         }
     }
 
@@ -316,23 +300,18 @@ impl Writer {
             }
         };
         self.session = Some(session);
+        let is_written = result.is_ok();
         match result {
-            Ok(present) => {
-                self.succeed(batch, saved, &present).await;
-                true
-            }
-            Err(error) => {
-                self.fail(batch, saved.is_some(), error).await;
-                false
-            }
+            Ok(present) => self.succeed(batch, saved, &present).await,
+            Err(error) => self.fail(batch, saved.is_some(), error).await,
         }
+        is_written
     }
 
     async fn succeed(&mut self, batch: Batch, saved: Option<Lines>, present: &[EntryId]) {
         let (entries, notes) = (batch.entries(), batch.notes());
         let written = entries.len() + notes.len();
-        let last = entries.last().map(|it| it.at);
-        let last = last.or_else(|| notes.last().map(|it| it.at));
+        let last = last_at(entries.last().copied(), notes.last().copied());
         self.pause = None;
         self.batch = (self.batch * 2).min(self.shared.options.batch);
         if self.shared.report.written(written) {
@@ -364,7 +343,7 @@ impl Writer {
                 Queued::Note(_) => {}
             }
         }
-        let drained = self.spill.lock().drained();
+        let drained = self.spill.lock().drained;
         while let Some((_, reply)) = self
             .flushes
             .pop_front_if(|(position, _)| *position <= drained)
@@ -434,6 +413,80 @@ impl Writer {
         }
     }
 
+    /// Spills everything in memory: first the batch that is being written, unless it was spilled already, then
+    /// the backlog.
+    async fn save(&mut self, running: Option<(&Batch, &mut Option<Lines>)>) {
+        self.take();
+        self.save_by = Instant::now() + self.shared.options.flush_interval;
+        let mut batch = None;
+        let mut error = None;
+        if let Some((it, saved)) = running {
+            batch = Some(it);
+            let mut lines = Lines::default();
+            it.items.iter().for_each(|item| lines.push(item));
+            if saved.is_none() && lines.entries > 0 {
+                match self.append(lines).await {
+                    Ok(lines) => *saved = Some(lines),
+                    Err(failed) => error = Some(failed),
+                }
+            }
+        }
+        let mut strict = VecDeque::new();
+        while error.is_none() && !self.backlog.is_empty() {
+            error = self.save_some(&mut strict).await.err();
+        }
+        strict.append(&mut self.backlog);
+        self.backlog = strict;
+        self.report(batch);
+        // Without a configured file, the error of the database says enough.
+        let error = error.filter(|error| !matches!(error, SpillError::Nowhere));
+        let text: Option<Arc<str>> = error.map(|error| error.to_string().into());
+        if self.shared.report.spill(text.clone())
+            && let Some(error) = text
+        {
+            tracing::error!(%error, "cannot spill entries; they stay in memory");
+        }
+    }
+
+    /// Spills a batch from the front of the backlog. Strict writes move to `strict`.
+    async fn save_some(&mut self, strict: &mut VecDeque<Queued>) -> Result<(), SpillError> {
+        let (mut lines, mut items) = (Lines::default(), Vec::new());
+        while lines.entries < self.shared.options.batch
+            && let Some(item) = self.backlog.pop_front()
+        {
+            if let Queued::Strict(..) = item {
+                strict.push_back(item);
+                continue;
+            }
+            lines.push(&item);
+            items.push(item);
+        }
+        let entries = lines.entries;
+        if entries > 0
+            && let Err(error) = self.append(lines).await
+        {
+            for item in items.into_iter().rev() {
+                self.backlog.push_front(item);
+            }
+            return Err(error);
+        }
+        // Reported before they leave memory, so that the status always shows them in one place or the other.
+        self.report(None);
+        self.shared.pending.lock().forget(entries);
+        let position = self.spill.lock().appended;
+        for item in items {
+            if let Queued::Flush(reply) = item {
+                self.flushes.push_back((position, reply));
+            }
+        }
+        Ok(())
+    }
+
+    async fn append(&self, lines: Lines) -> Result<Lines, SpillError> {
+        let appended = self.with_spill(move |spill| spill.append(&lines).map(|()| lines));
+        appended.await.unwrap_or(Err(SpillError::Nowhere))
+    }
+
     /// Runs `work` on the spill on a thread that may block. Returns `None` if the runtime is shutting down.
     async fn with_spill<T: Send + 'static>(
         &self,
@@ -451,27 +504,6 @@ impl Writer {
         let oldest = spill.oldest().or_else(|| items.find_map(Queued::at));
         let report = &self.shared.report;
         report.behind(spill.entries(), spill.bytes(), oldest);
-    }
-
-    fn unavailable(&self, error: &SpillError) -> LedgerError {
-        LedgerError::Unavailable {
-            location: Arc::clone(&self.shared.location),
-            reason: error.to_string().into(),
-        }
-    }
-
-    /// Ends the task: the rest goes into the spill.
-    async fn end(mut self) {
-        self.fail_waiting(&LedgerError::Full(crate::error::Full::Closed));
-        self.save(None).await;
-        if !self.backlog.is_empty() {
-            let entries = self.backlog.len();
-            tracing::error!(place = %self.shared.location, entries, "entries could be neither written nor spilled, and are lost with this process");
-        }
-        if let Some(mut session) = self.session.take() {
-            session.close().await;
-        }
-        self.shared.has_ended.send_replace(true);
     }
 }
 
