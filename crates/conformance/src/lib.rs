@@ -66,6 +66,9 @@ use tollgate_store::Store;
 
 pub use kind::Kind;
 
+/// The time at which every case and every random sequence starts: the edge of a second.
+pub const START: Time = Time::from_micros(1_700_000_000_000_000);
+
 /// The number of steps of a random sequence in an ordinary run.
 pub const STEPS: usize = 2_000;
 
@@ -315,7 +318,10 @@ macro_rules! conformance_suite {
     };
     (@cases $form:ident $fixture:expr, $block_on:path; $($case:ident)*) => {$(
         $crate::conformance_suite! {
-            @run $form $case, $fixture, $block_on, it => $crate::cases::$case(&it)
+            @run $form $case, $fixture, $block_on, it => {
+                $crate::Fixture::set_time(&it, $crate::START);
+                $crate::cases::$case(&it)
+            }
         }
     )*};
     (@without_ledger tests $fixture:expr, $block_on:path; $($case:ident)*) => {
