@@ -61,8 +61,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use tollgate_core::{Key, Time};
-use tollgate_store::Store;
+use tollgate_core::{HoldId, Key, Span, Tag, Time, Token};
+use tollgate_store::{NewHold, Purpose, Store};
 
 pub use kind::Kind;
 
@@ -100,6 +100,31 @@ pub fn has_ledger(fixture: &impl Fixture) -> bool {
 pub fn key(n: u64) -> Key {
     let (low, high) = (spread(n), spread(n ^ 0x5555_5555_5555_5555));
     Key::from_bits(u128::from(high) << 64 | u128::from(low))
+}
+
+/// How long a [`reservation`] lasts.
+pub const TTL: Span = Span::MINUTE;
+
+/// Returns the id of hold number `n`.
+#[must_use]
+pub fn hold_id(n: u128) -> HoldId {
+    HoldId::new(n, Tag::default())
+}
+
+/// Returns a reservation with the id of hold number `n`.
+#[must_use]
+pub fn reservation(n: u128) -> NewHold<'static> {
+    NewHold {
+        id: hold_id(n),
+        ttl: TTL,
+        purpose: Purpose::Reservation,
+        token: Token::NONE,
+        owner: "someone",
+        memo: "",
+        idempotency_key: None,
+        fingerprint: 7,
+        wait: None,
+    }
 }
 
 /// The output function of splitmix64.

@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use tollgate_core::{CarryOver, Charge, Enforcement, HoldId, Limit, Span, Tag, Time, Token};
+use tollgate_core::{CarryOver, Charge, Enforcement, HoldId, Limit, Span, Time, Token};
 
 use super::random::{Random, Range};
 use super::reference::ReferenceStore;
-use super::{Fixture, Kind, START, key};
+use super::{Fixture, Kind, START, hold_id, key, reservation};
 use tollgate_store::{
     Ask, Extended, Held, HoldRecord, ManualClock, NewHold, Purpose, Settle, Settled, Store, Wait,
 };
@@ -62,14 +62,13 @@ fn slots(limit: u64) -> Limit {
 }
 
 fn id(number: u64) -> HoldId {
-    HoldId::new(number.into(), Tag::default())
+    hold_id(number.into())
 }
 
 /// Returns the hold with this number, always the same.
 fn hold_of(number: u64) -> NewHold<'static> {
     let is_lease = number.is_multiple_of(3);
     NewHold {
-        id: id(number),
         ttl: Span::from_millis(500 + 700 * (number % 7)),
         purpose: if is_lease {
             Purpose::Lease
@@ -77,14 +76,12 @@ fn hold_of(number: u64) -> NewHold<'static> {
             Purpose::Reservation
         },
         token: Token::new(if is_lease { number.into() } else { 0 }),
-        owner: "owner",
-        memo: "",
-        idempotency_key: None,
         fingerprint: number,
         wait: number.is_multiple_of(2).then_some(Wait {
             ticket: number.into(),
             patience: Span::from_secs(if number.is_multiple_of(8) { 0 } else { 2 }),
         }),
+        ..reservation(number.into())
     }
 }
 

@@ -1,4 +1,4 @@
-//! What happens to the usage of a key when the numbers of its limit change.
+//! The usage of a key after the numbers of its limit have changed.
 
 use tollgate_core::{CarryOver, Charge, Limit, Span};
 
@@ -57,7 +57,7 @@ pub async fn changed_numbers_carry_over_at_the_first_apply_even_if_denied(fixtur
     }
 }
 
-/// Both have the same state: a rule may change from one to the other.
+/// GCRA and token bucket have the same state: a rule may change from one to the other.
 pub async fn gcra_and_token_bucket_share_a_state(fixture: &impl Fixture) {
     let gcra = Kind::Gcra.limit(CAPACITY, WINDOW);
     let bucket = Kind::TokenBucket.limit(CAPACITY, WINDOW);

@@ -2,21 +2,20 @@
 
 use std::sync::{Arc, LazyLock};
 
-use tollgate_core::{Algorithm, Charge, Enforcement, HoldId, Limit, Span, Tag, Token};
+use tollgate_core::{Algorithm, Charge, Enforcement, HoldId, Limit, Span, Token};
 
 use super::{
     CAPACITY, apply, charge, costing, denied, enforced, just_before, left, limits, promised, reset,
     take,
 };
-use crate::{Fixture, Kind, START};
+use crate::{Fixture, Kind, START, TTL, hold_id as id, reservation};
 use tollgate_store::{
-    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_OWNER, NewHold, Purpose, Settle,
-    Settled, Store,
+    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_OWNER, NewHold, Settle, Settled,
+    Store,
 };
 
 /// A window that does not end while a case runs.
 pub(super) const LONG: Span = Span::from_secs(1_000 * 86_400);
-pub(super) const TTL: Span = Span::MINUTE;
 /// A window of [`CAPACITY`] that does not end while a case runs.
 pub(super) static ENDLESS: LazyLock<Limit> =
     LazyLock::new(|| Kind::FixedWindow.limit(CAPACITY, LONG));
@@ -30,25 +29,6 @@ pub(super) fn overdrawing(overdraft: u64, charge: Charge<'_>) -> Charge<'_> {
     Charge {
         overdraft,
         ..charge
-    }
-}
-
-pub(super) fn id(number: u128) -> HoldId {
-    HoldId::new(number, Tag::default())
-}
-
-/// Returns a reservation with this number.
-pub(super) fn reservation(number: u128) -> NewHold<'static> {
-    NewHold {
-        id: id(number),
-        ttl: TTL,
-        purpose: Purpose::Reservation,
-        token: Token::NONE,
-        owner: "someone",
-        memo: "",
-        idempotency_key: None,
-        fingerprint: 7,
-        wait: None,
     }
 }
 
@@ -141,7 +121,7 @@ pub async fn a_commit_of_less_gives_back_the_rest(fixture: &impl Fixture) {
     }
 }
 
-/// A commit of exactly the reserved units.
+/// A commit of exactly the reserved units gives nothing back.
 pub async fn a_commit_of_all_changes_nothing(fixture: &impl Fixture) {
     for (kind, n, _, limit) in limits(fixture, Span::HOUR) {
         let double = costing(2, charge(n, &limit));

@@ -5,14 +5,12 @@ use tollgate_core::{
     Span, Time, Token,
 };
 
-use super::holds::{
-    ONE_SLOT, commit, due, ended, find, held, overdrawing, reservation, settle, taken,
-};
+use super::holds::{ONE_SLOT, commit, due, ended, find, held, overdrawing, settle, taken};
 use super::quota::{DECEMBER, FEBRUARY, JANUARY, NOVEMBER, TEN, monthly};
 use super::{
     CAPACITY, WINDOW, apply, charge, denied, enforced, just_before, left, peek, refund, reset, take,
 };
-use crate::{Fixture, Kind};
+use crate::{Fixture, Kind, reservation};
 use tollgate_store::{Ask, NewHold, Purpose, Settle, Settled, Store};
 
 fn ledgered(number: u64, limit: &Limit) -> Charge<'_> {
@@ -54,7 +52,7 @@ fn is_unrestored(outcome: &Outcome) -> bool {
     outcome.admission == Admission::Denied(Denial::Unrestored)
 }
 
-/// For any cost, in every call.
+/// Without a state, every call denies, whatever the cost.
 pub async fn a_recorded_quota_is_not_decided_without_a_state(fixture: &impl Fixture) {
     let one = ledgered(1, &TEN);
     fixture.set_time(NOVEMBER);
@@ -81,7 +79,7 @@ pub async fn a_recorded_quota_is_not_decided_without_a_state(fixture: &impl Fixt
     assert_eq!(adjust(fixture, ledgered(2, &rate), 1, 1).await, None);
 }
 
-/// The request will be repeated after the restore, so it counts nowhere.
+/// The caller repeats the request after the restore, so no charge counts it.
 pub async fn a_request_that_needs_a_restore_leaves_no_trace(fixture: &impl Fixture) {
     let open = Kind::Gcra.limit(CAPACITY, WINDOW);
     let [shut, blocks] = [Kind::FixedWindow, Kind::Backoff].map(|kind| kind.limit(0, WINDOW));
@@ -110,7 +108,7 @@ pub async fn a_request_that_needs_a_restore_leaves_no_trace(fixture: &impl Fixtu
     assert_eq!(left(fixture, counting).await, CAPACITY);
 }
 
-/// The shadow reports it, and is not charged.
+/// The shadow reports that it needs a restore, and is not charged.
 pub async fn a_shadow_that_needs_a_restore_denies_nothing(fixture: &impl Fixture) {
     let open = Kind::Gcra.limit(CAPACITY, WINDOW);
     fixture.set_time(NOVEMBER);
@@ -139,7 +137,7 @@ pub async fn a_state_of_an_earlier_period_is_a_state(fixture: &impl Fixture) {
     assert!(is_unrestored(&denied(fixture, one, 1).await));
 }
 
-/// It counts like usage of the store.
+/// A restored balance counts like usage of the store.
 pub async fn a_restored_balance_counts(fixture: &impl Fixture) {
     let limit = monthly(10, 3, 4);
     let one = ledgered(1, &limit);
@@ -182,7 +180,7 @@ pub async fn a_restore_does_not_convert_an_existing_state(fixture: &impl Fixture
     assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 3, 0)));
 }
 
-/// Also for two charges of one key in one request.
+/// The first restore wins, also among two charges of one key in one request.
 pub async fn the_first_of_two_restores_wins(fixture: &impl Fixture) {
     let one = ledgered(1, &TEN);
     fixture.set_time(NOVEMBER);
@@ -193,7 +191,7 @@ pub async fn the_first_of_two_restores_wins(fixture: &impl Fixture) {
     assert_eq!(read(fixture, one).await, Some(balances[0]));
 }
 
-/// It is rolled forward by as many periods as have passed.
+/// The balance is rolled forward by as many periods as have passed.
 pub async fn a_balance_of_an_earlier_period_is_rolled_forward(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 4);
     fixture.set_time(JANUARY);
@@ -210,7 +208,7 @@ pub async fn a_balance_of_an_earlier_period_is_rolled_forward(fixture: &impl Fix
     }
 }
 
-/// It is known to the end of the period that nothing was used.
+/// The store remembers until the end of the period that nothing was used.
 pub async fn a_balance_restored_as_zero_is_not_forgotten(fixture: &impl Fixture) {
     let one = ledgered(1, &TEN);
     fixture.set_time(NOVEMBER);
@@ -306,7 +304,7 @@ pub async fn a_recorded_quota_is_not_settled_without_a_state(fixture: &impl Fixt
     assert_eq!(due(fixture).await, []);
 }
 
-/// A commit of exactly the reserved units, and the end of a lease.
+/// A commit of exactly the reserved units changes nothing, and the end of a lease only frees its slot.
 pub async fn a_settle_that_changes_nothing_needs_no_state(fixture: &impl Fixture) {
     let (one, slot) = (ledgered(1, &TEN), charge(2, &ONE_SLOT));
     fixture.set_time(NOVEMBER);

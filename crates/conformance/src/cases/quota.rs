@@ -45,7 +45,7 @@ pub async fn a_quota_holds_until_its_period_ends(fixture: &impl Fixture) {
     denied(fixture, one, 1).await;
 }
 
-/// It has 23 hours in spring, and 25 in autumn.
+/// The day has 23 hours in spring, and 25 in autumn.
 pub async fn a_day_in_which_clocks_change_is_one_day(fixture: &impl Fixture) {
     let limit = with_periods(Unit::Day, "Europe/Berlin", 5, 0, 0);
     // Midnights in Berlin before the 26th of March and the 29th of October 2023.

@@ -2,10 +2,10 @@
 
 use tollgate_core::{CarryOver, Charge, Limit, Span, Time, Unit};
 
-use super::holds::{commit, ended, held, reservation, taken};
+use super::holds::{commit, ended, held, taken};
 use super::quota::{NOVEMBER, monthly, with_periods};
 use super::{CAPACITY, charge, denied, left, limits, reset, take};
-use crate::{Fixture, Kind};
+use crate::{Fixture, Kind, reservation};
 use tollgate_store::Settle;
 
 const DAY: Span = Span::DAY;
@@ -123,7 +123,7 @@ pub async fn a_hold_is_settled_in_another_calendar(fixture: &impl Fixture) {
     }
 }
 
-/// Nothing is given back to an ended period. An overrun counts in the new one.
+/// Nothing is given back to an ended period. An overrun counts in the new period.
 pub async fn a_hold_is_settled_when_a_period_of_another_calendar_has_ended(fixture: &impl Fixture) {
     let months = monthly(100, 0, 0);
     let days = with_periods(Unit::Day, "UTC", 100, 0, 0);

@@ -4,11 +4,10 @@ use tollgate_core::concurrency::Holder;
 use tollgate_core::{Admission, Charge, Denial, Enforcement, Span, Time, Token};
 
 use super::holds::{
-    ENDLESS, LONG, ONE_SLOT, TTL, commit, ended, extend, find, held, hold, id, reservation, settle,
-    slots, taken,
+    ENDLESS, LONG, ONE_SLOT, commit, ended, extend, find, held, hold, settle, slots, taken,
 };
 use super::{CAPACITY, apply, charge, costing, enforced, just_before, left, peek, reset};
-use crate::{Fixture, Kind, START};
+use crate::{Fixture, Kind, START, TTL, reservation};
 use tollgate_store::{
     Applied, Ask, Extended, Held, HoldState, NewHold, Purpose, Settle, Settled, Store, Wait,
 };
@@ -376,7 +375,7 @@ pub async fn holders_are_listed(fixture: &impl Fixture) {
     let window = Kind::FixedWindow.limit(1, LONG);
     let none = store.holders(&charge(1, &window), 9).await;
     assert_eq!(none, Ok(Vec::new()));
-    assert!(find(fixture, id(3).bits()).await.is_some());
+    assert!(find(fixture, 3).await.is_some());
 }
 
 /// Without slots, waiting does not help.
