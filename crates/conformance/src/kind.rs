@@ -22,13 +22,13 @@ pub enum Kind {
     LeakyPolice,
     /// A leaky bucket that makes requests wait.
     LeakyShape,
-    /// The same, with a longest wait of half the window.
+    /// A leaky bucket that makes requests wait for at most half the window.
     LeakyShapeInTime,
     /// A back-off that watches another charge.
     Backoff,
     /// A quota. The window chooses its calendar.
     Quota,
-    /// The same, also recorded in a ledger.
+    /// A quota whose usage is also recorded in a ledger.
     LedgeredQuota,
 }
 

@@ -61,10 +61,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-use tollgate_core::{Key, Time};
-use tollgate_store::Store;
+use tollgate_core::{HoldId, Key, Span, Tag, Time, Token};
+use tollgate_store::{NewHold, Purpose, Store};
 
 pub use kind::Kind;
+
+/// The time at which every case and every random sequence starts: the edge of a second.
+pub const START: Time = Time::from_micros(1_700_000_000_000_000);
 
 /// The number of steps of a random sequence in an ordinary run.
 pub const STEPS: usize = 2_000;
@@ -97,6 +100,31 @@ pub fn has_ledger(fixture: &impl Fixture) -> bool {
 pub fn key(n: u64) -> Key {
     let (low, high) = (spread(n), spread(n ^ 0x5555_5555_5555_5555));
     Key::from_bits(u128::from(high) << 64 | u128::from(low))
+}
+
+/// How long a [`reservation`] lasts.
+pub const TTL: Span = Span::MINUTE;
+
+/// Returns the id of hold number `n`.
+#[must_use]
+pub fn hold_id(n: u128) -> HoldId {
+    HoldId::new(n, Tag::default())
+}
+
+/// Returns a reservation with the id of hold number `n`.
+#[must_use]
+pub fn reservation(n: u128) -> NewHold<'static> {
+    NewHold {
+        id: hold_id(n),
+        ttl: TTL,
+        purpose: Purpose::Reservation,
+        token: Token::NONE,
+        owner: "someone",
+        memo: "",
+        idempotency_key: None,
+        fingerprint: 7,
+        wait: None,
+    }
 }
 
 /// The output function of splitmix64.
@@ -315,7 +343,10 @@ macro_rules! conformance_suite {
     };
     (@cases $form:ident $fixture:expr, $block_on:path; $($case:ident)*) => {$(
         $crate::conformance_suite! {
-            @run $form $case, $fixture, $block_on, it => $crate::cases::$case(&it)
+            @run $form $case, $fixture, $block_on, it => {
+                $crate::Fixture::set_time(&it, $crate::START);
+                $crate::cases::$case(&it)
+            }
         }
     )*};
     (@without_ledger tests $fixture:expr, $block_on:path; $($case:ident)*) => {

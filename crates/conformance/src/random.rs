@@ -8,8 +8,8 @@ use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Recorded, S
 
 use super::cases::retry_at;
 use super::reference::ReferenceStore;
-use super::{Fixture, Kind, key, spread};
-use tollgate_store::{Applied, Ask, Balance, ManualClock, Store};
+use super::{Fixture, Kind, START, key, spread};
+use tollgate_store::{Applied, Ask, Balance, ManualClock, Store, StoreError};
 
 /// The contents of random sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,23 +47,20 @@ pub async fn same_answers(fixture: &impl Fixture, kinds: &[Kind], steps: usize) 
             if time < script.now {
                 reset_expired(fixture, &reference, &script).await;
             }
-            script.move_to(time);
+            (script.now, script.latest) = (time, script.latest.max(time));
             fixture.set_time(time);
             reference.clock().set(time);
-            if script.now < script.latest || script.has_quotas() {
-                reset_expired(fixture, &reference, &script).await;
+        } else {
+            let expected = script.run(&operation, &reference).await;
+            let reply = script.run(&operation, fixture.store()).await;
+            assert_eq!(
+                reply, expected,
+                "step {step} of {kinds:?}: {operation:?} at {:?} on {:?}",
+                script.now, script.subjects
+            );
+            if let Ok(Reply::Applied(applied)) = expected {
+                script.remember(&operation, &applied);
             }
-            continue;
-        }
-        let expected = script.run(&operation, &reference).await;
-        let reply = script.run(&operation, fixture.store()).await;
-        assert_eq!(
-            reply, expected,
-            "step {step} of {kinds:?}: {operation:?} at {:?} on {:?}",
-            script.now, script.subjects
-        );
-        if let Reply::Applied(applied) = expected {
-            script.remember(&operation, &applied);
         }
         if script.now < script.latest || script.has_quotas() {
             reset_expired(fixture, &reference, &script).await;
@@ -91,7 +88,6 @@ async fn reset_expired(
 const SUBJECTS: usize = 5;
 /// The distance between the subject numbers of two rounds.
 const ROUND: u64 = 100;
-const START: Time = Time::from_micros(1_700_000_000_000_000);
 
 struct Script {
     range: Range,
@@ -159,22 +155,19 @@ impl Subject {
 
 impl Script {
     fn new(range: Range, kinds: &[Kind]) -> Script {
-        let seed = kinds
-            .iter()
-            .fold(0_u64, |seed, kind| spread(seed.wrapping_add(*kind as u64)));
-        let mut random = Random(seed);
+        let seed = |seed: u64, kind: &Kind| spread(seed.wrapping_add(*kind as u64));
+        let mut random = Random(kinds.iter().fold(0, seed));
         let subjects = (0..).zip(kinds.iter().cycle());
+        let subjects = subjects.take(SUBJECTS.max(kinds.len()));
+        let subjects = subjects.map(|(number, kind)| Subject {
+            number,
+            kind: *kind,
+            limit: random.limit(*kind),
+            carry_over: CarryOver::Keep,
+        });
         Script {
             range,
-            subjects: subjects
-                .take(SUBJECTS.max(kinds.len()))
-                .map(|(number, kind)| Subject {
-                    number,
-                    kind: *kind,
-                    limit: random.limit(*kind),
-                    carry_over: CarryOver::Keep,
-                })
-                .collect(),
+            subjects: subjects.collect(),
             random,
             now: START,
             latest: START,
@@ -185,7 +178,10 @@ impl Script {
 
     fn next(&mut self, step: usize) -> Operation {
         if step % 500 == 499 {
-            self.next_round();
+            // All subjects are replaced by new ones.
+            let subjects = self.subjects.iter_mut();
+            subjects.for_each(|subject| subject.number += ROUND);
+            self.taken.clear();
         }
         if self.has_quotas() && self.random.below(10) == 0 {
             return self.balance_operation();
@@ -232,13 +228,12 @@ impl Script {
         let amounts = (some(), some());
         match self.random.below(6) {
             0..3 => {
-                let promised = self.promised;
-                let mut balance = |_: &Item| Balance {
-                    ends_at: [Time::default(), promised, self.now][self.random.index(3)],
+                let balances = items.iter().map(|_| Balance {
+                    ends_at: [Time::default(), self.promised, self.now][self.random.index(3)],
                     used: self.random.below(12),
                     extra: self.random.below(3),
-                };
-                let balances = items.iter().map(&mut balance).collect();
+                });
+                let balances = balances.collect();
                 Operation::Restore(items, balances)
             }
             3 | 4 => {
@@ -250,14 +245,6 @@ impl Script {
             }
             _ => Operation::Balance(items[0]),
         }
-    }
-
-    /// Replaces all subjects by ones never seen.
-    fn next_round(&mut self) {
-        for subject in &mut self.subjects {
-            subject.number += ROUND;
-        }
-        self.taken.clear();
     }
 
     /// Returns one to four charges. Charges of the same subject have the same settings.
@@ -315,34 +302,31 @@ impl Script {
         self.subjects[item.subject].charge(item.cost, item.enforcement, item.on_denied)
     }
 
-    async fn run(&self, operation: &Operation, store: &impl Store) -> Reply {
+    async fn run(&self, operation: &Operation, store: &impl Store) -> Result<Reply, StoreError> {
         let applied = match operation {
-            Operation::Apply(items, ask) => store.apply(&self.charges(items), *ask).await,
-            Operation::Peek(items, ask) => store.peek(&self.charges(items), *ask).await,
+            Operation::Apply(items, ask) => store.apply(&self.charges(items), *ask).await?,
+            Operation::Peek(items, ask) => store.peek(&self.charges(items), *ask).await?,
             Operation::Refund(items, units, at) => {
-                store.refund(&self.charges(items), *units, *at).await
+                store.refund(&self.charges(items), *units, *at).await?
             }
             Operation::Reset(items) => {
-                let reset = store.reset(&self.charges(items)).await;
-                reset.expect("the store answers");
-                return Reply::Nothing;
+                store.reset(&self.charges(items)).await?;
+                return Ok(Reply::Nothing);
             }
             Operation::Restore(items, balances) => {
-                let restored = store.restore(&self.charges(items), balances).await;
-                restored.expect("the store answers");
-                return Reply::Nothing;
+                store.restore(&self.charges(items), balances).await?;
+                return Ok(Reply::Nothing);
             }
             Operation::Adjust(item, used, extra) => {
-                let reply = store.adjust(&self.charge(item), *used, *extra).await;
-                return Reply::Balance(reply.expect("the store answers"));
+                let adjusted = store.adjust(&self.charge(item), *used, *extra).await?;
+                return Ok(Reply::Balance(adjusted));
             }
             Operation::Balance(item) => {
-                let reply = store.balance(&self.charge(item)).await;
-                return Reply::Balance(reply.expect("the store answers"));
+                return Ok(Reply::Balance(store.balance(&self.charge(item)).await?));
             }
-            Operation::MoveTo(_) => return Reply::Nothing,
+            Operation::MoveTo(_) => return Ok(Reply::Nothing),
         };
-        Reply::Applied(Box::new(applied.expect("the store answers")))
+        Ok(Reply::Applied(Box::new(applied)))
     }
 
     fn remember(&mut self, operation: &Operation, applied: &Applied) {
@@ -359,32 +343,19 @@ impl Script {
             self.taken.push(taken);
         }
     }
-
-    fn move_to(&mut self, time: Time) {
-        self.now = time;
-        self.latest = self.latest.max(time);
-    }
 }
 
 /// The generator splitmix64.
-pub(super) struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    pub(super) fn new(start: u64) -> Random {
-        Random(start)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        spread(self.0)
-    }
-
     pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        spread(self.0) % bound
     }
 
     #[allow(clippy::cast_possible_truncation)] // Below the length of a slice.
-    fn index(&mut self, len: usize) -> usize {
+    pub(super) fn index(&mut self, len: usize) -> usize {
         self.below(len as u64) as usize
     }
 

@@ -5,16 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use tollgate_core::{CarryOver, Charge, Enforcement, HoldId, Limit, Span, Tag, Time, Token};
+use tollgate_core::{CarryOver, Charge, Enforcement, HoldId, Limit, Span, Time, Token};
 
 use super::random::{Random, Range};
 use super::reference::ReferenceStore;
-use super::{Fixture, Kind, key};
+use super::{Fixture, Kind, START, hold_id, key, reservation};
 use tollgate_store::{
     Ask, Extended, Held, HoldRecord, ManualClock, NewHold, Purpose, Settle, Settled, Store, Wait,
 };
 
-const START: Time = Time::from_micros(1_700_000_000_000_000);
 /// Calls concern one of this many recent holds.
 const RECENT: u64 = 12;
 const LONG: Span = Span::from_secs(1_000 * 86_400);
@@ -53,10 +52,8 @@ impl Subjects {
         }
     }
 
-    fn all(&self) -> Vec<Charge<'_>> {
-        let places = 0..self.limits.len();
-        let one = |place| self.charge(place, 1, Enforcement::Enforce);
-        places.map(one).collect()
+    fn plain(&self, place: usize) -> Charge<'_> {
+        self.charge(place, 1, Enforcement::Enforce)
     }
 }
 
@@ -65,14 +62,13 @@ fn slots(limit: u64) -> Limit {
 }
 
 fn id(number: u64) -> HoldId {
-    HoldId::new(number.into(), Tag::default())
+    hold_id(number.into())
 }
 
 /// Returns the hold with this number, always the same.
 fn hold_of(number: u64) -> NewHold<'static> {
     let is_lease = number.is_multiple_of(3);
     NewHold {
-        id: id(number),
         ttl: Span::from_millis(500 + 700 * (number % 7)),
         purpose: if is_lease {
             Purpose::Lease
@@ -80,14 +76,12 @@ fn hold_of(number: u64) -> NewHold<'static> {
             Purpose::Reservation
         },
         token: Token::new(if is_lease { number.into() } else { 0 }),
-        owner: "owner",
-        memo: "",
-        idempotency_key: None,
         fingerprint: number,
         wait: number.is_multiple_of(2).then_some(Wait {
             ticket: number.into(),
             patience: Span::from_secs(if number.is_multiple_of(8) { 0 } else { 2 }),
         }),
+        ..reservation(number.into())
     }
 }
 
@@ -110,7 +104,7 @@ fn settle_of(random: &mut Random, number: u64) -> Settle {
 /// Drives `steps` random calls through the store and through the reference, and compares every answer.
 pub async fn random_holds_match_the_reference(fixture: &impl Fixture, steps: usize) {
     let (store, range) = (fixture.store(), fixture.range());
-    let mut random = Random::new(5);
+    let mut random = Random(5);
     let reference = ReferenceStore::new(ManualClock::at(START));
     let mut now = START;
     fixture.set_time(now);
@@ -140,8 +134,8 @@ pub async fn random_holds_match_the_reference(fixture: &impl Fixture, steps: usi
     for step in 0..steps {
         let number = last + 1 - random.below(RECENT.min(last));
         if range != Range::Steady && random.below(20) == 0 {
-            let place = random.below(subjects.limits.len() as u64);
-            subjects.changes[usize::try_from(place).unwrap_or(0)] += 1;
+            let place = random.index(subjects.limits.len());
+            subjects.changes[place] += 1;
         }
         match random.below(10) {
             0..4 => {
@@ -154,14 +148,11 @@ pub async fn random_holds_match_the_reference(fixture: &impl Fixture, steps: usi
                 let most = if range == Range::All { 3 } else { 1 };
                 let charges: Vec<Charge<'_>> = (0..=random.below(most))
                     .map(|_| {
-                        let place = random.below(subjects.limits.len() as u64);
-                        let shadows = random.below(6) == 0;
-                        let enforcement = if shadows {
-                            Enforcement::Shadow
-                        } else {
-                            Enforcement::Enforce
+                        let place = random.index(subjects.limits.len());
+                        let enforcement = match random.below(6) {
+                            0 => Enforcement::Shadow,
+                            _ => Enforcement::Enforce,
                         };
-                        let place = usize::try_from(place).unwrap_or(0);
                         subjects.charge(place, 1 + random.below(2), enforcement)
                     })
                     .collect();
@@ -206,25 +197,24 @@ pub async fn random_holds_match_the_reference(fixture: &impl Fixture, steps: usi
                 }
             }
             _ => {
-                now = now
-                    + match random.below(3) {
-                        0 => Span::from_micros(random.below(3)),
-                        1 => Span::from_millis(random.below(500)),
-                        _ => Span::from_millis(random.below(4_000)),
-                    };
+                let passed = match random.below(3) {
+                    0 => Span::from_micros(random.below(3)),
+                    1 => Span::from_millis(random.below(500)),
+                    _ => Span::from_millis(random.below(4_000)),
+                };
+                now = now + passed;
                 fixture.set_time(now);
                 reference.clock().set(now);
             }
         }
-        for charge in &subjects.all() {
-            let expected =
-                tollgate_store::Store::peek(&reference, &[*charge], Ask::Exactly(1)).await;
-            let reply = tollgate_store::Store::peek(store, &[*charge], Ask::Exactly(1)).await;
+        for charge in (0..subjects.limits.len()).map(|place| subjects.plain(place)) {
+            let expected = reference.peek(&[charge], Ask::Exactly(1)).await;
+            let reply = store.peek(&[charge], Ask::Exactly(1)).await;
             assert_eq!(reply, expected, "step {step}: a look at {charge:?}");
         }
         let expected = reference.find_hold(id(number)).await;
         assert_eq!(store.find_hold(id(number)).await, expected, "step {step}");
-        let charge = subjects.charge(subjects.limits.len() - 1, 1, Enforcement::Enforce);
+        let charge = subjects.plain(subjects.limits.len() - 1);
         let expected = reference.holders(&charge, 9).await;
         assert_eq!(store.holders(&charge, 9).await, expected, "step {step}");
     }
@@ -260,16 +250,22 @@ pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
     const LIMIT: u64 = 300;
     const SLOTS: u64 = 3;
     let store = fixture.store();
-    let mut random = Random::new(11);
+    let mut random = Random(11);
     let mut now = START;
     fixture.set_time(now);
-    let windows: Vec<Limit> = (0..3)
-        .map(|_| Kind::FixedWindow.limit(LIMIT, LONG))
-        .collect();
-    let subjects = Subjects::new(windows.into_iter().chain([slots(SLOTS)]).collect());
+    let mut limits = vec![Kind::FixedWindow.limit(LIMIT, LONG); 3];
+    limits.push(slots(SLOTS));
+    let subjects = Subjects::new(limits);
     let plain = |place| Charge {
         overdraft: 0,
-        ..subjects.charge(place, 1, Enforcement::Enforce)
+        ..subjects.plain(place)
+    };
+    // Compares the units that are left of each window with the accounts.
+    let check = async |accounts: &BTreeMap<u64, Account>, step: usize| {
+        for place in 0..3 {
+            let remaining = remaining(store, &plain(place)).await;
+            assert_eq!(remaining, left(accounts, place, LIMIT), "step {step}");
+        }
     };
     let mut accounts: BTreeMap<u64, Account> = BTreeMap::new();
     // The number of the latest hold.
@@ -348,10 +344,8 @@ pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
             6 => {
                 let ttl = Span::from_millis(random.below(5_000));
                 let extended = store.extend(id(number), ttl, None).await;
-                match (
-                    accounts.get_mut(&number),
-                    extended.expect("the store answers"),
-                ) {
+                let account = accounts.get_mut(&number);
+                match (account, extended.expect("the store answers")) {
                     (None, Extended::Unknown) => {}
                     (Some(account), Extended::Ended(_)) if account.used.is_some() => {}
                     (Some(account), Extended::Lapsed(_))
@@ -368,40 +362,21 @@ pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
                 fixture.set_time(now);
             }
         }
-        for place in 0..3 {
-            let expected = left(&accounts, place, LIMIT);
-            assert_eq!(
-                remaining(store, &plain(place)).await,
-                expected,
-                "step {step}"
-            );
-        }
+        check(&accounts, step).await;
         let free = SLOTS.saturating_sub(holders(&accounts, now));
         assert_eq!(remaining(store, &plain(3)).await, free, "step {step}");
         if left(&accounts, 0, LIMIT) < 20 {
             finish(store, &mut accounts).await;
-            for place in 0..3 {
-                let expected = left(&accounts, place, LIMIT);
-                assert_eq!(
-                    remaining(store, &plain(place)).await,
-                    expected,
-                    "step {step}"
-                );
-            }
+            check(&accounts, step).await;
             let all: Vec<Charge<'_>> = (0..4).map(plain).collect();
-            tollgate_store::Store::reset(store, &all)
-                .await
-                .expect("the store answers");
+            store.reset(&all).await.expect("the store answers");
             accounts.clear();
             // The next calls concern new holds only.
             last += RECENT;
         }
     }
     finish(store, &mut accounts).await;
-    for place in 0..3 {
-        let expected = left(&accounts, place, LIMIT);
-        assert_eq!(remaining(store, &plain(place)).await, expected);
-    }
+    check(&accounts, steps).await;
     assert_eq!(remaining(store, &plain(3)).await, SLOTS);
 }
 

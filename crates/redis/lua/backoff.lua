@@ -53,6 +53,11 @@ local function carry_over(k, n, from, how)
   blocked_until[k] = math.min(blocked_until[k], math.max(last_denial[k], now) + n.max)
 end
 
+local function adopt(k, n, from, how)
+  carry_over(k, n, from, how)
+  return true
+end
+
 local function load(k, n, value, how)
   if not value then
     clear(k)
@@ -73,16 +78,7 @@ local function load(k, n, value, how)
   if how == AS_WRITTEN then
     return false, from
   end
-  carry_over(k, n, from, how)
-  return true
-end
-
-local function adopt(k, n, from, how)
-  if from.head == n.head then
-    return false
-  end
-  carry_over(k, n, from, how)
-  return true
+  return adopt(k, n, from, how)
 end
 
 local function decide(k, n, cost)

@@ -1,6 +1,7 @@
--- Finds the record of an existing hold, for settle and extend.
+-- Finds the record of an open hold that the caller may change, for settle and extend.
 
 local UNKNOWN, NOT_YOURS, OTHER = 4, 5, 10
+local COMMIT, RELEASE, EXPIRE, RELEASE_LEASE, UNDO = 1, 2, 3, 4, 5
 
 if not value then
   if record_at <= whole and is_hidden(record_at) then
@@ -23,3 +24,23 @@ if kind ~= 'h' or last ~= charges or #value < 65 + 7 * charges then
   return { now, FOREIGN, '', record_at }
 end
 hold.fence = fence
+
+-- A reservation has no token.
+local may = certain
+if operation == EXTEND then
+  may = may or purpose == 0 or its_token == token
+else
+  may = may
+    or how == EXPIRE
+    or (purpose == 0 and (how == COMMIT or how == RELEASE))
+    or (purpose == 1 and how == RELEASE_LEASE and its_token == token)
+end
+if not may then
+  return { now, NOT_YOURS, '', 0 }
+end
+if state ~= 0 then
+  if index then
+    call('ZREM', index, ARGV[5])
+  end
+  return { now, ALREADY, value, 0 }
+end

@@ -80,6 +80,11 @@ local function as_written(n, head)
   return own
 end
 
+local function adopt(k, n, from, how)
+  carry_over(k, n, from, how)
+  return true
+end
+
 local function load(k, n, value, how)
   if not value then
     ends_at[k], used[k], extra[k], starts_at[k] = 0, 0, 0, 0
@@ -100,16 +105,7 @@ local function load(k, n, value, how)
   if how == AS_WRITTEN then
     return false, from
   end
-  carry_over(k, n, from, how)
-  return true
-end
-
-local function adopt(k, n, from, how)
-  if from.head == n.head then
-    return false
-  end
-  carry_over(k, n, from, how)
-  return true
+  return adopt(k, n, from, how)
 end
 
 -- Returns when a denied cost would be allowed; nil if never, or if that is not known.

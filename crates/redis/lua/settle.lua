@@ -1,22 +1,8 @@
 -- Ends a hold.
 
 local NOT_YET, UNRESTORED = 6, 9
-local COMMIT, RELEASE, EXPIRE, RELEASE_LEASE, UNDO = 1, 2, 3, 4, 5
 undoing = how == UNDO
 
-local may = certain
-  or how == EXPIRE
-  or (purpose == 0 and (how == COMMIT or how == RELEASE))
-  or (purpose == 1 and how == RELEASE_LEASE and its_token == token)
-if not may then
-  return { now, NOT_YOURS, '', 0 }
-end
-if state ~= 0 then
-  if index then
-    call('ZREM', index, ARGV[5])
-  end
-  return { now, ALREADY, value, 0 }
-end
 if how == EXPIRE and now < ends and not certain then
   if index then
     call('ZADD', index, ends, ARGV[5])

@@ -53,7 +53,8 @@ local function prepare(k, l, flag)
     if how == AS_WRITTEN then
       return from
     end
-    moved = adopt(k, n, from, how)
+    -- Two limits of a call may have the same numbers.
+    moved = (not n.head or from.head ~= n.head) and adopt(k, n, from, how)
   else
     local value = values[k]
     if not value and k <= whole and is_hidden(k) then

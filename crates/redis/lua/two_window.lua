@@ -102,9 +102,6 @@ local function load(k, n, value, how)
 end
 
 local function adopt(k, n, from, how)
-  if from.head == n.head then
-    return false
-  end
   carry_over(k, n, from.tick, from.window, from.limit, how)
   return true
 end

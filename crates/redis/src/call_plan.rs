@@ -7,6 +7,7 @@ use tollgate_core::leaky_bucket::Leaky;
 use tollgate_core::meter::Meter;
 use tollgate_core::quota::Quota;
 use tollgate_core::{Key, Limit, Span, Tick, Time};
+use tollgate_store::Ask;
 
 use crate::request::{Item, MAX, Operation, Request};
 use crate::script::Family;
@@ -17,11 +18,11 @@ const HEADER: usize = 21;
 /// Requests of the same operation, cluster slot and families, in the order of the plan.
 #[derive(Debug, Default)]
 pub(crate) struct CallPlan {
-    /// The numbers of the requests in the order of the plan: first those in runs.
-    order: Vec<usize>,
-    in_runs: usize,
+    /// The numbers of the requests in the order of the plan, and of the replies: first those in runs.
+    pub(crate) order: Vec<usize>,
+    pub(crate) in_runs: usize,
     /// For each key the numbers of a request and a charge that use it.
-    keys: Vec<(usize, usize)>,
+    pub(crate) keys: Vec<(usize, usize)>,
     /// How many keys, from the front, are states that are read whole.
     whole: usize,
     runs: usize,
@@ -93,12 +94,8 @@ impl CallPlan {
             *first..*first + charges
         };
         for is_whole in [true, false] {
-            for used in others
-                .iter()
-                .flat_map(others_charges)
-                .map(|it| of_charges[it])
-            {
-                let used = &mut used_keys[used];
+            for charge in others.iter().flat_map(others_charges) {
+                let used = &mut used_keys[of_charges[charge]];
                 if used.is_whole == is_whole && used.position.is_none() {
                     used.position = Some(plan.keys.len());
                     plan.keys.push(used.first_use);
@@ -112,9 +109,9 @@ impl CallPlan {
             let request = requests[number];
             plan.order.push(number);
             put(&mut plan.requests, request.charges.len() as u64, 2);
-            plan.requests
-                .push(u8::from(request.up_to) | u8::from(request.denied) << 1);
-            put(&mut plan.requests, request.units, 7);
+            let up_to = u8::from(matches!(request.ask, Ask::UpTo(_)));
+            plan.requests.push(up_to | u8::from(request.denied) << 1);
+            put(&mut plan.requests, request.ask.units(), 7);
             for (charge, item) in request.charges.iter().enumerate() {
                 let used = &used_keys[of_charges[first + charge]];
                 let position = used.position.unwrap_or_default();
@@ -149,16 +146,6 @@ impl CallPlan {
         at
     }
 
-    /// Returns the numbers of the requests in the order of the replies: those in runs, and the others.
-    pub(crate) fn order(&self) -> (&[usize], &[usize]) {
-        self.order.split_at(self.in_runs)
-    }
-
-    /// Returns for each key of the call the numbers of a request and a charge that use it.
-    pub(crate) fn keys(&self) -> &[(usize, usize)] {
-        &self.keys
-    }
-
     /// Returns the plan as the script reads it. With `now` 0, the script uses the server's time.
     pub(crate) fn to_bytes(&self, operation: Operation, now: Time, margin: Span) -> Vec<u8> {
         let size = HEADER + self.limits.len() + self.requests.len();
@@ -167,12 +154,12 @@ impl CallPlan {
         put(&mut bytes, margin.as_micros(), 7);
         bytes.push(operation as u8);
         // The record of a hold follows the states and is read with them, unless some are not read whole.
-        let with_record = operation.is_of_holds() && self.whole == self.keys.len();
-        put(
-            &mut bytes,
-            (self.whole + usize::from(with_record)) as u64,
-            2,
+        let of_hold = matches!(
+            operation,
+            Operation::Hold | Operation::Settle | Operation::Extend
         );
+        let with_record = usize::from(of_hold && self.whole == self.keys.len());
+        put(&mut bytes, (self.whole + with_record) as u64, 2);
         put(&mut bytes, self.runs as u64, 2);
         put(&mut bytes, (HEADER + self.limits.len() + 1) as u64, 2);
         bytes.extend_from_slice(&self.limits);
@@ -212,13 +199,16 @@ fn cost_in_run(request: &Request) -> Option<(&Item, u64)> {
     let [item] = request.charges.as_slice() else {
         return None;
     };
-    let may = request.operation == Operation::Apply && !request.up_to && !request.denied;
+    let Ask::Exactly(units) = request.ask else {
+        return None;
+    };
+    let may = request.operation == Operation::Apply && !request.denied;
     let has_runs = match &item.limit {
         Limit::TokenBucket(_) | Limit::Gcra(_) | Limit::FixedWindow(_) => true,
         Limit::LeakyBucket(bucket) => bucket.leaky() == Leaky::Police,
         _ => false,
     };
-    let cost = item.cost.checked_mul(request.units)?;
+    let cost = item.cost.checked_mul(units)?;
     (may && has_runs && (1..=MAX).contains(&cost)).then_some((item, cost))
 }
 
@@ -263,17 +253,12 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family, now: &dyn Fn() 
             put(bytes, limit, 7);
         }
         Limit::Backoff(backoff) => {
-            let schedule = backoff.schedule();
+            let it = backoff.schedule();
             bytes.push(b'o');
-            put(bytes, schedule.after.into(), 4);
+            put(bytes, it.after.into(), 4);
             // At most 100.
-            put(bytes, schedule.factor.into(), 1);
-            for span in [
-                schedule.base,
-                schedule.max,
-                schedule.forget,
-                schedule.penalty,
-            ] {
+            put(bytes, it.factor.into(), 1);
+            for span in [it.base, it.max, it.forget, it.penalty] {
                 put(bytes, span.as_micros(), 7);
             }
         }

@@ -1,43 +1,33 @@
 //! Connections to one server: opened, logged in, and checked with a ping.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo,
-    RedisError, TlsCertificates,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, Pipeline,
+    RedisConnectionInfo, RedisError, TlsCertificates, Value,
 };
 use tokio::time::timeout;
 
+use crate::error::Failure;
 use crate::options::{Address, Login, Options, Servers};
-
-/// Opens connections to the servers of a store.
-#[derive(Clone, Debug)]
-pub(crate) struct Connector {
-    options: Arc<Options>,
-}
 
 /// Why a connection could not be opened.
 #[derive(Clone, Debug, thiserror::Error)]
-pub(crate) enum ConnectError {
-    /// No server answers at the address.
-    #[error("{address} {what}")]
-    Unreachable { address: String, what: String },
-    /// A server answers with an error.
-    #[error("{address}: {what}")]
-    Rejected {
-        address: String,
-        what: String,
-        cause: Cause,
-    },
+#[error("{what}")]
+pub(crate) struct ConnectError {
+    pub(crate) cause: Cause,
+    /// The address, and what is wrong with it.
+    what: String,
 }
 
-/// Which setting to check.
+/// The setting to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
+    /// The address: no server answers.
+    Unreachable,
     /// The user or the password.
     Login,
     /// The rights of the user.
@@ -59,39 +49,27 @@ pub(crate) enum Cause {
 }
 
 impl ConnectError {
+    pub(crate) fn new(cause: Cause, what: impl Into<String>) -> ConnectError {
+        let what = what.into();
+        ConnectError { cause, what }
+    }
+
     /// Returns the same error for a Sentinel, which has its own login.
     fn of_sentinel(mut self) -> ConnectError {
-        if let ConnectError::Rejected { cause, .. } = &mut self
-            && *cause == Cause::Login
-        {
-            *cause = Cause::SentinelLogin;
+        if self.cause == Cause::Login {
+            self.cause = Cause::SentinelLogin;
         }
         self
     }
 }
 
-impl Connector {
-    pub(crate) fn new(options: Arc<Options>) -> Connector {
-        Connector { options }
-    }
-
+impl Options {
     /// Connects to a server that has data.
-    pub(crate) async fn to(
+    pub(crate) async fn connect(
         &self,
         address: &Address,
     ) -> Result<MultiplexedConnection, ConnectError> {
-        let options = &self.options;
-        self.open(address, &options.login, options.database).await
-    }
-
-    /// Connects to a Sentinel.
-    pub(crate) async fn to_sentinel(
-        &self,
-        address: &Address,
-        login: &Login,
-    ) -> Result<MultiplexedConnection, ConnectError> {
-        let opened = self.open(address, login, 0).await;
-        opened.map_err(ConnectError::of_sentinel)
+        self.open(address, &self.login, self.database).await
     }
 
     async fn open(
@@ -103,11 +81,10 @@ impl Connector {
         let client = self
             .client(address, login, database)
             .map_err(|error| connect_error(address, &error))?;
-        let options = &self.options;
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(options.connect_timeout))
-            .set_response_timeout(Some(options.timeout))
-            .set_pipeline_buffer_size(options.batch.max(64));
+            .set_connection_timeout(Some(self.connect_timeout))
+            .set_response_timeout(Some(self.timeout))
+            .set_pipeline_buffer_size(self.batch.max(64));
         let connecting = async {
             let mut connection = client
                 .get_multiplexed_async_connection_with_config(&config)
@@ -116,16 +93,17 @@ impl Connector {
             ping(&mut connection).await?;
             Ok::<_, RedisError>(connection)
         };
-        match timeout(options.connect_timeout, connecting).await {
+        match timeout(self.connect_timeout, connecting).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) if !error.is_timeout() => Err(connect_error(address, &error)),
-            _ => Err(ConnectError::Unreachable {
-                address: address.to_string(),
-                what: match options.tls {
-                    None => "does not answer in time".to_owned(),
-                    Some(_) => "does not answer in time, or does not speak TLS".to_owned(),
-                },
-            }),
+            _ => {
+                let tls = match self.tls {
+                    None => "",
+                    Some(_) => ", or does not speak TLS",
+                };
+                let what = format!("{address} does not answer in time{tls}");
+                Err(ConnectError::new(Cause::Unreachable, what))
+            }
         }
     }
 
@@ -136,7 +114,7 @@ impl Connector {
         database: u32,
     ) -> Result<Client, RedisError> {
         let (host, port) = (address.host.clone(), address.port);
-        let at = match self.options.tls {
+        let at = match self.tls {
             None => ConnectionAddr::Tcp(host, port),
             Some(_) => ConnectionAddr::TcpTls {
                 host,
@@ -156,21 +134,18 @@ impl Connector {
             .into_connection_info()?
             .set_redis_settings(settings)
             .set_tcp_settings(TcpSettings::default().set_nodelay(true));
-        let Some(tls) = &self.options.tls else {
+        if self.tls.is_some() {
+            // The program may have installed a provider already, which serves as well.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        let Some(ca) = self.tls.as_ref().and_then(|tls| tls.ca.clone()) else {
             return Client::open(info);
         };
-        // The program may have installed a provider already, which serves as well.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        match &tls.ca {
-            None => Client::open(info),
-            Some(ca) => {
-                let certificates = TlsCertificates {
-                    client_tls: None,
-                    root_cert: Some(ca.clone()),
-                };
-                Client::build_with_tls(info, certificates)
-            }
-        }
+        let certificates = TlsCertificates {
+            client_tls: None,
+            root_cert: Some(ca),
+        };
+        Client::build_with_tls(info, certificates)
     }
 
     /// Returns the address of the master from the first Sentinel that knows it.
@@ -179,12 +154,10 @@ impl Connector {
             sentinels,
             master,
             login,
-        } = &self.options.servers
+        } = &self.servers
         else {
-            return Err(ConnectError::Unreachable {
-                address: "a master".to_owned(),
-                what: "is only known to Sentinels".to_owned(),
-            });
+            let what = "a master is only known to Sentinels";
+            return Err(ConnectError::new(Cause::Unreachable, what));
         };
         let mut answers: FuturesUnordered<_> = sentinels
             .iter()
@@ -195,14 +168,12 @@ impl Connector {
             match answer {
                 Ok(address) => return Ok(address),
                 // The error of a Sentinel that answers says more than that of one that does not.
-                Err(error @ ConnectError::Rejected { .. }) => last = Some(error),
+                Err(error) if error.cause != Cause::Unreachable => last = Some(error),
                 Err(error) => last = last.or(Some(error)),
             }
         }
-        Err(last.unwrap_or_else(|| ConnectError::Unreachable {
-            address: "no Sentinel".to_owned(),
-            what: "is configured".to_owned(),
-        }))
+        let none = || ConnectError::new(Cause::Unreachable, "no Sentinel is configured");
+        Err(last.unwrap_or_else(none))
     }
 
     /// Asks this Sentinel for the address of the master.
@@ -212,17 +183,17 @@ impl Connector {
         login: &Login,
         master: &str,
     ) -> Result<Address, ConnectError> {
-        let mut connection = self.to_sentinel(sentinel, login).await?;
+        let connection = self.open(sentinel, login, 0).await;
+        let mut connection = connection.map_err(ConnectError::of_sentinel)?;
         let mut command = redis::cmd("SENTINEL");
         command.arg(&["GET-MASTER-ADDR-BY-NAME", master]);
         let answer: Result<Option<(String, u16)>, _> = command.query_async(&mut connection).await;
         match answer.map_err(|error| connect_error(sentinel, &error).of_sentinel())? {
             Some((host, port)) => Ok(Address { host, port }),
-            None => Err(ConnectError::Rejected {
-                address: sentinel.to_string(),
-                what: format!("knows no master named `{master}`"),
-                cause: Cause::Master,
-            }),
+            None => {
+                let what = format!("{sentinel}: knows no master named `{master}`");
+                Err(ConnectError::new(Cause::Master, what))
+            }
         }
     }
 }
@@ -231,15 +202,34 @@ pub(crate) async fn ping(connection: &mut MultiplexedConnection) -> Result<(), R
     redis::cmd("PING").query_async(connection).await
 }
 
+/// Sends a command to the server at `address`, with `ASKING` before it if the cluster slot is being moved there.
+pub(crate) async fn send(
+    connection: &mut MultiplexedConnection,
+    address: &Address,
+    command: &Cmd,
+    asking: bool,
+) -> Result<Value, Failure> {
+    let answer = if asking {
+        let mut both = Pipeline::with_capacity(2);
+        both.cmd("ASKING").add_command(command.clone());
+        let answers = connection.send_packed_commands(&both, 0, 2).await;
+        answers.map(|mut answers| answers.pop().unwrap_or(Value::Nil))
+    } else {
+        connection.send_packed_command(command).await
+    };
+    let answer = answer.and_then(Value::extract_error);
+    answer.map_err(|error| Failure::from_redis(&error, address))
+}
+
 /// Describes a failed attempt, and names the setting to check.
 pub(crate) fn connect_error(address: &Address, error: &RedisError) -> ConnectError {
-    let address = address.to_string();
     let text = error.to_string();
-    let Some(cause) = cause_of(error, &text) else {
-        let what = format!("cannot be reached: {text}");
-        return ConnectError::Unreachable { address, what };
-    };
+    let cause = cause_of(error, &text);
     let what = match cause {
+        Cause::Unreachable => {
+            let what = format!("{address} cannot be reached: {text}");
+            return ConnectError::new(cause, what);
+        }
         Cause::Login | Cause::SentinelLogin => format!("the server rejected the login ({text})"),
         Cause::Rights => format!("the user lacks a right ({text})"),
         Cause::NoSentinel => "the server is not a Sentinel".to_owned(),
@@ -248,17 +238,12 @@ pub(crate) fn connect_error(address: &Address, error: &RedisError) -> ConnectErr
         Cause::Protocol => format!("the server is not Redis ({text})"),
         Cause::Certificate | Cause::Database | Cause::Master | Cause::NotReady => text,
     };
-    ConnectError::Rejected {
-        address,
-        what,
-        cause,
-    }
+    ConnectError::new(cause, format!("{address}: {what}"))
 }
 
-/// Returns which setting an error is about; `None` if no server answered.
-fn cause_of(error: &RedisError, text: &str) -> Option<Cause> {
+fn cause_of(error: &RedisError, text: &str) -> Cause {
     let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
-    Some(match error.code() {
+    match error.code() {
         Some("NOAUTH" | "WRONGPASS" | "DENIED") => Cause::Login,
         Some("NOPERM") => Cause::Rights,
         Some("LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "BUSY") => Cause::NotReady,
@@ -273,9 +258,9 @@ fn cause_of(error: &RedisError, text: &str) -> Option<Cause> {
             redis::ErrorKind::Parse => Cause::Protocol,
             _ if has(&["certificate"]) => Cause::Certificate,
             _ if has(&["InvalidMessage", "corrupt message"]) => Cause::Protocol,
-            _ => return None,
+            _ => Cause::Unreachable,
         },
-    })
+    }
 }
 
 /// How long to wait between attempts in the background.

@@ -1,4 +1,4 @@
-//! What an error of a server means for the request and for the connection.
+//! Translates an error of a server: what happens to the request, and what to the connection.
 
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@
 //! an operator can find its keys; a name never has the raw value.
 
 use smallvec::SmallVec;
-use tollgate_core::Charge;
+use tollgate_core::{Charge, Tag};
 
 use crate::script::Family;
 
@@ -32,7 +32,7 @@ impl KeyNames {
 
     /// Returns the name of the state of `charge`.
     pub(crate) fn name(&self, charge: &Charge<'_>, family: Family) -> KeyName {
-        let mut name = self.with_tag(charge.tag.number(), charge.rule);
+        let mut name = self.with_tag(charge.tag, charge.rule);
         name.push(b':');
         name.extend_from_slice(charge.subject().to_hex().as_str().as_bytes());
         name.extend_from_slice(&[b':', family.letter()]);
@@ -40,65 +40,38 @@ impl KeyNames {
     }
 
     /// Returns the name of the overrides of a namespace.
-    pub(crate) fn overrides(&self, tag: u32, namespace: &str) -> KeyName {
-        self.with_tag(tag, &format!("overrides:{namespace}"))
+    pub(crate) fn overrides(&self, namespace: &str) -> KeyName {
+        self.with_tag(Tag::default(), &format!("overrides:{namespace}"))
     }
 
     /// Returns the name of the record of a hold.
-    pub(crate) fn hold(&self, tag: u32, id: u128) -> KeyName {
+    pub(crate) fn hold(&self, tag: Tag, id: u128) -> KeyName {
         self.with_tag(tag, &format!("hold:{id:032x}"))
     }
 
     /// Returns the name of the index of the holds of a namespace by the time when they are due.
-    pub(crate) fn due(&self, tag: u32, namespace: &str) -> KeyName {
-        self.with_tag(tag, &format!("holds:{namespace}"))
+    pub(crate) fn due(&self, namespace: &str) -> KeyName {
+        self.with_tag(Tag::default(), &format!("holds:{namespace}"))
     }
 
     /// Returns the name of a key that remembers a refund.
-    pub(crate) fn undone(&self, tag: u32, id: u128) -> KeyName {
+    pub(crate) fn undone(&self, tag: Tag, id: u128) -> KeyName {
         self.with_tag(tag, &format!("undone:{id:032x}"))
     }
 
-    fn with_tag(&self, tag: u32, rest: &str) -> KeyName {
+    fn with_tag(&self, tag: Tag, rest: &str) -> KeyName {
         let mut name = KeyName::from_slice(self.start.as_bytes());
         name.extend_from_slice(&tag_digits(tag));
         name.extend_from_slice(b"}:");
         name.extend_from_slice(rest.as_bytes());
         name
     }
-}
 
-/// What the name of a key says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ParsedKey<'n> {
-    pub(crate) tag: &'n str,
-    pub(crate) content: Content<'n>,
-}
-
-/// What is stored under a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content<'n> {
-    /// A state of the rule.
-    State(&'n str),
-    /// The slots of a concurrency limit of the rule: a sorted set.
-    Slots(&'n str),
-    /// The record of a hold.
-    Hold,
-    /// The index of due holds: a sorted set.
-    Due,
-    /// The memory of a refund.
-    Undone,
-    /// Overrides: a hash that does not expire.
-    Overrides,
-}
-
-impl KeyNames {
     /// Returns a pattern that matches all keys of any layout version.
     pub(crate) fn pattern(prefix: &str) -> String {
-        let special = |it: char| matches!(it, '*' | '?' | '[' | ']' | '\\');
         let mut pattern = String::new();
         for it in prefix.chars() {
-            if special(it) {
+            if matches!(it, '*' | '?' | '[' | ']' | '\\') {
                 pattern.push('\\');
             }
             pattern.push(it);
@@ -106,8 +79,8 @@ impl KeyNames {
         pattern + ":*"
     }
 
-    /// Parses a name; `None` if Tollgate did not make it.
-    pub(crate) fn parse<'n>(&self, name: &'n [u8]) -> Option<ParsedKey<'n>> {
+    /// Returns the tag in a name, and what the key stores; `None` if Tollgate did not make the name.
+    pub(crate) fn parse<'n>(&self, name: &'n [u8]) -> Option<(&'n str, Content<'n>)> {
         let name = std::str::from_utf8(name).ok()?;
         let (tag, rest) = name.strip_prefix(&self.start)?.split_once("}:")?;
         let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -127,27 +100,44 @@ impl KeyNames {
         };
         let is_text = matches!(content, Content::Overrides | Content::Due);
         let is_named = is_text || id.len() == 32 && is_hex(id);
-        is_named.then_some(ParsedKey { tag, content })
+        is_named.then_some((tag, content))
     }
 }
 
-fn tag_digits(tag: u32) -> [u8; 8] {
+/// The content of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content<'n> {
+    /// A state of the rule.
+    State(&'n str),
+    /// The slots of a concurrency limit of the rule: a sorted set.
+    Slots(&'n str),
+    /// The record of a hold.
+    Hold,
+    /// The index of due holds: a sorted set.
+    Due,
+    /// The memory of a refund.
+    Undone,
+    /// Overrides: a hash that does not expire.
+    Overrides,
+}
+
+fn tag_digits(tag: Tag) -> [u8; 8] {
     const HEX: [u8; 16] = *b"0123456789abcdef";
     let mut digits = [0; 8];
     for (digit, shift) in digits.iter_mut().zip((0..32).step_by(4).rev()) {
-        *digit = HEX[(tag >> shift & 15) as usize];
+        *digit = HEX[(tag.number() >> shift & 15) as usize];
     }
     digits
 }
 
 /// Returns the cluster slot of keys with this tag.
-pub(crate) fn slot_of(tag: u32) -> u16 {
+pub(crate) fn slot_of(tag: Tag) -> u16 {
     crc16::State::<crc16::XMODEM>::calculate(&tag_digits(tag)) % SLOTS
 }
 
 #[cfg(test)]
 mod tests {
-    use tollgate_core::{Key, Limit, Span, Tag};
+    use tollgate_core::{Key, Limit, Span};
 
     use super::*;
 
@@ -171,26 +161,29 @@ mod tests {
     fn only_names_of_tollgate_are_parsed() {
         let naming = KeyNames::new("tg");
         let state = b"tg:v1:{0000beef}:login:00000000000000000000000000000abc:f";
-        let parts = naming.parse(state).unwrap();
-        assert_eq!(
-            (parts.tag, parts.content),
-            ("0000beef", Content::State("login"))
-        );
-        let undone = naming.undone(0xbeef, 7);
-        let parts = naming.parse(&undone).unwrap();
-        assert_eq!((parts.tag, parts.content), ("0000beef", Content::Undone));
-        let overrides = naming.overrides(0xbeef, "prod");
-        let parts = naming.parse(&overrides).unwrap();
-        assert_eq!((parts.tag, parts.content), ("0000beef", Content::Overrides));
-        for (name, content) in [
-            (naming.hold(0xbeef, 7), Content::Hold),
-            (naming.due(0xbeef, "prod"), Content::Due),
-        ] {
-            let parts = naming.parse(&name).unwrap();
-            assert_eq!((parts.tag, parts.content), ("0000beef", content));
-        }
         let slots = b"tg:v1:{0000beef}:jobs:00000000000000000000000000000abc:s";
-        assert_eq!(naming.parse(slots).unwrap().content, Content::Slots("jobs"));
+        for (name, tag, content) in [
+            (
+                KeyName::from_slice(state),
+                "0000beef",
+                Content::State("login"),
+            ),
+            (
+                KeyName::from_slice(slots),
+                "0000beef",
+                Content::Slots("jobs"),
+            ),
+            (
+                naming.undone(Tag::new(0xbeef), 7),
+                "0000beef",
+                Content::Undone,
+            ),
+            (naming.hold(Tag::new(0xbeef), 7), "0000beef", Content::Hold),
+            (naming.overrides("prod"), "00000000", Content::Overrides),
+            (naming.due("prod"), "00000000", Content::Due),
+        ] {
+            assert_eq!(naming.parse(&name), Some((tag, content)));
+        }
         for other in [
             "tg:users",
             "tg:v1:{beef}:login:00000000000000000000000000000abc:f",
@@ -205,14 +198,10 @@ mod tests {
 
     #[test]
     fn cluster_slots_follow_the_specification() {
+        let checksum = crc16::State::<crc16::XMODEM>::calculate;
         // The checksum's reference value for "123456789" is 0x31C3.
-        assert_eq!(
-            crc16::State::<crc16::XMODEM>::calculate(b"123456789"),
-            0x31C3
-        );
-        assert_eq!(
-            slot_of(0x1234_5678),
-            crc16::State::<crc16::XMODEM>::calculate(b"12345678") % SLOTS
-        );
+        assert_eq!(checksum(b"123456789"), 0x31C3);
+        let slot = slot_of(Tag::new(0x1234_5678));
+        assert_eq!(slot, checksum(b"12345678") % SLOTS);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! * [`RedisStore`] is the [`Store`](tollgate_store::Store): it turns charges into requests and waits for
 //!   answers, at most for its timeout.
-//! * `lua/` has the script that decides, one file for each algorithm. `request` has what a call asks,
-//!   `call_plan` how that is laid out for the script, and `reply` how its answer is read.
+//! * `lua/` has the script that decides, one file for each algorithm. `request` makes requests from charges,
+//!   `call_plan` lays them out for the script, and `reply` reads its answers.
 //! * Each server is a `node` with a queue, a breaker, and workers with a connection each. Requests that wait
 //!   for the same server leave in one call.
 //! * In a cluster, a request goes to the server of its cluster slot. `multi_slot` charges requests with keys

@@ -24,9 +24,9 @@ use tollgate_core::{Tag, Time};
 use tollgate_store::{Applied, Ask, Guarantee, StoreError};
 
 use crate::connect::RETRY;
-use crate::key_name::KeyName;
+use crate::key_name::{KeyName, slot_of};
 use crate::request::{Operation, Request};
-use crate::store::{Shared, slot};
+use crate::store::{Shared, detached};
 
 /// How often a refund is tried while its outcome is unknown.
 const ATTEMPTS: u32 = 5;
@@ -43,16 +43,15 @@ struct Part {
 /// Runs a request in a cluster.
 pub(crate) async fn run(shared: &Arc<Shared>, request: Request) -> Result<Applied, StoreError> {
     let mut by_slot: BTreeMap<u16, (Tag, Vec<usize>)> = BTreeMap::new();
-    for (index, tag) in request.tags().enumerate() {
-        let part = by_slot.entry(slot(tag)).or_insert((tag, Vec::new()));
+    for (index, tag) in request.charges.iter().map(|it| it.tag).enumerate() {
+        let part = by_slot.entry(slot_of(tag)).or_insert((tag, Vec::new()));
         part.1.push(index);
     }
     if by_slot.len() == 1
         && let Some((slot, _)) = by_slot.first_key_value()
     {
-        return shared
-            .execute(*slot, request, None, shared.deadline())
-            .await;
+        let deadline = shared.deadline();
+        return shared.execute(*slot, request, None, deadline).await;
     }
     let parts = by_slot.into_iter().map(|(slot, (tag, indexes))| Part {
         slot,
@@ -65,16 +64,12 @@ pub(crate) async fn run(shared: &Arc<Shared>, request: Request) -> Result<Applie
     let call = MultiSlot {
         shared: Arc::clone(shared),
         deadline: shared.deadline(),
-        charges: request.charges(),
+        charges: request.charges.len(),
         operation: request.operation,
-        ask: request.ask(),
+        ask: request.ask,
         parts,
     };
-    // On a separate task, so that it is finished even if the caller stops waiting.
-    match tokio::spawn(call.run()).await {
-        Ok(applied) => applied,
-        Err(error) => Err(StoreError::Unavailable(error.to_string().into())),
-    }
+    detached(call.run()).await
 }
 
 struct MultiSlot {
@@ -91,14 +86,7 @@ impl MultiSlot {
         match self.operation {
             Operation::Apply => self.apply().await,
             Operation::Peek => self.peek().await,
-            Operation::Refund
-            | Operation::Reset
-            | Operation::Restore
-            | Operation::Adjust
-            | Operation::Balance
-            | Operation::Hold
-            | Operation::Settle
-            | Operation::Extend => {
+            _ => {
                 let mut answers = Vec::new();
                 for part in &self.parts {
                     answers.push(self.execute(part, part.request.clone()).await?);
@@ -185,10 +173,8 @@ impl MultiSlot {
         };
         let earlier = told.len() - 1;
         for (part, taken) in self.parts.iter().zip(told.iter_mut().take(earlier)) {
-            for (counts, back) in [
-                (false, taken.granted),
-                (true, taken.granted.saturating_sub(units)),
-            ] {
+            let beyond = taken.granted.saturating_sub(units);
+            for (counts, back) in [(false, taken.granted), (true, beyond)] {
                 let indexes = part.request.charged_when_denied(counts);
                 self.refund(part, taken, indexes, back).await;
             }
@@ -197,11 +183,10 @@ impl MultiSlot {
         let mut others_deny = false;
         for part in &self.parts[told.len()..] {
             // Counts the request where denied requests count. The denial is certain, so an error here is ignored.
-            let seen = self
-                .execute(part, part.request.denied_elsewhere(units))
-                .await;
+            let request = part.request.denied_elsewhere(units);
+            let seen = self.execute(part, request).await;
             let seen = seen.unwrap_or_else(|_| part.request.unknown(denied_at));
-            others_deny |= part.request.denies(&seen.outcomes);
+            others_deny |= part.request.denies(&seen.outcomes, |_, _| true);
             told.push(seen);
         }
         // A charge that replaced the one that denied was charged before these denials were known.
@@ -225,10 +210,7 @@ impl MultiSlot {
             return;
         }
         let refund = part.request.only(&indexes).refund(units, taken.now);
-        let once = self
-            .shared
-            .naming
-            .undone(part.tag.number(), fastrand::u128(..));
+        let once = self.shared.naming.undone(part.tag, fastrand::u128(..));
         let (tell, told) = oneshot::channel();
         let shared = Arc::clone(&self.shared);
         tokio::spawn(refund_once(shared, part.slot, refund, once, tell));

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, RedisError, Value};
+use redis::{Cmd, Value};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tollgate_core::Time;
 use tollgate_store::{Applied, Breaker, BreakerState, StoreError};
 
 use crate::call_plan::CallPlan;
-use crate::connect::ping;
+use crate::connect::{ConnectError, ping, send};
 use crate::error::Failure;
 use crate::key_name::KeyName;
 use crate::metrics::Metrics;
@@ -156,12 +156,12 @@ impl Worker {
     async fn next_batch(&self) -> Option<Vec<Pending>> {
         let mut waiting = self.waiting.lock().await;
         let mut batch = vec![waiting.recv().await?];
-        let mut keys = batch[0].request.charges();
+        let mut keys = batch[0].request.charges.len();
         while batch.len() < self.options.batch
             && keys < MAX_KEYS
             && let Ok(more) = waiting.try_recv()
         {
-            keys += more.request.charges();
+            keys += more.request.charges.len();
             batch.push(more);
         }
         drop(waiting);
@@ -230,28 +230,19 @@ impl Worker {
             }
             self.connection = None;
         }
-        let connected = async {
-            let address = match &self.target {
-                Target::At(address) => address.clone(),
-                Target::Master => shared.connector.master().await?,
-            };
-            let connection = shared.connector.to(&address).await?;
-            Ok::<_, crate::connect::ConnectError>((address, connection))
-        };
-        match connected.await {
-            Ok((address, connection)) => {
-                if self.target == Target::Master {
-                    shared.connected_to_master(&address);
-                }
-                self.connection = Some(Connected {
-                    address: address.clone(),
-                    connection: connection.clone(),
-                    losses,
-                });
-                Ok((address, connection))
-            }
-            Err(error) => Err(StoreError::Unavailable(error.to_string().into())),
+        let unavailable = |error: ConnectError| StoreError::Unavailable(error.to_string().into());
+        let address = shared.address(&self.target).await.map_err(unavailable)?;
+        let connection = shared.options.connect(&address).await;
+        let connection = connection.map_err(unavailable)?;
+        if self.target == Target::Master {
+            shared.connected_to_master(&address);
         }
+        self.connection = Some(Connected {
+            address: address.clone(),
+            connection: connection.clone(),
+            losses,
+        });
+        Ok((address, connection))
     }
 }
 
@@ -282,10 +273,8 @@ impl Call<'_> {
             }
             Err(Failure::UnknownScript) => {
                 // The second attempt sent the source, so a server cannot answer this.
-                let error = StoreError::Script(
-                    "the server does not run a script that was sent to it".into(),
-                );
-                self.fail(&error);
+                let why = "the server does not run a script that was sent to it";
+                self.fail(&StoreError::Script(why.into()));
                 true
             }
             // At least one request is split. Nothing was changed, so try each on its own.
@@ -354,9 +343,8 @@ impl Call<'_> {
         }
         for mut pending in self.group.drain(..) {
             if pending.redirects == MAX_REDIRECTS {
-                let error = StoreError::Unavailable(
-                    "the cluster slot moved too often during the request".into(),
-                );
+                let why = "the cluster slot moved too often during the request";
+                let error = StoreError::Unavailable(why.into());
                 pending.fail(&error, &self.shared.metrics);
                 continue;
             }
@@ -377,9 +365,8 @@ impl Call<'_> {
             result = self.send(script, &plan, true).await;
         }
         let (answered, took) = (result.is_ok(), started.elapsed());
-        self.shared
-            .metrics
-            .called(script.name, answered, took, self.group.len());
+        let metrics = &self.shared.metrics;
+        metrics.called(script.name, answered, took, self.group.len());
         let reply = result?;
         self.answer_all(script, &plan, reply);
         Ok(())
@@ -391,21 +378,7 @@ impl Call<'_> {
         plan: &CallPlan,
         with_source: bool,
     ) -> Result<Value, Failure> {
-        let command = self.command(script, plan, with_source);
-        let answer = if self.group[0].asking {
-            let mut both = Pipeline::with_capacity(2);
-            both.cmd("ASKING").add_command(command);
-            let answers = self.connection.send_packed_commands(&both, 0, 2).await;
-            answers.map(|mut answers| answers.pop().unwrap_or(Value::Nil))
-        } else {
-            self.connection.send_packed_command(&command).await
-        };
-        let answer = answer.and_then(Value::extract_error);
-        answer.map_err(|error: RedisError| Failure::from_redis(&error, self.address))
-    }
-
-    fn command(&self, script: &Script, plan: &CallPlan, with_source: bool) -> Cmd {
-        let (first, keys) = (&self.group[0], plan.keys());
+        let (first, keys) = (&self.group[0], &plan.keys);
         let mut command = Cmd::with_capacity(keys.len() + 8, 256 + 96 * keys.len());
         if with_source {
             command.arg("EVAL").arg(&script.source);
@@ -445,7 +418,8 @@ impl Call<'_> {
         if first.once.is_some() {
             command.arg(REMEMBERED_MILLIS);
         }
-        command
+        let asking = first.asking;
+        send(&mut self.connection, self.address, &command, asking).await
     }
 
     /// Returns the name of a key, by the numbers of its request and charge.
@@ -472,7 +446,7 @@ impl Call<'_> {
             _ => None,
         });
         let mut reply = Reply::new(numbers);
-        let (in_runs, others) = plan.order();
+        let (in_runs, others) = plan.order.split_at(plan.in_runs);
         let mut answers: Vec<Option<Result<Applied, StoreError>>> = vec![None; self.group.len()];
         let mut later = Vec::new();
         for number in in_runs {
@@ -491,11 +465,8 @@ impl Call<'_> {
             }
         }
         for (pending, answer) in self.group.drain(..).zip(answers) {
-            let answer = answer.unwrap_or_else(|| {
-                Err(StoreError::Script(
-                    "the reply of the script is too short".into(),
-                ))
-            });
+            let why = "the reply of the script is too short";
+            let answer = answer.unwrap_or_else(|| Err(StoreError::Script(why.into())));
             if let Err(error) = &answer {
                 self.shared.metrics.failed(script.name, error.kind());
             }
@@ -507,7 +478,7 @@ impl Call<'_> {
         match answer {
             Answer::Applied(applied) => Some(Ok(applied)),
             Answer::Foreign(index) => {
-                let name = plan.keys().get(index).map(|it| self.name(*it));
+                let name = plan.keys.get(index).map(|it| self.name(*it));
                 let name = String::from_utf8_lossy(name.unwrap_or_default());
                 Some(Err(StoreError::Foreign(name.into())))
             }

@@ -1,8 +1,7 @@
 //! Reads the replies of the script. `frame.lua` describes their layout.
 
-use smallvec::SmallVec;
 use tollgate_core::{Admission, Balance, Charge, Denial, Outcome, Span, Time};
-use tollgate_store::{Applied, Guarantee};
+use tollgate_store::{Applied, Ask};
 
 use crate::request::{Operation, Request};
 use crate::script::Family;
@@ -53,16 +52,6 @@ impl<I: Iterator<Item = i64>> Reply<I> {
         }
     }
 
-    /// Reads a balance, which is passed on as an outcome: see [`balance_in`].
-    fn balance(&mut self) -> Option<Outcome> {
-        Some(Outcome {
-            admission: Admission::Allowed { delay: Span::ZERO },
-            limit: self.number()?,
-            remaining: self.number()?,
-            reset_at: Time::from_micros(self.number()?),
-        })
-    }
-
     fn number(&mut self) -> Option<u64> {
         u64::try_from(self.numbers.next()?).ok()
     }
@@ -72,13 +61,12 @@ impl<I: Iterator<Item = i64>> Reply<I> {
             now: self.now,
             allowed,
             granted,
-            outcomes: SmallVec::new(),
-            guarantee: Guarantee::Atomic,
+            ..Applied::default()
         }
     }
 
     fn at_once(&mut self, request: &Request, remaining: i64) -> Option<Answer> {
-        let mut applied = self.applied(true, request.units);
+        let mut applied = self.applied(true, request.ask.units());
         let mut first = Some(u64::try_from(remaining).ok()?);
         for item in &request.charges {
             let remaining = match first.take() {
@@ -98,23 +86,26 @@ impl<I: Iterator<Item = i64>> Reply<I> {
     fn in_detail(&mut self, request: &Request) -> Option<Answer> {
         let allowed = self.number()? == 1;
         let mut granted = self.number()?;
-        if request.operation == Operation::Apply && !request.up_to {
+        if request.operation == Operation::Apply
+            && let Ask::Exactly(units) = request.ask
+        {
             // A run has one cost for all units, so its reply does not have their number.
-            granted = if allowed { request.units } else { 0 };
+            granted = if allowed { units } else { 0 };
         }
         let mut applied = self.applied(allowed, granted);
         match request.operation {
             Operation::Reset | Operation::Restore => return Some(Answer::Applied(applied)),
             Operation::Adjust | Operation::Balance => {
-                applied.outcomes.push(self.balance()?);
+                // A balance is passed on as an outcome: see `balance_in`.
+                applied.outcomes.push(Outcome {
+                    admission: Admission::Allowed { delay: Span::ZERO },
+                    limit: self.number()?,
+                    remaining: self.number()?,
+                    reset_at: Time::from_micros(self.number()?),
+                });
                 return Some(Answer::Applied(applied));
             }
-            Operation::Apply
-            | Operation::Peek
-            | Operation::Refund
-            | Operation::Hold
-            | Operation::Settle
-            | Operation::Extend => {}
+            _ => {}
         }
         for item in &request.charges {
             let (verdict, when) = (self.number()?, self.number()?);

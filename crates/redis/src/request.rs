@@ -17,7 +17,7 @@ use crate::script::{Families, Family, Script};
 /// The largest exact integer of the script. No limit is that large.
 pub(crate) const MAX: u64 = (1 << 53) - 1;
 
-/// What the script does.
+/// An operation of the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -38,17 +38,17 @@ pub(crate) enum Operation {
 pub(crate) struct Request {
     pub(crate) operation: Operation,
     pub(crate) families: Families,
-    pub(crate) up_to: bool,
+    pub(crate) ask: Ask,
     /// Whether another cluster slot has denied it: only charges that count denied requests are charged.
     pub(crate) denied: bool,
-    pub(crate) units: u64,
+    /// For refund: when the units were charged.
     pub(crate) charged_at: Time,
     pub(crate) charges: SmallVec<[Item; 1]>,
     /// Further arguments of a call about a hold.
     pub(crate) hold_arguments: Option<Arc<HoldArguments>>,
 }
 
-/// What a call about a hold has besides its plan, and its raw reply.
+/// The arguments of a call about a hold beside its plan, and its raw reply.
 #[derive(Debug, Default)]
 pub(crate) struct HoldArguments {
     /// The script, if it is one without a plan.
@@ -64,7 +64,7 @@ pub(crate) struct HoldArguments {
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) key: Key,
-    tag: Tag,
+    pub(crate) tag: Tag,
     pub(crate) family: Family,
     pub(crate) name: KeyName,
     pub(crate) limit: Limit,
@@ -85,25 +85,6 @@ const CHARGED_WHEN_DENIED: u8 = 2;
 const STRIKES: u8 = 16;
 const NEEDS_STATE: u8 = 32;
 
-/// Returns the flag for how a state is carried over to changed limits.
-fn carry_over_flag(how: CarryOver) -> u8 {
-    match how {
-        CarryOver::Keep => 0,
-        CarryOver::Proportional => 4,
-        CarryOver::Reset => 8,
-    }
-}
-
-impl Operation {
-    /// Whether the request is about a hold.
-    pub(crate) fn is_of_holds(self) -> bool {
-        matches!(
-            self,
-            Operation::Hold | Operation::Settle | Operation::Extend
-        )
-    }
-}
-
 impl Request {
     /// Makes the request for `charges`. Unlimited ones are left out: see [`crate::reply::fill`].
     pub(crate) fn new(
@@ -111,7 +92,6 @@ impl Request {
         operation: Operation,
         charges: &[Charge<'_>],
         ask: Ask,
-        charged_at: Time,
     ) -> Request {
         // Indexes among the charges that the script gets.
         let index_of = |other: u8| {
@@ -137,6 +117,11 @@ impl Request {
                 OnDenied::Charge => (CHARGED_WHEN_DENIED, None),
                 OnDenied::Strike(index) => (STRIKES, index_of(index)),
             };
+            let carry_over = match charge.carry_over {
+                CarryOver::Keep => 0,
+                CarryOver::Proportional => 4,
+                CarryOver::Reset => 8,
+            };
             let needs_state = if charge.needs_state() { NEEDS_STATE } else { 0 };
             Some(Item {
                 key: charge.key,
@@ -144,7 +129,7 @@ impl Request {
                 family,
                 name: naming.name(charge, family),
                 limit: charge.limit.clone(),
-                flags: manner | counts | carry_over_flag(charge.carry_over) | needs_state,
+                flags: manner | counts | carry_over | needs_state,
                 instead,
                 watches,
                 cost: charge.cost.min(MAX),
@@ -152,31 +137,16 @@ impl Request {
                 numbers: [0; 3],
             })
         });
-        let (up_to, units) = parts(ask);
+        let charges: SmallVec<[Item; 1]> = items.collect();
         Request {
             operation,
-            families: Families::default(),
-            up_to,
+            families: charges.iter().map(|item| item.family).collect(),
+            ask: exact(ask),
             denied: false,
-            units,
-            charged_at,
-            charges: items.collect(),
+            charged_at: Time::default(),
+            charges,
             hold_arguments: None,
         }
-        .with_families()
-    }
-
-    fn with_families(mut self) -> Request {
-        self.families = self.charges.iter().map(|item| item.family).collect();
-        self
-    }
-
-    /// Returns the request with numbers for each charge, in order.
-    pub(crate) fn with_numbers(mut self, numbers: impl IntoIterator<Item = [i64; 3]>) -> Request {
-        for (item, numbers) in self.charges.iter_mut().zip(numbers) {
-            item.numbers = numbers;
-        }
-        self
     }
 
     /// Returns the numbers of all charges as the script reads them.
@@ -187,17 +157,6 @@ impl Request {
         exact.flat_map(i64::to_le_bytes).collect()
     }
 
-    /// Whether there is nothing for the script to do.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.charges.is_empty()
-    }
-
-    /// Returns how many charges it has.
-    pub(crate) fn charges(&self) -> usize {
-        self.charges.len()
-    }
-
-    /// Returns the script for it.
     pub(crate) fn script(&self) -> &'static Script {
         match &self.hold_arguments {
             None => Script::of(self.families),
@@ -216,23 +175,12 @@ impl Request {
         }
     }
 
-    /// Returns the units that are asked for.
-    pub(crate) fn ask(&self) -> Ask {
-        if self.up_to {
-            Ask::UpTo(self.units)
-        } else {
-            Ask::Exactly(self.units)
-        }
-    }
-
     /// Returns the same charges with another operation and units.
     pub(crate) fn asking(&self, operation: Operation, ask: Ask) -> Request {
-        let (up_to, units) = parts(ask);
         Request {
             operation,
-            up_to,
+            ask: exact(ask),
             denied: false,
-            units,
             charged_at: Time::default(),
             ..self.clone()
         }
@@ -249,10 +197,9 @@ impl Request {
 
     /// Returns the refund of `units` that were charged at `charged_at`.
     pub(crate) fn refund(&self, units: u64, charged_at: Time) -> Request {
-        let refund = self.asking(Operation::Refund, Ask::Exactly(units));
         Request {
             charged_at,
-            ..refund
+            ..self.asking(Operation::Refund, Ask::Exactly(units))
         }
     }
 
@@ -268,55 +215,45 @@ impl Request {
                 ..item.clone()
             }
         });
+        let charges: SmallVec<[Item; 1]> = charges.collect();
         Request {
-            charges: charges.collect(),
+            families: charges.iter().map(|item| item.family).collect(),
+            charges,
             hold_arguments: None,
             ..*self
         }
-        .with_families()
     }
 
     /// Returns the indexes of the charges that denied requests are charged to, or of the others. Charges without
     /// an amount are left out.
     pub(crate) fn charged_when_denied(&self, wanted: bool) -> Vec<usize> {
-        let is = |item: &Item| item.flags & CHARGED_WHEN_DENIED != 0;
-        let all = self.charges.iter().enumerate();
-        let all = all.filter(|(_, item)| item.limit.has_amount());
-        let chosen = all.filter(|(_, item)| is(item) == wanted);
+        let chosen = self.charges.iter().enumerate().filter(|(_, item)| {
+            item.limit.has_amount() && (item.flags & CHARGED_WHEN_DENIED != 0) == wanted
+        });
         chosen.map(|(index, _)| index).collect()
     }
 
-    /// Whether an enforced charge denies.
-    pub(crate) fn denies(&self, outcomes: &[Outcome]) -> bool {
-        self.denies_except(None, outcomes)
-    }
-
-    /// Whether an enforced charge without a queue denies: any but a concurrency limit.
-    pub(crate) fn denies_without_queue(&self, outcomes: &[Outcome]) -> bool {
-        let mut both = self.charges.iter().zip(outcomes);
-        both.any(|(item, it)| {
-            let may_deny = item.flags & ENFORCES != 0 && item.family != Family::Concurrency;
-            may_deny && !it.is_allowed()
+    /// Whether an enforced charge that `counts`, by its index and itself, denies.
+    pub(crate) fn denies(
+        &self,
+        outcomes: &[Outcome],
+        counts: impl Fn(usize, &Item) -> bool,
+    ) -> bool {
+        let mut both = self.charges.iter().zip(outcomes).enumerate();
+        both.any(|(index, (item, it))| {
+            item.flags & ENFORCES != 0 && !it.is_allowed() && counts(index, item)
         })
-    }
-
-    fn denies_except(&self, other: Option<usize>, outcomes: &[Outcome]) -> bool {
-        let both = self.charges.iter().zip(outcomes).enumerate();
-        let counts = |index: usize, item: &Item| {
-            other.is_none() || (Some(index) != other && item.watches != other)
-        };
-        both.filter(|(index, (item, _))| counts(*index, item))
-            .any(|(_, (item, it))| item.flags & ENFORCES != 0 && !it.is_allowed())
     }
 
     /// Returns the indexes of charges that were charged although the request is denied, because they would have
     /// allowed it in place of another.
     pub(crate) fn charged_instead(&self, outcomes: &[Outcome]) -> Vec<usize> {
-        let all = self.charges.iter().enumerate();
-        let charged = all.filter(|(_, item)| {
-            item.flags & CHARGED_WHEN_DENIED == 0
-                && item.instead.is_some()
-                && !self.denies_except(item.instead, outcomes)
+        let charged = self.charges.iter().enumerate().filter(|(_, charged)| {
+            let instead = charged.instead;
+            let others = |index, item: &Item| Some(index) != instead && item.watches != instead;
+            charged.flags & CHARGED_WHEN_DENIED == 0
+                && instead.is_some()
+                && !self.denies(outcomes, others)
         });
         charged.map(|(index, _)| index).collect()
     }
@@ -339,20 +276,17 @@ impl Request {
 
     /// Returns the fewest units that fit into any enforced charge: the smaller, the likelier a denial.
     pub(crate) fn fewest_that_fit(&self) -> u64 {
-        let enforcing = self
-            .charges
-            .iter()
-            .filter(|item| item.flags & ENFORCES != 0 && item.limit.has_amount());
+        let bounds = |item: &&Item| item.flags & ENFORCES != 0 && item.limit.has_amount();
+        let enforcing = self.charges.iter().filter(bounds);
         let fits = enforcing.map(|item| item.limit.capacity() / item.cost.max(1));
         fits.min().unwrap_or(u64::MAX)
     }
-
-    /// Returns the tag of each charge, in order.
-    pub(crate) fn tags(&self) -> impl Iterator<Item = Tag> + '_ {
-        self.charges.iter().map(|item| item.tag)
-    }
 }
 
-fn parts(ask: Ask) -> (bool, u64) {
-    (matches!(ask, Ask::UpTo(_)), ask.units().min(MAX))
+/// Returns a number of units that is exact in the script.
+fn exact(ask: Ask) -> Ask {
+    match ask {
+        Ask::Exactly(units) => Ask::Exactly(units.min(MAX)),
+        Ask::UpTo(units) => Ask::UpTo(units.min(MAX)),
+    }
 }

@@ -11,11 +11,20 @@ use tollgate_core::Limit;
 
 use crate::request::Operation;
 
+const BACKOFF: &str = include_str!("../lua/backoff.lua");
+const CONCURRENCY: &str = include_str!("../lua/concurrency.lua");
+const FIXED_WINDOW: &str = include_str!("../lua/fixed_window.lua");
+const FIXED_WINDOW_RUNS: &str = include_str!("../lua/fixed_window_runs.lua");
 const FRAME: &str = include_str!("../lua/frame.lua");
 const GENERAL: &str = include_str!("../lua/general.lua");
+const LEAKY_BUCKET: &str = include_str!("../lua/leaky_bucket.lua");
 const METER: &str = include_str!("../lua/meter.lua");
 const METER_RUNS: &str = include_str!("../lua/meter_runs.lua");
 const MIXED: &str = include_str!("../lua/mixed.lua");
+const QUOTA: &str = include_str!("../lua/quota.lua");
+const SLIDING_COUNTER: &str = include_str!("../lua/sliding_counter.lua");
+const SLIDING_LOG: &str = include_str!("../lua/sliding_log.lua");
+const TWO_WINDOW: &str = include_str!("../lua/two_window.lua");
 const STATES: &str = include_str!("../lua/states.lua");
 const DECIDE: &str = include_str!("../lua/decide.lua");
 const REQUESTS: &str = include_str!("../lua/requests.lua");
@@ -75,31 +84,7 @@ impl Family {
     /// Returns the letter at the end of its keys. With another algorithm, a rule has other keys, and does not read
     /// the states of the old one.
     pub(crate) fn letter(self) -> u8 {
-        match self {
-            Family::Meter => b'm',
-            Family::LeakyBucket => b'b',
-            Family::FixedWindow => b'f',
-            Family::SlidingCounter => b'c',
-            Family::TwoWindow => b'w',
-            Family::SlidingLog => b'l',
-            Family::Backoff => b'o',
-            Family::Quota => b'q',
-            Family::Concurrency => b's',
-        }
-    }
-
-    /// Returns the fast path for requests of one charge, if the family has one.
-    fn runs(self) -> Option<&'static str> {
-        match self {
-            Family::Meter | Family::LeakyBucket => Some(METER_RUNS),
-            Family::FixedWindow => Some(include_str!("../lua/fixed_window_runs.lua")),
-            Family::SlidingCounter
-            | Family::TwoWindow
-            | Family::SlidingLog
-            | Family::Backoff
-            | Family::Quota
-            | Family::Concurrency => None,
-        }
+        self.facts().0
     }
 
     /// Whether its states are read whole. Logs may be long, and slots are a sorted set: neither is.
@@ -107,31 +92,19 @@ impl Family {
         !matches!(self, Family::SlidingLog | Family::Concurrency)
     }
 
-    fn name(self) -> &'static str {
+    /// Returns the letter of its keys, its name in metrics, its fast path for requests of one charge, which may be
+    /// empty, and its files.
+    fn facts(self) -> (u8, &'static str, &'static str, &'static [&'static str]) {
         match self {
-            Family::Meter => "meter",
-            Family::LeakyBucket => "leaky-bucket",
-            Family::FixedWindow => "fixed-window",
-            Family::SlidingCounter => "sliding-counter",
-            Family::TwoWindow => "two-window",
-            Family::SlidingLog => "sliding-log",
-            Family::Backoff => "backoff",
-            Family::Quota => "quota",
-            Family::Concurrency => "concurrency",
-        }
-    }
-
-    fn files(self) -> &'static [&'static str] {
-        match self {
-            Family::Meter => &[METER],
-            Family::LeakyBucket => &[METER, include_str!("../lua/leaky_bucket.lua")],
-            Family::FixedWindow => &[include_str!("../lua/fixed_window.lua")],
-            Family::SlidingCounter => &[include_str!("../lua/sliding_counter.lua")],
-            Family::TwoWindow => &[include_str!("../lua/two_window.lua")],
-            Family::SlidingLog => &[include_str!("../lua/sliding_log.lua")],
-            Family::Backoff => &[include_str!("../lua/backoff.lua")],
-            Family::Quota => &[include_str!("../lua/quota.lua")],
-            Family::Concurrency => &[include_str!("../lua/concurrency.lua")],
+            Family::Meter => (b'm', "meter", METER_RUNS, &[METER]),
+            Family::LeakyBucket => (b'b', "leaky-bucket", METER_RUNS, &[METER, LEAKY_BUCKET]),
+            Family::FixedWindow => (b'f', "fixed-window", FIXED_WINDOW_RUNS, &[FIXED_WINDOW]),
+            Family::SlidingCounter => (b'c', "sliding-counter", "", &[SLIDING_COUNTER]),
+            Family::TwoWindow => (b'w', "two-window", "", &[TWO_WINDOW]),
+            Family::SlidingLog => (b'l', "sliding-log", "", &[SLIDING_LOG]),
+            Family::Backoff => (b'o', "backoff", "", &[BACKOFF]),
+            Family::Quota => (b'q', "quota", "", &[QUOTA]),
+            Family::Concurrency => (b's', "concurrency", "", &[CONCURRENCY]),
         }
     }
 }
@@ -142,21 +115,25 @@ pub(crate) struct Families(u16);
 
 impl FromIterator<Family> for Families {
     fn from_iter<I: IntoIterator<Item = Family>>(all: I) -> Families {
-        let mut families = Families::default();
-        all.into_iter().for_each(|family| families.add(family));
-        families
+        Families(
+            all.into_iter()
+                .fold(0, |set, family| set | 1 << (family as u8 - 1)),
+        )
     }
 }
 
 impl Families {
-    pub(crate) fn add(&mut self, family: Family) {
-        self.0 |= 1 << (family as u8 - 1);
-    }
-
     fn iter(self) -> impl Iterator<Item = Family> {
         Family::ALL
             .into_iter()
             .filter(move |family| self.0 & (1 << (*family as u8 - 1)) != 0)
+    }
+
+    /// Returns the family if there is only one.
+    fn only(self) -> Option<Family> {
+        let mut families = self.iter();
+        let first = families.next();
+        first.filter(|_| families.next().is_none())
     }
 }
 
@@ -174,7 +151,14 @@ impl Script {
     pub(crate) fn of(families: Families) -> &'static Script {
         static SCRIPTS: [OnceLock<Script>; 1 << Family::ALL.len()] =
             [const { OnceLock::new() }; 1 << Family::ALL.len()];
-        SCRIPTS[usize::from(families.0)].get_or_init(|| compose(families))
+        SCRIPTS[usize::from(families.0)].get_or_init(|| {
+            let (name, runs) = match families.only().map(Family::facts) {
+                Some((_, name, runs, _)) => (name, runs),
+                None => ("mixed", ""),
+            };
+            let common = [FRAME, runs, GENERAL, &algorithms(families), STATES];
+            Script::new(name, common.concat() + &[DECIDE, REQUESTS, RUN].concat())
+        })
     }
 
     /// Returns the script that makes, settles or extends holds with these families.
@@ -212,36 +196,11 @@ impl Script {
     }
 }
 
-fn compose(families: Families) -> Script {
-    let mut used = families.iter();
-    let (name, runs) = match (used.next(), used.next()) {
-        (Some(only), None) => (only.name(), only.runs()),
-        _ => ("mixed", None),
-    };
-    let algorithms = algorithms(families);
-    let parts = [
-        FRAME,
-        runs.unwrap_or(""),
-        GENERAL,
-        &algorithms,
-        STATES,
-        DECIDE,
-        REQUESTS,
-        RUN,
-    ];
-    Script::new(name, parts.concat())
-}
-
 /// Returns the algorithms of a script: one, or several with a dispatch between them.
 fn algorithms(families: Families) -> String {
-    let mut used = families.iter();
-    match (used.next(), used.next()) {
-        (Some(only), None) => only.files().concat(),
-        _ => mixed(families),
+    if let Some(only) = families.only() {
+        return only.facts().3.concat();
     }
-}
-
-fn mixed(families: Families) -> String {
     let mut text = String::from("local algorithms = {}\n");
     for family in families.iter() {
         let functions = [
@@ -251,7 +210,7 @@ fn mixed(families: Families) -> String {
         let _ = writeln!(
             text,
             "do\n{}algorithms[{}] = {{ {functions} }}\nend",
-            family.files().concat(),
+            family.facts().3.concat(),
             family as u8,
         );
     }

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, FromRedisValue, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, Value};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tollgate_core::Tag;
 use tollgate_store::StoreError;
 
+use crate::connect::{ConnectError, send};
 use crate::error::Failure;
-use crate::key_name::KeyName;
-use crate::node::Target;
+use crate::key_name::{KeyName, slot_of};
 use crate::options::Address;
-use crate::store::{RedisStore, Shared, slot};
+use crate::store::{RedisStore, Shared};
 
 /// How long an answer may take. No request waits for it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -59,10 +59,9 @@ impl RedisStore {
     /// Returns the texts that the instances of `namespace` share.
     #[must_use]
     pub fn shared_values(&self, namespace: &str) -> SharedValues {
-        let tag = Tag::default();
         SharedValues {
-            key: self.shared.naming.overrides(tag.number(), namespace),
-            slot: slot(tag),
+            key: self.shared.naming.overrides(namespace),
+            slot: slot_of(Tag::default()),
             shared: Arc::clone(&self.shared),
             connection: Mutex::default(),
         }
@@ -121,10 +120,8 @@ impl SharedValues {
     pub async fn remove(&self, name: &str, only: Option<&str>) -> Result<bool, StoreError> {
         let mut command = redis::cmd("EVAL");
         command.arg(REMOVE).arg(1).arg(&*self.key);
-        let gone: u8 = self
-            .ask(command.arg(name).arg(only.unwrap_or_default()))
-            .await?;
-        Ok(gone == 1)
+        command.arg(name).arg(only.unwrap_or_default());
+        Ok(self.ask::<u8>(&command).await? == 1)
     }
 
     /// Sends a command to the server that has the hash.
@@ -133,7 +130,7 @@ impl SharedValues {
         let (mut redirects, mut asking) = (0, false);
         loop {
             let answer = timeout(PATIENCE, self.send(&mut kept, command, asking)).await;
-            let failure = match answer.unwrap_or(Err(timed_out())) {
+            let failure = match answer.unwrap_or(Err(failed(StoreError::Timeout))) {
                 Ok(value) => {
                     if asking {
                         // The server has the hash for this command only.
@@ -154,7 +151,8 @@ impl SharedValues {
                         self.shared.topology_may_have_changed();
                     }
                     *kept = None;
-                    let connected = timeout(PATIENCE, self.shared.connector.to(&address)).await;
+                    let connecting = self.shared.options.connect(&address);
+                    let connected = timeout(PATIENCE, connecting).await;
                     if let Ok(Ok(connection)) = connected {
                         *kept = Some((address, connection));
                     }
@@ -180,41 +178,26 @@ impl SharedValues {
         command: &Cmd,
         asking: bool,
     ) -> Result<Value, Failure> {
-        if kept.is_none() {
-            let address = self.address().await?;
-            let connection = self.shared.connector.to(&address).await;
-            let connection = connection.map_err(|error| unavailable(&error))?;
-            *kept = Some((address, connection));
-        }
-        let Some((address, connection)) = kept else {
-            return Err(timed_out());
+        let (address, connection) = match kept {
+            Some(connected) => connected,
+            None => kept.insert(self.connect().await?),
         };
-        let answer = if asking {
-            let mut both = Pipeline::with_capacity(2);
-            both.cmd("ASKING").add_command(command.clone());
-            let answers = connection.send_packed_commands(&both, 0, 2).await;
-            answers.map(|mut answers| answers.pop().unwrap_or(Value::Nil))
-        } else {
-            connection.send_packed_command(command).await
-        };
-        let answer = answer.and_then(Value::extract_error);
-        answer.map_err(|error| Failure::from_redis(&error, address))
+        send(connection, address, command, asking).await
     }
 
-    /// Returns the address of the server that has the hash.
-    async fn address(&self) -> Result<Address, Failure> {
-        let map = self.shared.map.load_full();
+    /// Connects to the server that has the hash.
+    async fn connect(&self) -> Result<(Address, MultiplexedConnection), Failure> {
+        let shared = &self.shared;
+        let map = shared.map.load_full();
         let node = map.node(self.slot).map_err(|error| {
-            self.shared.topology_may_have_changed();
+            shared.topology_may_have_changed();
             failed(error)
         })?;
-        match &node.target {
-            Target::At(address) => Ok(address.clone()),
-            Target::Master => {
-                let master = self.shared.connector.master().await;
-                master.map_err(|error| unavailable(&error))
-            }
-        }
+        let unavailable =
+            |error: ConnectError| failed(StoreError::Unavailable(error.to_string().into()));
+        let address = shared.address(&node.target).await.map_err(unavailable)?;
+        let connection = shared.options.connect(&address).await;
+        Ok((address, connection.map_err(unavailable)?))
     }
 }
 
@@ -224,12 +207,4 @@ fn failed(error: StoreError) -> Failure {
         reconnect: true,
         refresh: false,
     }
-}
-
-fn timed_out() -> Failure {
-    failed(StoreError::Timeout)
-}
-
-fn unavailable(error: &impl ToString) -> Failure {
-    failed(StoreError::Unavailable(error.to_string().into()))
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use redis::Value;
 use redis::aio::MultiplexedConnection;
+use tollgate_core::Tag;
 use tollgate_store::{StoreError, Usage};
 
 use crate::connect::{Cause, ConnectError, connect_error};
-use crate::node::Target;
 use crate::options::{Address, Servers};
 use crate::script::Script;
 use crate::store::Shared;
@@ -47,51 +47,47 @@ impl StartError {
 impl From<ConnectError> for StartError {
     fn from(error: ConnectError) -> StartError {
         let rights = format!("the user needs the rights {RIGHTS}");
-        let cause = match &error {
-            ConnectError::Unreachable { .. } => None,
-            ConnectError::Rejected { cause, .. } => Some(*cause),
-        };
-        let (setting, help) = match cause {
-            None => (
+        let (setting, help) = match error.cause {
+            Cause::Unreachable => (
                 "store.redis.urls",
                 "check that the server runs, and check host, port and network; rediss:// is for a \
                  port with TLS, redis:// for one without",
             ),
-            Some(Cause::Login) => (
+            Cause::Login => (
                 "store.redis.password",
                 "check the user and the password, in the URL or as `username` and `password`",
             ),
-            Some(Cause::Rights) => ("store.redis.username", &*rights),
-            Some(Cause::SentinelLogin) => (
+            Cause::Rights => ("store.redis.username", &*rights),
+            Cause::SentinelLogin => (
                 "store.redis.sentinel_password",
                 "check `sentinel_username` and `sentinel_password`: the login in the URL is for the \
                  server that the Sentinels name",
             ),
-            Some(Cause::Certificate) => (
+            Cause::Certificate => (
                 "store.redis.tls_ca",
                 "name the file of the authority that signed the server's certificate, and connect by \
                  a name that is in the certificate",
             ),
-            Some(Cause::Database) => (
+            Cause::Database => (
                 "store.redis.urls",
                 "choose a database that the server has; a cluster has only 0",
             ),
-            Some(Cause::Protocol) => (
+            Cause::Protocol => (
                 "store.redis.urls",
                 "check host and port; rediss:// is for a port with TLS, redis:// for one without",
             ),
-            Some(Cause::NoSentinel) => (
+            Cause::NoSentinel => (
                 "store.redis.mode",
                 "name the Sentinels and their port, or use `mode: standalone`",
             ),
-            Some(Cause::Master) => (
+            Cause::Master => (
                 "store.redis.sentinel_master",
                 "use the name in the Sentinels' `sentinel monitor` line",
             ),
-            Some(Cause::NotReady) => ("store.redis.urls", "wait until the server is ready"),
+            Cause::NotReady => ("store.redis.urls", "wait until the server is ready"),
         };
         StartError {
-            passing: matches!(cause, None | Some(Cause::NotReady)),
+            passing: matches!(error.cause, Cause::Unreachable | Cause::NotReady),
             ..StartError::new(setting, error.to_string(), help)
         }
     }
@@ -100,15 +96,8 @@ impl From<ConnectError> for StartError {
 /// Checks the servers, and loads the scripts.
 pub(crate) async fn check_servers(shared: &Arc<Shared>) -> Result<(), StartError> {
     match &shared.options.servers {
-        Servers::Standalone(address) => {
-            let connection = shared.connector.to(address).await?;
-            server(connection, address, shared).await
-        }
-        Servers::Sentinel { .. } => {
-            let address = shared.connector.master().await?;
-            let connection = shared.connector.to(&address).await?;
-            server(connection, &address, shared).await
-        }
+        Servers::Standalone(address) => server(address, shared).await,
+        Servers::Sentinel { .. } => server(&shared.options.master().await?, shared).await,
         Servers::Cluster(seeds) => cluster(shared, seeds).await,
     }
 }
@@ -116,11 +105,7 @@ pub(crate) async fn check_servers(shared: &Arc<Shared>) -> Result<(), StartError
 async fn cluster(shared: &Arc<Shared>, seeds: &[Address]) -> Result<(), StartError> {
     let mut failed: Option<StartError> = None;
     for seed in seeds {
-        let checked = match shared.connector.to(seed).await {
-            Ok(connection) => server(connection, seed, shared).await,
-            Err(error) => Err(error.into()),
-        };
-        match checked {
+        match server(seed, shared).await {
             Ok(()) => {
                 let ranges = shared.ask_cluster().await?;
                 shared.adopt(&ranges);
@@ -131,21 +116,13 @@ async fn cluster(shared: &Arc<Shared>, seeds: &[Address]) -> Result<(), StartErr
             Err(error) => failed = failed.or(Some(error)),
         }
     }
-    Err(failed.unwrap_or_else(|| {
-        StartError::new(
-            "store.redis.urls",
-            "no node is configured",
-            "name one node of the cluster",
-        )
-    }))
+    let (what, help) = ("no node is configured", "name one node of the cluster");
+    Err(failed.unwrap_or_else(|| StartError::new("store.redis.urls", what, help)))
 }
 
 /// Checks one server, and loads the scripts there.
-async fn server(
-    mut connection: MultiplexedConnection,
-    address: &Address,
-    shared: &Shared,
-) -> Result<(), StartError> {
+async fn server(address: &Address, shared: &Shared) -> Result<(), StartError> {
+    let mut connection = shared.options.connect(address).await?;
     let info = description(&mut connection, address).await?;
     is_new_enough(&info, address)?;
     is_in_mode(&info, address, shared.is_cluster())?;
@@ -164,22 +141,18 @@ pub(crate) async fn description(
 }
 
 pub(crate) fn is_new_enough(info: &str, address: &Address) -> Result<(), StartError> {
-    let Some(version) = version(info) else {
-        return Err(StartError::new(
-            "store.redis.urls",
+    let (what, help) = match version(info) {
+        None => (
             format!("{address} does not report a version"),
             "this is neither Redis nor Valkey",
-        ));
-    };
-    if version < OLDEST {
-        let (major, minor) = version;
-        return Err(StartError::new(
-            "store.redis.urls",
+        ),
+        Some((major, minor)) if (major, minor) < OLDEST => (
             format!("{address} is Redis {major}.{minor}, which is too old"),
             "use Redis 6.2 or newer, or Valkey",
-        ));
-    }
-    Ok(())
+        ),
+        Some(_) => return Ok(()),
+    };
+    Err(StartError::new("store.redis.urls", what, help))
 }
 
 pub(crate) fn is_in_mode(
@@ -238,7 +211,10 @@ async fn check_rights(
     shared: &Shared,
 ) -> Result<(), StartError> {
     let mut probe = redis::cmd("EVAL");
-    let probe = probe.arg(PROBE).arg(1).arg(&*shared.naming.undone(0, 0));
+    let probe = probe
+        .arg(PROBE)
+        .arg(1)
+        .arg(&*shared.naming.undone(Tag::default(), 0));
     let Err(error) = probe.query_async::<Value>(connection).await else {
         return Ok(());
     };
@@ -286,28 +262,21 @@ pub(crate) fn version(info: &str) -> Option<(u32, u32)> {
 
 /// Returns how much the servers store, including keys of other programs.
 pub(crate) async fn usage(shared: &Arc<Shared>) -> Result<Usage, StoreError> {
-    let unavailable = |error: String| StoreError::Unavailable(error.into());
-    let mut usage = Usage::default();
-    for node in &shared.map.load_full().nodes {
-        let address = match &node.target {
-            Target::At(address) => address.clone(),
-            Target::Master => {
-                let master = shared.connector.master().await;
-                master.map_err(|error| unavailable(error.to_string()))?
-            }
-        };
-        let connection = shared.connector.to(&address).await;
-        let mut connection = connection.map_err(|error| unavailable(error.to_string()))?;
-        let info = info(&mut connection, "memory").await;
-        let info = info.map_err(|error| unavailable(error.to_string()))?;
-        let size = redis::cmd("DBSIZE")
-            .query_async::<u64>(&mut connection)
-            .await;
-        usage.keys += size.map_err(|error| unavailable(error.to_string()))?;
-        let bytes = field(&info, "used_memory").and_then(|it| it.parse().ok());
-        usage.bytes += bytes.unwrap_or(0);
-    }
-    Ok(usage)
+    let counting = async {
+        let mut usage = Usage::default();
+        for node in &shared.map.load_full().nodes {
+            let address = shared.address(&node.target).await?;
+            let mut connection = shared.options.connect(&address).await?;
+            let info = info(&mut connection, "memory").await?;
+            let bytes = field(&info, "used_memory").and_then(|it| it.parse().ok());
+            usage.bytes += bytes.unwrap_or(0);
+            let size = redis::cmd("DBSIZE");
+            usage.keys += size.query_async::<u64>(&mut connection).await?;
+        }
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(usage)
+    };
+    let unavailable = |error: Box<_>| StoreError::Unavailable(format!("{error}").into());
+    counting.await.map_err(unavailable)
 }
 
 #[cfg(test)]

@@ -7,17 +7,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinError;
 use tokio::time::{Instant, timeout_at};
 use tollgate_core::concurrency::Holder;
-use tollgate_core::{Balance, Charge, HoldId, Limit, Span, Time, Token};
+use tollgate_core::{Balance, Charge, HoldId, Limit, Span, Tag, Time, Token};
 use tollgate_store::{
     Answer, Applied, Ask, BreakerState, Clock, Extended, Held, HoldRecord, NewHold, Reply, Settle,
     Settled, Store, StoreError, SystemClock, Usage,
 };
 
-use crate::connect::Connector;
-use crate::holds::RecentHolds;
-use crate::key_name::{self, KeyName, KeyNames};
+use crate::connect::ConnectError;
+use crate::holds::{Creation, RecentHolds};
+use crate::key_name::{KeyName, KeyNames, slot_of};
 use crate::metrics::Metrics;
 use crate::multi_slot;
 use crate::node::{Node, Pending, Target};
@@ -39,12 +40,11 @@ pub struct RedisStore {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What workers and callers share.
+/// State that workers and callers share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: Arc<Options>,
     pub(crate) naming: KeyNames,
-    pub(crate) connector: Connector,
     pub(crate) metrics: Metrics,
     pub(crate) map: ArcSwap<Map>,
     /// The servers of the cluster, by address.
@@ -78,7 +78,6 @@ impl RedisStore {
         let options = Arc::new(options);
         let shared = Arc::new(Shared {
             naming: KeyNames::new(&options.key_prefix),
-            connector: Connector::new(Arc::clone(&options)),
             metrics: Metrics::new(),
             map: ArcSwap::default(),
             nodes: Mutex::default(),
@@ -147,16 +146,14 @@ impl RedisStore {
         ask: Ask,
         charged_at: Time,
     ) -> Result<Applied, StoreError> {
-        let request = Request::new(&self.shared.naming, operation, charges, ask, charged_at);
-        let mut applied = if request.is_empty() {
+        let mut request = Request::new(&self.shared.naming, operation, charges, ask);
+        request.charged_at = charged_at;
+        let mut applied = if request.charges.is_empty() {
+            let refunds = operation == Operation::Refund;
             Applied {
                 now: self.shared.now(),
                 allowed: true,
-                granted: if operation == Operation::Refund {
-                    0
-                } else {
-                    ask.units()
-                },
+                granted: if refunds { 0 } else { ask.units() },
                 ..Applied::default()
             }
         } else {
@@ -187,16 +184,50 @@ impl RedisStore {
         if quotas.is_empty() {
             return Ok(None);
         }
-        let (naming, ask) = (&self.shared.naming, Ask::Exactly(0));
-        let request = Request::new(naming, operation, &quotas, ask, Time::default());
-        let answer = self.execute(request.with_numbers(numbers)).await?;
-        Ok(Some(answer))
+        let naming = &self.shared.naming;
+        let mut request = Request::new(naming, operation, &quotas, Ask::Exactly(0));
+        for (item, numbers) in request.charges.iter_mut().zip(numbers) {
+            item.numbers = numbers;
+        }
+        self.execute(request).await.map(Some)
     }
+
+    /// Runs `work`, in a cluster on a separate task, so that it is finished even if the caller stops waiting.
+    async fn to_its_end<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        if self.shared.is_cluster() {
+            return detached(work).await;
+        }
+        work.await
+    }
+}
+
+/// Runs `work` on a separate task, so that it is finished even if the caller stops waiting.
+pub(crate) async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    let failed = |error: JoinError| StoreError::Unavailable(error.to_string().into());
+    tokio::spawn(work).await.map_err(failed).flatten()
 }
 
 impl Shared {
     pub(crate) fn is_cluster(&self) -> bool {
         matches!(self.options.servers, Servers::Cluster(_))
+    }
+
+    /// Returns the cluster slot of a tag; 0 outside a cluster.
+    pub(crate) fn slot(&self, tag: Tag) -> u16 {
+        if self.is_cluster() { slot_of(tag) } else { 0 }
+    }
+
+    /// Returns the address of a server; asks the Sentinels for that of the master.
+    pub(crate) async fn address(&self, target: &Target) -> Result<Address, ConnectError> {
+        match target {
+            Target::At(address) => Ok(address.clone()),
+            Target::Master => self.options.master().await,
+        }
     }
 
     pub(crate) fn deadline(&self) -> Instant {
@@ -246,8 +277,10 @@ impl Shared {
         })?;
         let permit = node.breaker.permit(Instant::now().into_std());
         let permit = permit.ok_or(StoreError::BreakerOpen).map_err(failed)?;
-        let in_flight = InFlight::start(&self.in_flight, self.options.max_in_flight);
-        let _in_flight = in_flight.map_err(failed)?;
+        let _in_flight = InFlight(&self.in_flight);
+        if self.in_flight.fetch_add(1, Ordering::AcqRel) >= self.options.max_in_flight {
+            return Err(failed(StoreError::Overloaded));
+        }
         let (reply, answer) = oneshot::channel();
         node.send(Pending {
             request,
@@ -259,9 +292,10 @@ impl Shared {
         });
         let answer = match timeout_at(deadline, answer).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(failed(StoreError::Unavailable(
-                "the store is shutting down".into(),
-            ))),
+            Ok(Err(_)) => {
+                let why = "the store is shutting down";
+                Err(failed(StoreError::Unavailable(why.into())))
+            }
             Err(_) => Err(failed(StoreError::Timeout)),
         };
         match &answer {
@@ -275,16 +309,6 @@ impl Shared {
 
 /// Counts a request among those that wait, until it is dropped.
 struct InFlight<'a>(&'a AtomicUsize);
-
-impl<'a> InFlight<'a> {
-    fn start(count: &'a AtomicUsize, most: usize) -> Result<InFlight<'a>, StoreError> {
-        let request = InFlight(count);
-        if count.fetch_add(1, Ordering::AcqRel) >= most {
-            return Err(StoreError::Overloaded);
-        }
-        Ok(request)
-    }
-}
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
@@ -319,8 +343,8 @@ impl Store for RedisStore {
             let bounded = charges.iter().filter(|it| Family::of(it.limit).is_some());
             let bounded: Vec<_> = bounded.copied().collect();
             let (ask, never) = (Ask::Exactly(0), Time::default());
-            self.run(Operation::Reset, &bounded, ask, never).await?;
-            Ok(())
+            let reset = self.run(Operation::Reset, &bounded, ask, never).await;
+            reset.map(|_| ())
         })
     }
 
@@ -331,9 +355,8 @@ impl Store for RedisStore {
             .map(|it| [it.ends_at.as_micros(), it.used, it.extra].map(signed));
         let numbers: Vec<_> = numbers.collect();
         Answer::later(async move {
-            self.quota_state(Operation::Restore, charges, &numbers)
-                .await?;
-            Ok(())
+            let restored = self.quota_state(Operation::Restore, charges, &numbers);
+            restored.await.map(|_| ())
         })
     }
 
@@ -344,20 +367,17 @@ impl Store for RedisStore {
         extra: i64,
     ) -> Reply<'a, Option<Balance>> {
         Answer::later(async move {
-            let numbers = [[used, extra, 0]];
-            let answer = self
-                .quota_state(Operation::Adjust, std::slice::from_ref(charge), &numbers)
-                .await?;
-            Ok(answer.as_ref().and_then(reply::balance_in))
+            let (charges, numbers) = (std::slice::from_ref(charge), [[used, extra, 0]]);
+            let answer = self.quota_state(Operation::Adjust, charges, &numbers);
+            Ok(answer.await?.as_ref().and_then(reply::balance_in))
         })
     }
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
         Answer::later(async move {
-            let answer = self
-                .quota_state(Operation::Balance, std::slice::from_ref(charge), &[[0; 3]])
-                .await?;
-            Ok(answer.as_ref().and_then(reply::balance_in))
+            let charges = std::slice::from_ref(charge);
+            let answer = self.quota_state(Operation::Balance, charges, &[[0; 3]]);
+            Ok(answer.await?.as_ref().and_then(reply::balance_in))
         })
     }
 
@@ -367,39 +387,37 @@ impl Store for RedisStore {
         units: u64,
         new: &'a NewHold<'a>,
     ) -> Reply<'a, Held> {
-        Answer::later(self.hold(charges, units, new))
+        Answer::later(async move {
+            let creation = Creation::new(&self.shared, charges, units, new)?;
+            self.to_its_end(creation.run()).await
+        })
     }
 
     fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
-        Answer::later(self.settle(id, how))
+        Answer::later(self.to_its_end(Arc::clone(&self.shared).settle(id, how)))
     }
 
     fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
-        Answer::later(self.extend(id, ttl, token))
+        Answer::later(self.to_its_end(Arc::clone(&self.shared).extend(id, ttl, token)))
     }
 
     fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
-        Answer::later(self.find_hold(id))
+        Answer::later(self.shared.find_hold(id))
     }
 
     fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
-        Answer::later(self.put_hold(record))
+        Answer::later(self.shared.put_hold(record))
     }
 
     fn due_holds(&self, most: usize) -> Reply<'_, Vec<HoldId>> {
-        Answer::later(self.due_holds(most))
+        Answer::later(self.shared.due_holds(most))
     }
 
     fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
-        Answer::later(self.holders(charge, most))
+        Answer::later(self.shared.holders(charge, most))
     }
 
     fn usage(&self) -> Reply<'_, Usage> {
         Answer::later(startup::usage(&self.shared))
     }
-}
-
-/// Returns the cluster slot of a tag.
-pub(crate) fn slot(tag: tollgate_core::Tag) -> u16 {
-    key_name::slot_of(tag.number())
 }

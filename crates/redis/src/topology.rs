@@ -1,4 +1,4 @@
-//! Which server has which cluster slot, and how the store follows changes.
+//! Finds the server of a cluster slot, and follows changes of the cluster and of the master.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -8,7 +8,7 @@ use redis::Value;
 use tokio::time::{sleep, timeout};
 use tollgate_store::{BreakerState, StoreError};
 
-use crate::connect::{ConnectError, RETRY, connect_error};
+use crate::connect::{Cause, ConnectError, RETRY, connect_error};
 use crate::key_name::SLOTS;
 use crate::node::{Node, Target};
 use crate::options::{Address, Servers};
@@ -71,14 +71,12 @@ impl Shared {
                 Err(error) => failed = Some(error),
             }
         }
-        Err(failed.unwrap_or_else(|| ConnectError::Unreachable {
-            address: "the cluster".to_owned(),
-            what: "has no slots assigned".to_owned(),
-        }))
+        let none = || ConnectError::new(Cause::Unreachable, "the cluster has no slots assigned");
+        Err(failed.unwrap_or_else(none))
     }
 
     async fn ask_node(&self, address: &Address) -> Result<Ranges, ConnectError> {
-        let mut connection = self.connector.to(address).await?;
+        let mut connection = self.options.connect(address).await?;
         let mut command = redis::cmd("CLUSTER");
         let answer = command.arg("SLOTS").query_async(&mut connection).await;
         let answer = answer.map_err(|error| connect_error(address, &error))?;
@@ -120,12 +118,9 @@ impl Shared {
     }
 
     fn has_failing_node(&self) -> bool {
-        let map = self.map.load();
-        map.nodes.is_empty()
-            || map
-                .nodes
-                .iter()
-                .any(|node| node.breaker_state() != BreakerState::Closed)
+        let (map, closed) = (self.map.load(), BreakerState::Closed);
+        let mut nodes = map.nodes.iter();
+        map.nodes.is_empty() || nodes.any(|node| node.breaker_state() != closed)
     }
 }
 
@@ -133,31 +128,23 @@ fn read_slots(answer: &Value, asked: &Address) -> Ranges {
     let Value::Array(ranges) = answer else {
         return Vec::new();
     };
+    let number = |value: &Value| match value {
+        Value::Int(number) => u16::try_from(*number).ok(),
+        _ => None,
+    };
     let ranges = ranges.iter().filter_map(|range| {
-        let Value::Array(parts) = range else {
+        let [from, to, Value::Array(master), ..] = range.as_sequence()? else {
             return None;
         };
-        let (Value::Int(from), Value::Int(to)) = (parts.first()?, parts.get(1)?) else {
+        let [host, port, ..] = master.as_slice() else {
             return None;
         };
-        let Value::Array(master) = parts.get(2)? else {
-            return None;
-        };
-        let host = match master.first()? {
+        let host = match host {
             Value::BulkString(host) if !host.is_empty() => String::from_utf8_lossy(host).into(),
             _ => asked.host.clone(),
         };
-        let Value::Int(port) = master.get(1)? else {
-            return None;
-        };
-        Some((
-            u16::try_from(*from).ok()?,
-            u16::try_from(*to).ok()?,
-            Address {
-                host,
-                port: u16::try_from(*port).ok()?,
-            },
-        ))
+        let port = number(port)?;
+        Some((number(from)?, number(to)?, Address { host, port }))
     });
     ranges.collect()
 }
@@ -199,9 +186,9 @@ pub(crate) async fn follow_sentinels(shared: Weak<Shared>) {
         if node.breaker_state() != BreakerState::Open {
             continue;
         }
-        if let Ok(master) = store.connector.master().await
+        if let Ok(master) = store.options.master().await
             && store.master.lock().as_ref() != Some(&master)
-            && store.connector.to(&master).await.is_ok()
+            && store.options.connect(&master).await.is_ok()
         {
             *store.master.lock() = Some(master);
             node.breaker.retry_now();

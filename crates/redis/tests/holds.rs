@@ -8,34 +8,14 @@ mod common;
 use std::sync::Arc;
 
 use common::{LONG, RUNTIME, block_on, charge, connect, options};
-use tollgate_conformance::Kind;
-use tollgate_core::{Charge, HoldId, Limit, OnDenied, Span, Tag, Token};
+use tollgate_conformance::{Kind, TTL, hold_id as id, reservation};
+use tollgate_core::{Charge, Limit, OnDenied, Span, Tag, Token};
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Cluster, Redis};
 use tollgate_store::{
     Ask, Extended, Held, HoldRecord, HoldState, ManualClock, NewHold, Purpose, Settle, Settled,
     Store, StoreError, Wait,
 };
-
-const TTL: Span = Span::MINUTE;
-
-fn id(number: u128) -> HoldId {
-    HoldId::new(number, Tag::default())
-}
-
-fn reservation(number: u128) -> NewHold<'static> {
-    NewHold {
-        id: id(number),
-        ttl: TTL,
-        purpose: Purpose::Reservation,
-        token: Token::NONE,
-        owner: "someone",
-        memo: "",
-        idempotency_key: None,
-        fingerprint: 7,
-        wait: None,
-    }
-}
 
 fn lease(number: u128) -> NewHold<'static> {
     NewHold {

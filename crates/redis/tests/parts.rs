@@ -8,34 +8,13 @@ mod common;
 use std::sync::Arc;
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, connect};
-use tollgate_conformance::Kind;
-use tollgate_core::{Balance, Charge, HoldId, Limit, Recorded, Span, Tag, Time, Token};
+use tollgate_conformance::{Kind, START, TTL, hold_id as id, reservation};
+use tollgate_core::{Balance, Charge, HoldId, Limit, Recorded, Span, Tag, Token};
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Cluster, Redis, wait};
 use tollgate_store::{
     Ask, Held, HoldRecord, ManualClock, NewHold, Purpose, Settle, Settled, Store, Wait,
 };
-
-const TTL: Span = Span::MINUTE;
-const START: Time = Time::from_micros(1_700_000_000_000_000);
-
-fn id(number: u128) -> HoldId {
-    HoldId::new(number, Tag::default())
-}
-
-fn reservation(number: u128) -> NewHold<'static> {
-    NewHold {
-        id: id(number),
-        ttl: TTL,
-        purpose: Purpose::Reservation,
-        token: Token::NONE,
-        owner: "someone",
-        memo: "",
-        idempotency_key: None,
-        fingerprint: 7,
-        wait: None,
-    }
-}
 
 fn lease(number: u128) -> NewHold<'static> {
     NewHold {

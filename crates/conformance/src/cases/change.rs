@@ -1,10 +1,10 @@
-//! What happens to the usage of a key when the numbers of its limit change.
+//! The usage of a key after the numbers of its limit have changed.
 
 use tollgate_core::{CarryOver, Charge, Limit, Span};
 
-use super::{CAPACITY, START, WINDOW, apply, charge, denied, kinds, left, promised, take};
+use super::{CAPACITY, WINDOW, apply, charge, denied, kinds, left, limits, promised, take};
 use crate::random::Range;
-use crate::{Fixture, Kind};
+use crate::{Fixture, Kind, START};
 use tollgate_store::Ask;
 
 /// Returns a charge of cost 1 for subject `number` with this manner of carrying over.
@@ -39,12 +39,10 @@ pub async fn changed_numbers_carry_over_at_the_first_apply_even_if_denied(fixtur
     if fixture.range() == Range::Steady {
         return;
     }
-    let meters = kinds(fixture).filter(|(kind, ..)| kind.is_meter());
-    for (kind, n, start) in meters {
-        let fast = kind.limit(CAPACITY, WINDOW);
+    let meters = limits(fixture, WINDOW).filter(|(kind, ..)| kind.is_meter());
+    for (kind, n, start, fast) in meters {
         let slow = kind.limit(CAPACITY, Span::from_secs(10));
         let (peeked, applied, spent) = (n, n + 100, n + 200);
-        fixture.set_time(start);
         for number in [peeked, applied, spent] {
             take(fixture, charge(number, &fast), CAPACITY).await;
         }
@@ -54,17 +52,13 @@ pub async fn changed_numbers_carry_over_at_the_first_apply_even_if_denied(fixtur
         assert!(!apply(fixture, &both, Ask::Exactly(1)).await.allowed);
         fixture.set_time(start + WINDOW);
         assert_eq!(left(fixture, charge(applied, &slow)).await, 1, "{kind:?}");
-        assert_eq!(
-            left(fixture, charge(peeked, &slow)).await,
-            CAPACITY,
-            "{kind:?}"
-        );
+        let left = left(fixture, charge(peeked, &slow)).await;
+        assert_eq!(left, CAPACITY, "{kind:?}");
     }
 }
 
-/// Both have the same state: a rule may change from one to the other.
+/// GCRA and token bucket have the same state: a rule may change from one to the other.
 pub async fn gcra_and_token_bucket_share_a_state(fixture: &impl Fixture) {
-    fixture.set_time(START);
     let gcra = Kind::Gcra.limit(CAPACITY, WINDOW);
     let bucket = Kind::TokenBucket.limit(CAPACITY, WINDOW);
     take(fixture, charge(1, &gcra), CAPACITY).await;
@@ -172,7 +166,6 @@ pub async fn an_unlimited_time_changes_no_state(fixture: &impl Fixture) {
 
 /// A changed algorithm starts without a state, and does not touch the state of the old algorithm.
 pub async fn another_algorithm_starts_fresh(fixture: &impl Fixture) {
-    fixture.set_time(START);
     for how in CarryOver::ALL {
         let number = 1 + how as u64;
         let window = Kind::FixedWindow.limit(CAPACITY, Span::HOUR);

@@ -2,13 +2,15 @@
 
 use tollgate_core::{
     Admission, Balance, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Recorded,
-    Span, Time,
+    Span, Time, Token,
 };
 
-use super::holds::{TTL, commit, due, ended, find, held, reservation, settle, taken};
-use super::quota::{DECEMBER, FEBRUARY, JANUARY, NOVEMBER, monthly};
-use super::{CAPACITY, WINDOW, apply, charge, denied, left, peek, reset, take};
-use crate::{Fixture, Kind};
+use super::holds::{ONE_SLOT, commit, due, ended, find, held, overdrawing, settle, taken};
+use super::quota::{DECEMBER, FEBRUARY, JANUARY, NOVEMBER, TEN, monthly};
+use super::{
+    CAPACITY, WINDOW, apply, charge, denied, enforced, just_before, left, peek, refund, reset, take,
+};
+use crate::{Fixture, Kind, reservation};
 use tollgate_store::{Ask, NewHold, Purpose, Settle, Settled, Store};
 
 fn ledgered(number: u64, limit: &Limit) -> Charge<'_> {
@@ -50,26 +52,20 @@ fn is_unrestored(outcome: &Outcome) -> bool {
     outcome.admission == Admission::Denied(Denial::Unrestored)
 }
 
-/// For any cost, in every call.
+/// Without a state, every call denies, whatever the cost.
 pub async fn a_recorded_quota_is_not_decided_without_a_state(fixture: &impl Fixture) {
-    let limit = monthly(10, 0, 0);
-    let one = ledgered(1, &limit);
+    let one = ledgered(1, &TEN);
     fixture.set_time(NOVEMBER);
-    for ask in [0, 1, 11, u64::MAX]
-        .map(Ask::Exactly)
-        .into_iter()
-        .chain([Ask::UpTo(5)])
-    {
+    let exactly = [0, 1, 11, u64::MAX].map(Ask::Exactly);
+    for ask in exactly.into_iter().chain([Ask::UpTo(5)]) {
         for answer in [
             apply(fixture, &[one], ask).await,
             peek(fixture, &[one], ask).await,
         ] {
             assert!(!answer.allowed && answer.granted == 0, "{answer:?}");
-            assert!(is_unrestored(&answer.outcomes[0]), "{answer:?}");
-            assert_eq!(
-                (answer.outcomes[0].limit, answer.outcomes[0].remaining),
-                (10, 0)
-            );
+            let outcome = answer.outcomes[0];
+            assert!(is_unrestored(&outcome), "{answer:?}");
+            assert_eq!((outcome.limit, outcome.remaining), (10, 0));
         }
     }
     assert_eq!(read(fixture, one).await, None);
@@ -83,27 +79,21 @@ pub async fn a_recorded_quota_is_not_decided_without_a_state(fixture: &impl Fixt
     assert_eq!(adjust(fixture, ledgered(2, &rate), 1, 1).await, None);
 }
 
-/// The request will be repeated after the restore, so it counts nowhere.
+/// The caller repeats the request after the restore, so no charge counts it.
 pub async fn a_request_that_needs_a_restore_leaves_no_trace(fixture: &impl Fixture) {
-    let (limit, open) = (monthly(10, 0, 0), Kind::Gcra.limit(CAPACITY, WINDOW));
-    let (shut, blocks) = (
-        Kind::FixedWindow.limit(0, WINDOW),
-        Kind::Backoff.limit(0, WINDOW),
-    );
+    let open = Kind::Gcra.limit(CAPACITY, WINDOW);
+    let [shut, blocks] = [Kind::FixedWindow, Kind::Backoff].map(|kind| kind.limit(0, WINDOW));
     fixture.set_time(NOVEMBER);
     let counting = Charge {
         on_denied: OnDenied::Charge,
         ..charge(2, &open)
     };
-    let shadow = Charge {
-        enforcement: Enforcement::Shadow,
-        ..charge(3, &shut)
-    };
+    let shadow = enforced(Enforcement::Shadow, charge(3, &shut));
     let watching = Charge {
         on_denied: OnDenied::Strike(2),
         ..charge(4, &blocks)
     };
-    let all = [ledgered(1, &limit), counting, shadow, watching];
+    let all = [ledgered(1, &TEN), counting, shadow, watching];
     if fixture.range().judges_together() {
         let answer = apply(fixture, &all, Ask::Exactly(1)).await;
         assert!(!answer.allowed);
@@ -118,14 +108,14 @@ pub async fn a_request_that_needs_a_restore_leaves_no_trace(fixture: &impl Fixtu
     assert_eq!(left(fixture, counting).await, CAPACITY);
 }
 
-/// The shadow reports it, and is not charged.
+/// The shadow reports that it needs a restore, and is not charged.
 pub async fn a_shadow_that_needs_a_restore_denies_nothing(fixture: &impl Fixture) {
-    let (limit, open) = (monthly(10, 0, 0), Kind::Gcra.limit(CAPACITY, WINDOW));
+    let open = Kind::Gcra.limit(CAPACITY, WINDOW);
     fixture.set_time(NOVEMBER);
     let shadow = Charge {
         enforcement: Enforcement::Shadow,
         on_denied: OnDenied::Charge,
-        ..ledgered(1, &limit)
+        ..ledgered(1, &TEN)
     };
     let answer = apply(fixture, &[shadow, charge(2, &open)], Ask::Exactly(1)).await;
     assert!(answer.allowed && answer.granted == 1);
@@ -136,8 +126,7 @@ pub async fn a_shadow_that_needs_a_restore_denies_nothing(fixture: &impl Fixture
 
 /// A new period needs no restore while the old state exists.
 pub async fn a_state_of_an_earlier_period_is_a_state(fixture: &impl Fixture) {
-    let limit = monthly(10, 0, 0);
-    let one = ledgered(1, &limit);
+    let one = ledgered(1, &TEN);
     fixture.set_time(NOVEMBER);
     restore(fixture, one, balance(DECEMBER, 9, 0)).await;
     take(fixture, one, 1).await;
@@ -148,7 +137,7 @@ pub async fn a_state_of_an_earlier_period_is_a_state(fixture: &impl Fixture) {
     assert!(is_unrestored(&denied(fixture, one, 1).await));
 }
 
-/// It counts like usage of the store.
+/// A restored balance counts like usage of the store.
 pub async fn a_restored_balance_counts(fixture: &impl Fixture) {
     let limit = monthly(10, 3, 4);
     let one = ledgered(1, &limit);
@@ -160,20 +149,17 @@ pub async fn a_restored_balance_counts(fixture: &impl Fixture) {
     denied(fixture, one, 1).await;
     assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 15, 2)));
     // A balance above the limit is kept.
-    restore(fixture, ledgered(2, &limit), balance(DECEMBER, 100, 0)).await;
-    denied(fixture, ledgered(2, &limit), 1).await;
-    assert_eq!(
-        read(fixture, ledgered(2, &limit)).await,
-        Some(balance(DECEMBER, 100, 0))
-    );
+    let (two, above) = (ledgered(2, &limit), balance(DECEMBER, 100, 0));
+    restore(fixture, two, above).await;
+    denied(fixture, two, 1).await;
+    assert_eq!(read(fixture, two).await, Some(above));
 }
 
 /// A restore does not undo charges.
 pub async fn an_existing_state_is_not_restored(fixture: &impl Fixture) {
-    let limit = monthly(10, 0, 0);
-    let (one, two) = (ledgered(1, &limit), ledgered(2, &limit));
+    let (one, two) = (ledgered(1, &TEN), ledgered(2, &TEN));
     fixture.set_time(NOVEMBER);
-    take(fixture, charge(1, &limit), 3).await;
+    take(fixture, charge(1, &TEN), 3).await;
     let balances = [balance(DECEMBER, 9, 1), balance(DECEMBER, 8, 1)];
     let restored = fixture.store().restore(&[one, two], &balances).await;
     restored.expect("the store answers");
@@ -183,24 +169,20 @@ pub async fn an_existing_state_is_not_restored(fixture: &impl Fixture) {
 
 /// A restore under other numbers that would reset the state leaves it alone.
 pub async fn a_restore_does_not_convert_an_existing_state(fixture: &impl Fixture) {
-    let (limit, other) = (monthly(10, 0, 0), monthly(20, 0, 0));
+    let (one, other) = (charge(1, &TEN), monthly(20, 0, 0));
     fixture.set_time(NOVEMBER);
-    take(fixture, charge(1, &limit), 3).await;
+    take(fixture, one, 3).await;
     let forgets = Charge {
         carry_over: CarryOver::Reset,
         ..ledgered(1, &other)
     };
     restore(fixture, forgets, balance(DECEMBER, 9, 1)).await;
-    assert_eq!(
-        read(fixture, charge(1, &limit)).await,
-        Some(balance(DECEMBER, 3, 0))
-    );
+    assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 3, 0)));
 }
 
-/// Also for two charges of one key in one request.
+/// The first restore wins, also among two charges of one key in one request.
 pub async fn the_first_of_two_restores_wins(fixture: &impl Fixture) {
-    let limit = monthly(10, 0, 0);
-    let one = ledgered(1, &limit);
+    let one = ledgered(1, &TEN);
     fixture.set_time(NOVEMBER);
     let balances = [balance(DECEMBER, 2, 0), balance(DECEMBER, 5, 0)];
     let restored = fixture.store().restore(&[one, one], &balances).await;
@@ -209,7 +191,7 @@ pub async fn the_first_of_two_restores_wins(fixture: &impl Fixture) {
     assert_eq!(read(fixture, one).await, Some(balances[0]));
 }
 
-/// It is rolled forward by as many periods as have passed.
+/// The balance is rolled forward by as many periods as have passed.
 pub async fn a_balance_of_an_earlier_period_is_rolled_forward(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 4);
     fixture.set_time(JANUARY);
@@ -226,33 +208,27 @@ pub async fn a_balance_of_an_earlier_period_is_rolled_forward(fixture: &impl Fix
     }
 }
 
-/// It is known to the end of the period that nothing was used.
+/// The store remembers until the end of the period that nothing was used.
 pub async fn a_balance_restored_as_zero_is_not_forgotten(fixture: &impl Fixture) {
-    let limit = monthly(10, 0, 0);
-    let one = ledgered(1, &limit);
+    let one = ledgered(1, &TEN);
     fixture.set_time(NOVEMBER);
     restore(fixture, one, Balance::default()).await;
-    for time in [NOVEMBER + Span::DAY, just_before_december()] {
+    for time in [NOVEMBER + Span::DAY, just_before(DECEMBER)] {
         fixture.set_time(time);
         // New keys make a store forget expired states.
         for other in 100..200 {
-            take(fixture, charge(other, &limit), 1).await;
+            take(fixture, charge(other, &TEN), 1).await;
         }
         assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 0, 0)));
     }
     let answer = take(fixture, one, 4).await;
-    crate::cases::refund(fixture, &[one], 4, answer.now).await;
+    refund(fixture, &[one], 4, answer.now).await;
     assert_eq!(left(fixture, one).await, 10);
-}
-
-fn just_before_december() -> Time {
-    super::just_before(DECEMBER)
 }
 
 /// Usage and extra never fall below 0. Without a state nothing is done.
 pub async fn a_balance_is_adjusted_within_bounds(fixture: &impl Fixture) {
-    let limit = monthly(10, 0, 0);
-    let one = charge(1, &limit);
+    let one = charge(1, &TEN);
     fixture.set_time(NOVEMBER);
     assert_eq!(adjust(fixture, one, 5, 5).await, None);
     take(fixture, one, 6).await;
@@ -281,32 +257,20 @@ pub async fn a_grant_ends_with_its_period(fixture: &impl Fixture) {
     let one = charge(1, &limit);
     fixture.set_time(NOVEMBER);
     take(fixture, one, 10).await;
-    assert_eq!(
-        adjust(fixture, one, 0, 9).await,
-        Some(balance(DECEMBER, 10, 9))
-    );
+    let granted = adjust(fixture, one, 0, 9).await;
+    assert_eq!(granted, Some(balance(DECEMBER, 10, 9)));
     take(fixture, one, 6).await;
     fixture.set_time(DECEMBER);
     // Three of nine were left.
     assert_eq!(read(fixture, one).await, Some(balance(JANUARY, 0, 3)));
-    assert_eq!(
-        adjust(fixture, one, 2, 0).await,
-        Some(balance(JANUARY, 2, 3))
-    );
+    let used = adjust(fixture, one, 2, 0).await;
+    assert_eq!(used, Some(balance(JANUARY, 2, 3)));
     assert_eq!(left(fixture, one).await, 11);
 }
 
 /// Without the usage, the store knows neither what to give back nor what fits. It settles after a restore.
 pub async fn a_recorded_quota_is_not_settled_without_a_state(fixture: &impl Fixture) {
-    let limit = monthly(10, 0, 0);
-    let slots = Limit::concurrency(1, TTL).expect("a limit of one");
-    let (one, slot) = (
-        Charge {
-            overdraft: 2,
-            ..ledgered(1, &limit)
-        },
-        charge(2, &slots),
-    );
+    let (one, slot) = (overdrawing(2, ledgered(1, &TEN)), charge(2, &ONE_SLOT));
     fixture.set_time(NOVEMBER);
     for (number, how, used) in [
         (1, commit(4), 7),
@@ -340,15 +304,13 @@ pub async fn a_recorded_quota_is_not_settled_without_a_state(fixture: &impl Fixt
     assert_eq!(due(fixture).await, []);
 }
 
-/// A commit of exactly the reserved units, and the end of a lease.
+/// A commit of exactly the reserved units changes nothing, and the end of a lease only frees its slot.
 pub async fn a_settle_that_changes_nothing_needs_no_state(fixture: &impl Fixture) {
-    let limit = monthly(10, 0, 0);
-    let slots = Limit::concurrency(1, TTL).expect("a limit of one");
-    let (one, slot) = (ledgered(1, &limit), charge(2, &slots));
+    let (one, slot) = (ledgered(1, &TEN), charge(2, &ONE_SLOT));
     fixture.set_time(NOVEMBER);
     restore(fixture, one, balance(DECEMBER, 0, 0)).await;
     held(fixture, &[one], 6, &reservation(1)).await;
-    let token = tollgate_core::Token::new(5);
+    let token = Token::new(5);
     let lease = NewHold {
         purpose: Purpose::Lease,
         token,

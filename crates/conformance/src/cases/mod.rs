@@ -1,4 +1,4 @@
-//! Situations with known answers, each on an empty store.
+//! Situations with known answers, each on an empty store whose clock is at [`START`](crate::START).
 
 mod backoff;
 mod change;
@@ -22,15 +22,12 @@ pub use slots::*;
 
 use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, Outcome, Span, Time};
 
-use super::{Fixture, Kind, key};
+use super::{Fixture, Kind, START, key};
 use tollgate_store::{Applied, Ask, Store};
 
-/// The start of every case: the edge of a second.
-const START: Time = Time::from_micros(1_700_000_000_000_000);
 /// The capacity and the window that most cases use.
 const CAPACITY: u64 = 10;
 const WINDOW: Span = Span::SECOND;
-const MICRO: u64 = 1;
 
 /// Returns an enforcing charge of cost 1 for subject `number` under `limit`.
 fn charge(number: u64, limit: &Limit) -> Charge<'_> {
@@ -38,6 +35,17 @@ fn charge(number: u64, limit: &Limit) -> Charge<'_> {
         overflow: key(number + (1 << 32)),
         rule: "rule",
         ..Charge::new(key(number), limit)
+    }
+}
+
+fn costing(cost: u64, charge: Charge<'_>) -> Charge<'_> {
+    Charge { cost, ..charge }
+}
+
+fn enforced(enforcement: Enforcement, charge: Charge<'_>) -> Charge<'_> {
+    Charge {
+        enforcement,
+        ..charge
     }
 }
 
@@ -64,10 +72,8 @@ async fn reset(fixture: &impl Fixture, charges: &[Charge<'_>]) {
 /// Checks what holds for every answer.
 fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     assert_eq!(applied.outcomes.len(), charges.len());
-    let enforcing_allow = charges
-        .iter()
-        .zip(&applied.outcomes)
-        .all(|(charge, answer)| charge.enforcement != Enforcement::Enforce || answer.is_allowed());
+    let mut both = charges.iter().zip(&applied.outcomes);
+    let enforcing_allow = both.all(|(charge, answer)| !charge.enforces() || answer.is_allowed());
     assert_eq!(applied.allowed, enforcing_allow, "{applied:?}");
     assert!(applied.granted <= ask.units(), "{applied:?}");
     assert!(applied.allowed || applied.granted == 0, "{applied:?}");
@@ -78,11 +84,7 @@ fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
         assert!(has_more || answer.remaining <= answer.limit, "{answer:?}");
         assert!(answer.reset_at >= applied.now, "{answer:?}");
         if let Some(at) = retry_at(answer) {
-            assert!(
-                at > applied.now,
-                "no wait in {answer:?} at {:?}",
-                applied.now
-            );
+            assert!(at > applied.now, "no wait in {applied:?}");
         }
     }
     applied
@@ -91,22 +93,14 @@ fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
 /// Takes `units` of `charge`, or fails.
 async fn take(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Applied {
     let applied = apply(fixture, &[charge], Ask::Exactly(units)).await;
-    assert!(
-        applied.allowed,
-        "{:?} denies {units}: {applied:?}",
-        charge.limit
-    );
+    assert!(applied.allowed, "{charge:?} denies {units}: {applied:?}");
     applied
 }
 
 /// Asks for `units` of `charge`, and fails unless they are denied.
 async fn denied(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Outcome {
     let applied = apply(fixture, &[charge], Ask::Exactly(units)).await;
-    assert!(
-        !applied.allowed,
-        "{:?} allows {units}: {applied:?}",
-        charge.limit
-    );
+    assert!(!applied.allowed, "{charge:?} allows {units}: {applied:?}");
     applied.outcomes[0]
 }
 
@@ -128,7 +122,7 @@ fn promised(outcome: &Outcome) -> Time {
 }
 
 fn just_before(time: Time) -> Time {
-    Time::from_micros(time.as_micros() - MICRO)
+    back(time, Span::from_micros(1))
 }
 
 fn back(time: Time, span: Span) -> Time {
@@ -143,4 +137,9 @@ fn kinds(fixture: &impl Fixture) -> impl Iterator<Item = (Kind, u64, Time)> {
         fixture.set_time(start);
         (kind, n, start)
     })
+}
+
+/// Returns the same with the limit of each kind: [`CAPACITY`] in `window`.
+fn limits(fixture: &impl Fixture, window: Span) -> impl Iterator<Item = (Kind, u64, Time, Limit)> {
+    kinds(fixture).map(move |(kind, n, start)| (kind, n, start, kind.limit(CAPACITY, window)))
 }

@@ -1,5 +1,7 @@
 //! Quotas: an amount per calendar period.
 
+use std::sync::LazyLock;
+
 use tollgate_core::{Anchor, Calendar, CarryOver, Charge, Limit, Recorded, Span, Time, Unit, Zone};
 
 use super::{charge, denied, just_before, left, promised, refund, take};
@@ -10,6 +12,9 @@ pub(super) const NOVEMBER: Time = Time::from_micros(1_698_796_800_000_000);
 pub(super) const DECEMBER: Time = Time::from_micros(1_701_388_800_000_000);
 pub(super) const JANUARY: Time = Time::from_micros(1_704_067_200_000_000);
 pub(super) const FEBRUARY: Time = Time::from_micros(1_706_745_600_000_000);
+
+/// A quota of ten in each month.
+pub(super) static TEN: LazyLock<Limit> = LazyLock::new(|| monthly(10, 0, 0));
 
 /// Returns a quota with months of UTC.
 pub(super) fn monthly(limit: u64, grace: u64, rollover: u64) -> Limit {
@@ -25,8 +30,7 @@ pub(super) fn with_periods(unit: Unit, zone: &str, limit: u64, grace: u64, rollo
 
 /// Usage counts until the next period begins, and not a microsecond longer.
 pub async fn a_quota_holds_until_its_period_ends(fixture: &impl Fixture) {
-    let limit = monthly(10, 0, 0);
-    let one = charge(1, &limit);
+    let one = charge(1, &TEN);
     fixture.set_time(NOVEMBER + Span::from_secs(77));
     let answer = take(fixture, one, 4).await;
     assert_eq!(answer.outcomes[0].reset_at, DECEMBER);
@@ -41,7 +45,7 @@ pub async fn a_quota_holds_until_its_period_ends(fixture: &impl Fixture) {
     denied(fixture, one, 1).await;
 }
 
-/// It has 23 hours in spring, and 25 in autumn.
+/// The day has 23 hours in spring, and 25 in autumn.
 pub async fn a_day_in_which_clocks_change_is_one_day(fixture: &impl Fixture) {
     let limit = with_periods(Unit::Day, "Europe/Berlin", 5, 0, 0);
     // Midnights in Berlin before the 26th of March and the 29th of October 2023.
@@ -119,15 +123,14 @@ pub async fn the_rollover_is_bounded(fixture: &impl Fixture) {
 
 /// In another calendar, the usage of a period that has not ended counts.
 pub async fn a_quota_keeps_its_usage_in_another_calendar(fixture: &impl Fixture) {
-    let months = monthly(10, 0, 0);
     let days = with_periods(Unit::Day, "UTC", 10, 0, 0);
     fixture.set_time(NOVEMBER);
-    take(fixture, charge(1, &months), 7).await;
+    take(fixture, charge(1, &TEN), 7).await;
     let at = promised(&denied(fixture, charge(1, &days), 4).await);
     assert_eq!(at, NOVEMBER + Span::DAY);
     fixture.set_time(at);
     take(fixture, charge(1, &days), 4).await;
-    let at = promised(&denied(fixture, charge(1, &months), 7).await);
+    let at = promised(&denied(fixture, charge(1, &TEN), 7).await);
     assert_eq!(at, DECEMBER);
     fixture.set_time(DECEMBER);
     take(fixture, charge(1, &days), 10).await;
@@ -135,22 +138,21 @@ pub async fn a_quota_keeps_its_usage_in_another_calendar(fixture: &impl Fixture)
 
 /// A change that resets leaves a state, so that nothing has to be restored.
 pub async fn a_reset_quota_still_has_a_state(fixture: &impl Fixture) {
-    let (ten, twenty) = (monthly(10, 0, 0), monthly(20, 0, 0));
+    let twenty = monthly(20, 0, 0);
     let resets = |limit| Charge {
         recorded: Some(Recorded::default()),
         carry_over: CarryOver::Reset,
         ..charge(1, limit)
     };
     fixture.set_time(NOVEMBER);
-    take(fixture, charge(1, &ten), 10).await;
+    take(fixture, charge(1, &TEN), 10).await;
     take(fixture, resets(&twenty), 20).await;
     denied(fixture, resets(&twenty), 1).await;
 }
 
 /// A charge of November is not given back in December.
 pub async fn a_refund_of_an_earlier_period_gives_nothing_back(fixture: &impl Fixture) {
-    let limit = monthly(10, 0, 0);
-    let one = charge(1, &limit);
+    let one = charge(1, &TEN);
     fixture.set_time(just_before(DECEMBER));
     take(fixture, one, 6).await;
     fixture.set_time(DECEMBER);

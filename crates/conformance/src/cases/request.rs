@@ -1,17 +1,17 @@
 //! Several charges in one request, many keys.
 
-use tollgate_core::{Admission, Charge, Denial, Enforcement, OnDenied, Outcome, Time};
+use tollgate_core::{Admission, Denial, Enforcement, OnDenied, Outcome};
 
 use super::{
-    CAPACITY, START, WINDOW, apply, charge, denied, kinds, left, peek, promised, refund, take,
+    CAPACITY, WINDOW, apply, charge, costing, denied, enforced, kinds, left, limits, peek,
+    promised, refund, take,
 };
 use crate::{Fixture, Kind};
 use tollgate_store::Ask;
 
 /// Any number of peeks changes nothing, and gives the answer of the next apply.
 pub async fn a_peek_takes_nothing_and_answers_the_same(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let one = charge(n, &limit);
         for ask in [Ask::Exactly(4), Ask::UpTo(4), Ask::UpTo(4), Ask::Exactly(1)] {
             let peeked = peek(fixture, &[one], ask).await;
@@ -21,18 +21,14 @@ pub async fn a_peek_takes_nothing_and_answers_the_same(fixture: &impl Fixture) {
             assert_eq!(applied.granted, peeked.granted, "{kind:?}");
             let (answer, was) = (applied.outcomes[0], peeked.outcomes[0]);
             assert_eq!(answer.admission, was.admission, "{kind:?}");
-            assert_eq!(
-                answer.remaining,
-                was.remaining - applied.granted,
-                "{kind:?}"
-            );
+            let expected = was.remaining - applied.granted;
+            assert_eq!(answer.remaining, expected, "{kind:?}");
         }
     }
 }
 
 /// A request to which no rule applies passes.
 pub async fn a_request_without_charges_is_allowed(fixture: &impl Fixture) {
-    fixture.set_time(START);
     for ask in [Ask::Exactly(3), Ask::UpTo(3)] {
         assert_eq!(apply(fixture, &[], ask).await.granted, 3);
         assert!(peek(fixture, &[], ask).await.allowed);
@@ -41,15 +37,12 @@ pub async fn a_request_without_charges_is_allowed(fixture: &impl Fixture) {
 
 /// Outcome `i` belongs to charge `i`.
 pub async fn outcomes_come_in_the_order_of_the_charges(fixture: &impl Fixture) {
-    fixture.set_time(START);
     let limits: Vec<_> = (101..=112)
         .zip(Kind::ALL.into_iter().cycle())
         .map(|(capacity, kind)| kind.limit(capacity, WINDOW))
         .collect();
-    let charges: Vec<_> = (1..)
-        .zip(&limits)
-        .map(|(n, limit)| charge(n, limit))
-        .collect();
+    let charges = (1..).zip(&limits).map(|(n, limit)| charge(n, limit));
+    let charges: Vec<_> = charges.collect();
     for order in [charges.clone(), charges.into_iter().rev().collect()] {
         let applied = apply(fixture, &order, Ask::Exactly(1)).await;
         for (charge, outcome) in order.iter().zip(&applied.outcomes) {
@@ -64,10 +57,8 @@ pub async fn one_denial_charges_nothing(fixture: &impl Fixture) {
     for (spent_kind, _, _) in kinds(fixture) {
         for other_kind in Kind::ALL {
             n += 10;
-            let (tight, loose) = (
-                spent_kind.limit(CAPACITY, WINDOW),
-                other_kind.limit(2 * CAPACITY, WINDOW),
-            );
+            let tight = spent_kind.limit(CAPACITY, WINDOW);
+            let loose = other_kind.limit(2 * CAPACITY, WINDOW);
             let spent = charge(n, &tight);
             let others = [charge(n + 1, &loose), charge(n + 2, &loose)];
             take(fixture, spent, CAPACITY).await;
@@ -83,10 +74,7 @@ pub async fn one_denial_charges_nothing(fixture: &impl Fixture) {
                 assert!(!applied.allowed, "{spent_kind:?} and {other_kind:?}");
             }
             let after = peek(fixture, &all, Ask::Exactly(2)).await;
-            assert_eq!(
-                after, before,
-                "{spent_kind:?} denied, {other_kind:?} was asked"
-            );
+            assert_eq!(after, before, "{spent_kind:?} and {other_kind:?}");
             assert_eq!(after.outcomes[0].remaining, 2 * CAPACITY - 3);
             assert_eq!(after.outcomes[2].remaining, 2 * CAPACITY);
         }
@@ -95,44 +83,33 @@ pub async fn one_denial_charges_nothing(fixture: &impl Fixture) {
 
 /// A request for up to some units gets what the scarcest charge has left.
 pub async fn up_to_grants_what_fits_into_every_charge(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let wide = kind.limit(10 * CAPACITY, WINDOW);
-        let (one, mut other, mut free) = (
-            charge(n, &limit),
-            charge(n + 100, &wide),
-            charge(n + 200, &limit),
-        );
-        (other.cost, free.cost) = (20, 0);
+        let (one, free) = (charge(n, &limit), costing(0, charge(n + 200, &limit)));
+        let other = costing(20, charge(n + 100, &wide));
         let granted = apply(fixture, &[one, free, other], Ask::UpTo(50)).await;
         assert_eq!(granted.granted, 5, "{kind:?}: a hundred by twenties");
         assert_eq!(left(fixture, one).await, CAPACITY - 5, "{kind:?}");
         assert_eq!(left(fixture, other).await, 0, "{kind:?}");
         let granted = apply(fixture, &[one, free], Ask::UpTo(3)).await.granted;
         assert_eq!(granted, 3, "{kind:?}: no more than asked for");
-        let granted = apply(fixture, &[one, free], Ask::UpTo(u64::MAX))
-            .await
-            .granted;
-        assert_eq!(granted, 2, "{kind:?}: no more than there are");
+        let most = apply(fixture, &[one, free], Ask::UpTo(u64::MAX)).await;
+        assert_eq!(most.granted, 2, "{kind:?}: no more than there are");
     }
 }
 
 /// Grants at least one unit, or denies and promises an instant for one.
 pub async fn up_to_is_denied_if_not_even_one_fits(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
-        let mut pair = charge(n, &limit);
-        pair.cost = 2;
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
+        let pair = costing(2, charge(n, &limit));
         take(fixture, charge(n, &limit), CAPACITY - 1).await;
         let applied = apply(fixture, &[pair], Ask::UpTo(100)).await;
         assert!(!applied.allowed, "{kind:?}");
         let at = promised(&applied.outcomes[0]);
         assert_eq!(promised(&denied(fixture, pair, 1).await), at, "{kind:?}");
         fixture.set_time(at);
-        assert!(
-            apply(fixture, &[pair], Ask::UpTo(100)).await.allowed,
-            "{kind:?}"
-        );
+        let applied = apply(fixture, &[pair], Ask::UpTo(100)).await;
+        assert!(applied.allowed, "{kind:?}");
     }
 }
 
@@ -140,52 +117,36 @@ pub async fn up_to_is_denied_if_not_even_one_fits(fixture: &impl Fixture) {
 pub async fn a_shadow_never_denies(fixture: &impl Fixture) {
     for (kind, n, _) in kinds(fixture) {
         let (limit, wide) = (kind.limit(CAPACITY, WINDOW), kind.limit(1000, WINDOW));
-        let mut shadow = charge(n, &limit);
-        shadow.enforcement = Enforcement::Shadow;
-        let enforced = charge(n + 100, &wide);
+        let shadow = enforced(Enforcement::Shadow, charge(n, &limit));
+        let strict = charge(n + 100, &wide);
         for i in 0..3 * CAPACITY {
-            let applied = apply(fixture, &[shadow, enforced], Ask::Exactly(1)).await;
+            let applied = apply(fixture, &[shadow, strict], Ask::Exactly(1)).await;
             assert!(applied.allowed, "{kind:?}");
             assert_eq!(applied.granted, 1, "{kind:?}");
             assert_eq!(applied.outcomes[0].is_allowed(), i < CAPACITY, "{kind:?}");
         }
-        let granted = apply(fixture, &[shadow, enforced], Ask::UpTo(50))
-            .await
-            .granted;
-        assert_eq!(granted, 50, "{kind:?}: a shadow does not limit");
-        assert_eq!(left(fixture, enforced).await, 1000 - 3 * CAPACITY - 50);
+        let applied = apply(fixture, &[shadow, strict], Ask::UpTo(50)).await;
+        assert_eq!(applied.granted, 50, "{kind:?}: a shadow does not limit");
+        assert_eq!(left(fixture, strict).await, 1000 - 3 * CAPACITY - 50);
     }
 }
 
 /// The state of a shadow is what it would be if the shadow enforced: requests that it or other charges
 /// deny are not charged.
 pub async fn a_shadow_is_charged_with_the_others_and_only_if_it_allows(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let (spent, wide) = (charge(n + 100, &limit), charge(n + 200, &limit));
-        let mut shadow = charge(n, &limit);
-        shadow.enforcement = Enforcement::Shadow;
+        let shadow = enforced(Enforcement::Shadow, charge(n, &limit));
         take(fixture, spent, CAPACITY).await;
-        assert!(
-            !apply(fixture, &[shadow, spent], Ask::Exactly(1))
-                .await
-                .allowed
-        );
-        assert_eq!(left(fixture, shadow).await, CAPACITY, "{kind:?}");
-        assert!(
-            apply(fixture, &[shadow, wide], Ask::Exactly(6))
-                .await
-                .allowed
-        );
-        assert_eq!(left(fixture, shadow).await, CAPACITY - 6, "{kind:?}");
-        let mut free = wide;
-        free.cost = 0;
-        assert!(
-            apply(fixture, &[shadow, free], Ask::Exactly(6))
-                .await
-                .allowed
-        );
-        assert_eq!(left(fixture, shadow).await, CAPACITY - 6, "{kind:?}");
+        for (other, units, allowed, remains) in [
+            (spent, 1, false, CAPACITY),
+            (wide, 6, true, CAPACITY - 6),
+            (costing(0, wide), 6, true, CAPACITY - 6),
+        ] {
+            let applied = apply(fixture, &[shadow, other], Ask::Exactly(units)).await;
+            assert_eq!(applied.allowed, allowed, "{kind:?}");
+            assert_eq!(left(fixture, shadow).await, remains, "{kind:?}");
+        }
     }
 }
 
@@ -198,8 +159,7 @@ pub async fn a_candidate_is_charged_as_if_it_replaced_another(fixture: &impl Fix
     for (kind, n, _) in kinds(fixture) {
         let (few, many) = (kind.limit(4, WINDOW), kind.limit(CAPACITY, WINDOW));
         let (current, other) = (charge(n, &few), charge(n + 100, &many));
-        let mut candidate = charge(n + 200, &many);
-        candidate.enforcement = Enforcement::Instead(1);
+        let candidate = enforced(Enforcement::Instead(1), charge(n + 200, &many));
         let all = [candidate, current, other];
         for taken in 1..=6 {
             let applied = apply(fixture, &all, Ask::Exactly(1)).await;
@@ -212,10 +172,8 @@ pub async fn a_candidate_is_charged_as_if_it_replaced_another(fixture: &impl Fix
         assert_eq!(left(fixture, other).await, CAPACITY - 4, "{kind:?}");
         // A peek gives the same answer, and takes nothing.
         let peeked = peek(fixture, &all, Ask::Exactly(1)).await;
-        assert!(
-            !peeked.allowed && peeked.outcomes[0].is_allowed(),
-            "{kind:?}"
-        );
+        let allowed = (peeked.allowed, peeked.outcomes[0].is_allowed());
+        assert_eq!(allowed, (false, true), "{kind:?}");
         assert_eq!(left(fixture, candidate).await, CAPACITY - 6, "{kind:?}");
         // A request that another charge denies is not counted.
         take(fixture, other, CAPACITY - 4).await;
@@ -238,48 +196,34 @@ pub async fn a_candidate_for_no_charge_is_a_shadow(fixture: &impl Fixture) {
         let spent = charge(n, &few);
         take(fixture, spent, 4).await;
         for (number, place) in [(1, 0), (2, 2), (3, 7), (4, u8::MAX)] {
-            let mut candidate = charge(n + 100 * number, &many);
-            candidate.enforcement = Enforcement::Instead(place);
-            assert!(
-                !apply(fixture, &[candidate, spent], Ask::Exactly(1))
-                    .await
-                    .allowed
-            );
-            assert_eq!(
-                left(fixture, candidate).await,
-                CAPACITY,
-                "{kind:?}, {place}"
-            );
+            let candidate = enforced(Enforcement::Instead(place), charge(n + 100 * number, &many));
+            let applied = apply(fixture, &[candidate, spent], Ask::Exactly(1)).await;
+            assert!(!applied.allowed, "{kind:?}, {place}");
+            let remains = left(fixture, candidate).await;
+            assert_eq!(remains, CAPACITY, "{kind:?}, {place}");
             take(fixture, candidate, CAPACITY).await;
             let alone = apply(fixture, &[candidate], Ask::Exactly(1)).await;
             assert!(alone.allowed && !alone.outcomes[0].is_allowed(), "{kind:?}");
         }
         let wide = charge(n + 500, &many);
-        let mut narrow = charge(n + 600, &few);
-        narrow.enforcement = Enforcement::Instead(1);
+        let narrow = enforced(Enforcement::Instead(1), charge(n + 600, &few));
         let granted = apply(fixture, &[narrow, wide], Ask::UpTo(50)).await.granted;
         assert_eq!(granted, CAPACITY, "{kind:?}: a candidate does not limit");
-        assert_eq!(
-            left(fixture, narrow).await,
-            4,
-            "{kind:?}: the candidate would deny them"
-        );
+        let remains = left(fixture, narrow).await;
+        assert_eq!(remains, 4, "{kind:?}: the candidate would deny them");
     }
 }
 
 /// With `OnDenied::Charge`, a charge counts requests that it or another denies, up to its capacity.
 pub async fn a_denied_request_counts_under_charge_denied(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let (spent, plain) = (charge(n + 100, &limit), charge(n + 200, &limit));
         let mut counting = charge(n, &limit);
         counting.on_denied = OnDenied::Charge;
         take(fixture, spent, CAPACITY).await;
         let applied = apply(fixture, &[counting, spent, plain], Ask::Exactly(4)).await;
-        assert!(
-            !applied.allowed && applied.outcomes[0].is_allowed(),
-            "{kind:?}"
-        );
+        let allowed = (applied.allowed, applied.outcomes[0].is_allowed());
+        assert_eq!(allowed, (false, true), "{kind:?}");
         assert_eq!(applied.outcomes[0].remaining, CAPACITY - 4, "{kind:?}");
         assert_eq!(left(fixture, counting).await, CAPACITY - 4, "{kind:?}");
         assert_eq!(left(fixture, plain).await, CAPACITY, "{kind:?}");
@@ -297,16 +241,15 @@ pub async fn a_denied_request_counts_under_charge_denied(fixture: &impl Fixture)
 
 /// Two charges of one key in one request are decided and taken together.
 pub async fn charges_of_one_key_add_up(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
-        let (one, mut triple) = (charge(n, &limit), charge(n, &limit));
-        triple.cost = 3;
-        let twice: [Charge<'_>; 2] = [triple, one];
+    for (kind, n, start, limit) in limits(fixture, WINDOW) {
+        let one = charge(n, &limit);
+        let twice = [costing(3, one), one];
         let applied = apply(fixture, &twice, Ask::Exactly(2)).await;
         assert!(applied.allowed, "{kind:?}");
         let remaining = [applied.outcomes[0].remaining, applied.outcomes[1].remaining];
         assert_eq!(remaining, [CAPACITY - 6, CAPACITY - 8], "{kind:?}");
-        assert_eq!(applied.outcomes[1].reset_at, reset_at(fixture, one).await);
+        let peeked = peek(fixture, &[one], Ask::Exactly(0)).await;
+        assert_eq!(applied.outcomes[1].reset_at, peeked.outcomes[0].reset_at);
         let applied = apply(fixture, &[one, one, one], Ask::Exactly(1)).await;
         assert!(!applied.allowed, "{kind:?}: three of two");
         let allowed: Vec<_> = applied.outcomes.iter().map(Outcome::is_allowed).collect();
@@ -323,28 +266,18 @@ pub async fn charges_of_one_key_add_up(fixture: &impl Fixture) {
     }
 }
 
-async fn reset_at(fixture: &impl Fixture, charge: Charge<'_>) -> Time {
-    peek(fixture, &[charge], Ask::Exactly(0)).await.outcomes[0].reset_at
-}
-
 /// The usage of one subject does not affect others.
 pub async fn keys_are_independent(fixture: &impl Fixture) {
     const SUBJECTS: u64 = 200;
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
-        let number = |subject| n * 10_000 + subject;
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
+        let one = |subject| charge(n * 10_000 + subject, &limit);
+        let used = |subject| subject % (CAPACITY + 1);
         for subject in 0..SUBJECTS {
-            take(
-                fixture,
-                charge(number(subject), &limit),
-                subject % (CAPACITY + 1),
-            )
-            .await;
+            take(fixture, one(subject), used(subject)).await;
         }
         for subject in 0..SUBJECTS {
-            let used = subject % (CAPACITY + 1);
-            let answer = left(fixture, charge(number(subject), &limit)).await;
-            assert_eq!(answer, CAPACITY - used, "{kind:?}: subject {subject}");
+            let (left, used) = (left(fixture, one(subject)).await, used(subject));
+            assert_eq!(left, CAPACITY - used, "{kind:?}: subject {subject}");
         }
     }
 }

@@ -1,23 +1,28 @@
 //! Holds that are settled after the numbers of a limit have changed.
 
-use tollgate_core::{CarryOver, Charge, Limit, Span, Unit};
+use tollgate_core::{CarryOver, Charge, Limit, Span, Time, Unit};
 
-use super::holds::{commit, ended, held, reservation, taken};
+use super::holds::{commit, ended, held, taken};
 use super::quota::{NOVEMBER, monthly, with_periods};
-use super::{CAPACITY, charge, denied, kinds, left, take};
-use crate::Fixture;
-use tollgate_store::{Settle, Store};
+use super::{CAPACITY, charge, denied, left, limits, reset, take};
+use crate::{Fixture, Kind, reservation};
+use tollgate_store::Settle;
 
 const DAY: Span = Span::DAY;
 const LARGER: u64 = 10 * CAPACITY;
 
+/// Returns each kind with a subject number, a start time, and two limits: before and after a change.
+fn changes(fixture: &impl Fixture) -> impl Iterator<Item = (Kind, u64, Time, [Limit; 2])> {
+    limits(fixture, Span::HOUR)
+        .map(|(kind, n, start, limit)| (kind, n, start, [limit, kind.limit(LARGER, Span::HOUR)]))
+}
+
 /// A settle gives back, or takes the overrun, in the numbers in force.
 pub async fn a_settle_keeps_changed_numbers(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
+    for (kind, n, start, limits) in changes(fixture) {
         for (number, actual) in [(n, 2), (n + 100, 6), (n + 200, 20), (n + 300, 80)] {
             fixture.set_time(start);
-            let [before, after] = [&limits[0], &limits[1]].map(|it| charge(number, it));
+            let [before, after] = limits.each_ref().map(|it| charge(number, it));
             held(fixture, &[before], 6, &reservation(number.into())).await;
             take(fixture, after, 50).await;
             let record = ended(fixture, number.into(), commit(actual)).await;
@@ -40,11 +45,10 @@ fn resets(number: u64, limit: &Limit) -> Charge<'_> {
 
 /// A change resets once. Usage that it has reset is not given back.
 pub async fn a_settle_does_not_reset_again(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
+    for (kind, n, start, limits) in changes(fixture) {
         for (number, actual, used) in [(n, 2, 30), (n + 100, 6, 30), (n + 200, 9, 33)] {
             fixture.set_time(start);
-            let [before, after] = [&limits[0], &limits[1]].map(|it| resets(number, it));
+            let [before, after] = limits.each_ref().map(|it| resets(number, it));
             held(fixture, &[before], 6, &reservation(number.into())).await;
             take(fixture, after, 30).await;
             ended(fixture, number.into(), commit(actual)).await;
@@ -58,9 +62,8 @@ pub async fn a_settle_does_not_reset_again(fixture: &impl Fixture) {
 
 /// The first request under new numbers carries over the usage that was settled before.
 pub async fn a_hold_may_end_before_the_numbers_change(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
-        let [before, after] = [&limits[0], &limits[1]].map(|it| charge(n, it));
+    for (kind, n, _, limits) in changes(fixture) {
+        let [before, after] = limits.each_ref().map(|it| charge(n, it));
         held(fixture, &[before], 6, &reservation(n.into())).await;
         ended(fixture, n.into(), commit(9)).await;
         assert_eq!(left(fixture, after).await, LARGER - 9, "{kind:?}");
@@ -69,19 +72,17 @@ pub async fn a_hold_may_end_before_the_numbers_change(fixture: &impl Fixture) {
 
 /// Several charges of a hold may have one key, and a charge may have no state.
 pub async fn charges_of_one_key_are_settled_in_its_present_numbers(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limits = [CAPACITY, LARGER].map(|it| kind.limit(it, Span::HOUR));
-        let [before, after] = [&limits[0], &limits[1]].map(|it| charge(n, it));
+    for (kind, n, _, limits) in changes(fixture) {
+        let [before, after] = limits.each_ref().map(|it| charge(n, it));
         held(fixture, &[before, before], 3, &reservation(n.into())).await;
         take(fixture, after, 50).await;
         let record = ended(fixture, n.into(), commit(1)).await;
         assert_eq!(taken(&record), [1, 1], "{kind:?}");
         assert_eq!(left(fixture, after).await, LARGER - 52, "{kind:?}");
 
-        let [before, after] = [&limits[0], &limits[1]].map(|it| charge(n + 100, it));
+        let [before, after] = limits.each_ref().map(|it| charge(n + 100, it));
         held(fixture, &[before], 3, &reservation((n + 100).into())).await;
-        let reset = fixture.store().reset(&[before]).await;
-        reset.expect("the store answers");
+        reset(fixture, &[before]).await;
         ended(fixture, (n + 100).into(), commit(5)).await;
         assert_eq!(left(fixture, after).await, LARGER - 2, "{kind:?}");
     }
@@ -122,7 +123,7 @@ pub async fn a_hold_is_settled_in_another_calendar(fixture: &impl Fixture) {
     }
 }
 
-/// Nothing is given back to an ended period. An overrun counts in the new one.
+/// Nothing is given back to an ended period. An overrun counts in the new period.
 pub async fn a_hold_is_settled_when_a_period_of_another_calendar_has_ended(fixture: &impl Fixture) {
     let months = monthly(100, 0, 0);
     let days = with_periods(Unit::Day, "UTC", 100, 0, 0);

@@ -3,26 +3,21 @@
 use tollgate_core::{Admission, Algorithm, Denial, Limit, Outcome, Span};
 
 use super::{
-    CAPACITY, START, WINDOW, apply, back, charge, denied, just_before, kinds, left, peek, promised,
-    refund, reset, take,
+    CAPACITY, WINDOW, apply, back, charge, costing, denied, just_before, kinds, left, limits, peek,
+    promised, refund, reset, take,
 };
-use crate::{Fixture, Kind};
-use tollgate_store::GRACE;
-use tollgate_store::{Applied, Ask};
+use crate::{Fixture, Kind, START};
+use tollgate_store::{Ask, GRACE};
 
 /// A subject never seen has its whole allowance.
 pub async fn the_first_request_is_allowed(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, start, limit) in limits(fixture, WINDOW) {
         let applied = take(fixture, charge(n, &limit), 1).await;
         let outcome = applied.outcomes[0];
-        let expected = Outcome {
-            admission: Admission::Allowed { delay: Span::ZERO },
-            limit: CAPACITY,
-            remaining: CAPACITY - 1,
-            reset_at: outcome.reset_at,
-        };
-        assert_eq!(outcome, expected, "{kind:?}");
+        let now = Admission::Allowed { delay: Span::ZERO };
+        assert_eq!(outcome.admission, now, "{kind:?}");
+        let amounts = (outcome.limit, outcome.remaining);
+        assert_eq!(amounts, (CAPACITY, CAPACITY - 1), "{kind:?}");
         assert!(outcome.reset_at > start, "{kind:?}: {outcome:?}");
         assert_eq!((applied.now, applied.granted), (start, 1), "{kind:?}");
     }
@@ -30,8 +25,7 @@ pub async fn the_first_request_is_allowed(fixture: &impl Fixture) {
 
 /// The last unit of the allowance is admitted, and the next one is not.
 pub async fn exactly_the_capacity_is_admitted(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
         for taken in 1..=CAPACITY {
             let applied = take(fixture, charge(n, &limit), 1).await;
             assert_eq!(applied.outcomes[0].remaining, CAPACITY - taken, "{kind:?}");
@@ -46,11 +40,9 @@ pub async fn exactly_the_capacity_is_admitted(fixture: &impl Fixture) {
 /// One microsecond before the promised instant, the request is denied with the same promise. At the
 /// instant it is admitted.
 pub async fn a_denial_names_the_exact_microsecond_of_admission(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, start, limit) in limits(fixture, WINDOW) {
         let charge = charge(n, &limit);
         let mut now = start;
-        fixture.set_time(now);
         while apply(fixture, &[charge], Ask::Exactly(1)).await.allowed {
             now = now + Span::from_micros(17_001);
             fixture.set_time(now);
@@ -72,10 +64,8 @@ pub async fn a_denial_names_the_exact_microsecond_of_admission(fixture: &impl Fi
 
 /// A request of several units costs each charge its cost per unit.
 pub async fn a_cost_is_taken_whole_or_not_at_all(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
-        let mut heavy = charge(n, &limit);
-        heavy.cost = 3;
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
+        let heavy = costing(3, charge(n, &limit));
         take(fixture, heavy, 2).await;
         assert_eq!(left(fixture, heavy).await, 4, "{kind:?}");
         denied(fixture, heavy, 2).await;
@@ -88,11 +78,9 @@ pub async fn a_cost_is_taken_whole_or_not_at_all(fixture: &impl Fixture) {
 
 /// A cost of 0 is allowed even if nothing is left, and leaves no trace.
 pub async fn a_cost_of_zero_takes_nothing(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, start, limit) in limits(fixture, WINDOW) {
         let one = charge(n, &limit);
-        let mut free = one;
-        free.cost = 0;
+        let free = costing(0, one);
         take(fixture, free, 7).await;
         let unused = peek(fixture, &[one], Ask::Exactly(0)).await;
         assert_eq!(unused.outcomes[0].reset_at, start, "{kind:?}");
@@ -107,15 +95,13 @@ pub async fn a_cost_of_zero_takes_nothing(fixture: &impl Fixture) {
 
 /// A request that can never be admitted gets that answer, and takes nothing.
 pub async fn a_cost_above_the_capacity_is_never_admitted(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
         for units in [CAPACITY + 1, 1 << 40, u64::MAX] {
             let outcome = denied(fixture, charge(n, &limit), units).await;
             assert_eq!(outcome.admission, Admission::Denied(Denial::Never));
             assert_eq!(outcome.remaining, CAPACITY, "{kind:?}");
         }
-        let mut heavy = charge(n, &limit);
-        heavy.cost = u64::MAX;
+        let heavy = costing(u64::MAX, charge(n, &limit));
         let outcome = denied(fixture, heavy, 2).await;
         assert_eq!(outcome.admission, Admission::Denied(Denial::Never));
         take(fixture, charge(n, &limit), CAPACITY).await;
@@ -124,7 +110,6 @@ pub async fn a_cost_above_the_capacity_is_never_admitted(fixture: &impl Fixture)
 
 /// Without a limit everything passes, and nothing is counted.
 pub async fn an_unlimited_charge_allows_everything(fixture: &impl Fixture) {
-    fixture.set_time(START);
     for (algorithm, n) in Algorithm::ALL.into_iter().zip(1..) {
         let limit = Limit::unlimited(algorithm);
         for units in [0, 1, 1 << 40, u64::MAX] {
@@ -188,7 +173,6 @@ pub async fn a_sliding_log_frees_each_cost_after_one_window(fixture: &impl Fixtu
 
 /// A shaping bucket admits each request with the delay until its turn, and denies when its queue is full.
 pub async fn a_shaping_bucket_assigns_turns(fixture: &impl Fixture) {
-    fixture.set_time(START);
     let limit = Kind::LeakyShape.limit(CAPACITY, WINDOW);
     let in_time = Kind::LeakyShapeInTime.limit(CAPACITY, WINDOW);
     let each = Span::from_millis(100);
@@ -211,8 +195,7 @@ pub async fn a_shaping_bucket_assigns_turns(fixture: &impl Fixture) {
 
 /// The reset instant is the first at which the whole allowance is back.
 pub async fn the_whole_allowance_is_back_at_the_reset_instant(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, start, limit) in limits(fixture, WINDOW) {
         for (units, late) in [(CAPACITY, 0), (1, 123_457), (7, 3)] {
             let one = charge(n + 100 * units, &limit);
             fixture.set_time(start + Span::from_micros(late));
@@ -229,10 +212,8 @@ pub async fn the_whole_allowance_is_back_at_the_reset_instant(fixture: &impl Fix
 
 /// Long after its last request, a subject has the same allowance as one never seen.
 pub async fn an_expired_state_equals_a_fresh_one(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, start, limit) in limits(fixture, WINDOW) {
         let (old, new) = (charge(n, &limit), charge(n + 100, &limit));
-        fixture.set_time(start);
         take(fixture, old, CAPACITY).await;
         fixture.set_time(start + Span::from_secs(1800));
         for units in [3, 7, 1] {
@@ -245,8 +226,7 @@ pub async fn an_expired_state_equals_a_fresh_one(fixture: &impl Fixture) {
 
 /// A clock that goes back refills nothing, and no span refills twice.
 pub async fn a_clock_that_goes_back_refills_nothing(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (_, n, start, limit) in limits(fixture, WINDOW) {
         let one = charge(n, &limit);
         let now = start + Span::from_millis(10);
         fixture.set_time(now);
@@ -270,10 +250,8 @@ pub async fn a_clock_that_goes_back_refills_nothing(fixture: &impl Fixture) {
 /// An expired state still exists if the clock steps back a little, whatever the store has forgotten
 /// meanwhile. Otherwise the allowance could be spent twice.
 pub async fn a_state_survives_a_clock_that_steps_back(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let one = charge(n, &limit);
-        fixture.set_time(start);
         let reset_at = take(fixture, one, CAPACITY).await.outcomes[0].reset_at;
         let almost = back(reset_at + GRACE, Span::from_micros(1));
         let times = [0, 1, 500, 900_000].map(|micros| back(almost, Span::from_micros(micros)));
@@ -298,10 +276,8 @@ pub async fn a_state_survives_a_clock_that_steps_back(fixture: &impl Fixture) {
 
 /// A refund undoes its charge.
 pub async fn a_refund_gives_back_the_charge(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
-        let mut double = charge(n, &limit);
-        double.cost = 2;
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
+        let double = costing(2, charge(n, &limit));
         take(fixture, double, 2).await;
         let before = peek(fixture, &[double], Ask::Exactly(4)).await;
         let charged_at = take(fixture, double, 3).await.now;
@@ -316,8 +292,7 @@ pub async fn a_refund_gives_back_the_charge(fixture: &impl Fixture) {
 
 /// A charge that has left its window has come back already. Later charges stay.
 pub async fn a_late_refund_gives_nothing_back(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let one = charge(n, &limit);
         let first = take(fixture, one, 6).await;
         fixture.set_time(first.outcomes[0].reset_at);
@@ -331,8 +306,7 @@ pub async fn a_late_refund_gives_nothing_back(fixture: &impl Fixture) {
 
 /// A refund of a charge that was never taken gives no more than the whole allowance.
 pub async fn a_refund_to_an_unknown_subject_does_nothing(fixture: &impl Fixture) {
-    for (kind, n, start) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (_, n, start, limit) in limits(fixture, WINDOW) {
         refund(fixture, &[charge(n, &limit)], 5, start).await;
         take(fixture, charge(n, &limit), CAPACITY).await;
         denied(fixture, charge(n, &limit), 1).await;
@@ -341,10 +315,9 @@ pub async fn a_refund_to_an_unknown_subject_does_nothing(fixture: &impl Fixture)
 
 /// After a reset, a subject counts as never seen. Other subjects stay as they are.
 pub async fn a_reset_forgets_the_state(fixture: &impl Fixture) {
-    for (kind, n, _) in kinds(fixture) {
-        let limit = kind.limit(CAPACITY, WINDOW);
+    for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let (one, other) = (charge(n, &limit), charge(n + 100, &limit));
-        let first: Applied = take(fixture, one, CAPACITY).await;
+        let first = take(fixture, one, CAPACITY).await;
         take(fixture, other, CAPACITY).await;
         reset(fixture, &[one]).await;
         assert_eq!(take(fixture, one, CAPACITY).await, first, "{kind:?}");

@@ -1,19 +1,18 @@
 //! Leases of slots: bounded in number, served in order, and changed only by their owner.
 
-use tollgate_core::{Admission, Charge, Denial, Limit, Span, Time, Token};
+use tollgate_core::concurrency::Holder;
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Span, Time, Token};
 
-use super::holds::{LONG, TTL, commit, ended, extend, find, held, hold, id, reservation, settle};
-use super::{CAPACITY, START, apply, charge, just_before, left, peek, reset};
-use crate::{Fixture, Kind};
+use super::holds::{
+    ENDLESS, LONG, ONE_SLOT, commit, ended, extend, find, held, hold, settle, slots, taken,
+};
+use super::{CAPACITY, apply, charge, costing, enforced, just_before, left, peek, reset};
+use crate::{Fixture, Kind, START, TTL, reservation};
 use tollgate_store::{
     Applied, Ask, Extended, Held, HoldState, NewHold, Purpose, Settle, Settled, Store, Wait,
 };
 
 const MINE: Token = Token::new(77);
-
-fn slots(limit: u64) -> Limit {
-    Limit::concurrency(limit, TTL).expect("a limit of slots")
-}
 
 fn lease(number: u128) -> NewHold<'static> {
     NewHold {
@@ -23,14 +22,15 @@ fn lease(number: u128) -> NewHold<'static> {
     }
 }
 
-/// Returns a lease that waits, with its number as the ticket.
+/// Returns a lease that waits for a second, with its number as the ticket.
 fn waiting(number: u128) -> NewHold<'static> {
+    patient(number, Span::SECOND)
+}
+
+fn patient(ticket: u128, patience: Span) -> NewHold<'static> {
     NewHold {
-        wait: Some(Wait {
-            ticket: number,
-            patience: Span::SECOND,
-        }),
-        ..lease(number)
+        wait: Some(Wait { ticket, patience }),
+        ..lease(ticket)
     }
 }
 
@@ -50,15 +50,11 @@ async fn denied(
 
 /// No more slots than the limit are held, until one is given back.
 pub async fn at_most_limit_slots_are_held(fixture: &impl Fixture) {
-    fixture.set_time(START);
     let three = slots(3);
     let one = charge(1, &three);
     for number in 1..=3 {
         held(fixture, &[one], 1, &lease(number)).await;
-        assert_eq!(
-            left(fixture, one).await,
-            3 - u64::try_from(number).unwrap_or(0)
-        );
+        assert_eq!(u128::from(left(fixture, one).await), 3 - number);
     }
     let (applied, ahead) = denied(fixture, &[one], &lease(4)).await;
     let until = Admission::Denied(Denial::Until(START + TTL));
@@ -71,9 +67,7 @@ pub async fn at_most_limit_slots_are_held(fixture: &impl Fixture) {
 
 /// A request without a hold passes while a slot is free, and takes none.
 pub async fn a_check_takes_no_slot(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let (one_slot, window) = (slots(1), Kind::FixedWindow.limit(CAPACITY, LONG));
-    let both = [charge(1, &one_slot), charge(2, &window)];
+    let both = [charge(1, &ONE_SLOT), charge(2, &ENDLESS)];
     for _ in 0..2 {
         let applied = apply(fixture, &both, Ask::Exactly(2)).await;
         assert!(applied.allowed, "{applied:?}");
@@ -97,9 +91,7 @@ pub async fn a_check_takes_no_slot(fixture: &impl Fixture) {
 
 /// A crashed holder's slot is free at the end of its lease, and not a microsecond before.
 pub async fn a_slot_is_free_at_the_end_of_its_lease(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let one_slot = slots(1);
-    let one = charge(1, &one_slot);
+    let one = charge(1, &ONE_SLOT);
     let record = held(fixture, &[one], 1, &lease(1)).await;
     fixture.set_time(just_before(record.expires_at));
     denied(fixture, &[one], &lease(2)).await;
@@ -114,9 +106,7 @@ pub async fn a_slot_is_free_at_the_end_of_its_lease(fixture: &impl Fixture) {
 
 /// A renewed lease lasts its time from the renewal on.
 pub async fn a_renewed_lease_lasts_longer(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let one_slot = slots(1);
-    let one = charge(1, &one_slot);
+    let one = charge(1, &ONE_SLOT);
     held(fixture, &[one], 1, &lease(1)).await;
     let mut now = START;
     for _ in 0..3 {
@@ -135,9 +125,8 @@ pub async fn a_renewed_lease_lasts_longer(fixture: &impl Fixture) {
 
 /// A holder whose slot was reset cannot renew, so that there is never one holder too many.
 pub async fn a_lease_whose_slot_was_reset_is_not_renewed(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let (one_slot, two) = (slots(1), slots(2));
-    let both = [charge(1, &one_slot), charge(2, &two)];
+    let two = slots(2);
+    let both = [charge(1, &ONE_SLOT), charge(2, &two)];
     let record = held(fixture, &both, 1, &lease(1)).await;
     reset(fixture, &both[..1]).await;
     let lapsed = extend(fixture, 1, LONG, Some(MINE)).await;
@@ -158,9 +147,7 @@ pub async fn a_lease_whose_slot_was_reset_is_not_renewed(fixture: &impl Fixture)
 
 /// Only a client with the token ends or renews a lease.
 pub async fn only_the_owner_changes_a_lease(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let one_slot = slots(1);
-    let one = charge(1, &one_slot);
+    let one = charge(1, &ONE_SLOT);
     let record = held(fixture, &[one], 1, &lease(1)).await;
     let foreign = Token::new(78);
     for how in [
@@ -179,10 +166,8 @@ pub async fn only_the_owner_changes_a_lease(fixture: &impl Fixture) {
     let record = ended(fixture, 1, GIVE_BACK).await;
     let foreigner = settle(fixture, 1, Settle::ReleaseLease { token: foreign }).await;
     assert_eq!(foreigner, Settled::NotYours);
-    assert_eq!(
-        settle(fixture, 1, GIVE_BACK).await,
-        Settled::Already(record)
-    );
+    let again = settle(fixture, 1, GIVE_BACK).await;
+    assert_eq!(again, Settled::Already(record));
     held(fixture, &[], 1, &reservation(3)).await;
     assert_eq!(settle(fixture, 3, GIVE_BACK).await, Settled::NotYours);
     for token in [MINE, Token::NONE] {
@@ -193,16 +178,12 @@ pub async fn only_the_owner_changes_a_lease(fixture: &impl Fixture) {
 
 /// Only the slot of a lease comes back; its other charges stay.
 pub async fn the_other_charges_of_a_lease_are_final(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let (two, window) = (slots(2), Kind::FixedWindow.limit(CAPACITY, LONG));
-    let both = [charge(1, &two), charge(2, &window)];
+    let two = slots(2);
+    let both = [charge(1, &two), charge(2, &ENDLESS)];
     held(fixture, &both, 3, &lease(1)).await;
     held(fixture, &both, 3, &lease(2)).await;
     let record = ended(fixture, 1, GIVE_BACK).await;
-    assert_eq!(
-        record.charges.iter().map(|it| it.taken).collect::<Vec<_>>(),
-        [0, 3]
-    );
+    assert_eq!(taken(&record), [0, 3]);
     fixture.set_time(START + TTL);
     ended(fixture, 2, Settle::Expire).await;
     assert_eq!(left(fixture, both[0]).await, 2);
@@ -211,13 +192,11 @@ pub async fn the_other_charges_of_a_lease_are_final(fixture: &impl Fixture) {
 
 /// First come, first served. Waiting clients come before those that do not wait.
 pub async fn waiting_clients_are_served_in_order(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let one_slot = slots(1);
-    let one = charge(1, &one_slot);
+    let one = charge(1, &ONE_SLOT);
     held(fixture, &[one], 1, &lease(1)).await;
     for number in 2..=4 {
         let (_, ahead) = denied(fixture, &[one], &waiting(number)).await;
-        assert_eq!(ahead, Some(u64::try_from(number).unwrap_or(0) - 2));
+        assert_eq!(ahead.map(u128::from), Some(number - 2));
     }
     let (_, ahead) = denied(fixture, &[one], &waiting(3)).await;
     assert_eq!(ahead, Some(1), "a client that asks again keeps its place");
@@ -239,9 +218,7 @@ pub async fn waiting_clients_are_served_in_order(fixture: &impl Fixture) {
 
 /// A client that does not ask again within its patience loses its place.
 pub async fn a_client_that_stops_asking_loses_its_place(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let one_slot = slots(1);
-    let one = charge(1, &one_slot);
+    let one = charge(1, &ONE_SLOT);
     held(fixture, &[one], 1, &lease(1)).await;
     denied(fixture, &[one], &waiting(2)).await;
     fixture.set_time(START + Span::from_millis(500));
@@ -259,16 +236,8 @@ pub async fn a_client_that_stops_asking_loses_its_place(fixture: &impl Fixture) 
 
 /// A patience of zero means the last try: the client is served by its place, and then leaves the queue.
 pub async fn a_client_without_patience_gives_up_its_place(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let one_slot = slots(1);
-    let one = charge(1, &one_slot);
-    let last = |number: u128| NewHold {
-        wait: Some(Wait {
-            ticket: number,
-            patience: Span::ZERO,
-        }),
-        ..lease(number)
-    };
+    let one = charge(1, &ONE_SLOT);
+    let last = |number| patient(number, Span::ZERO);
     held(fixture, &[one], 1, &lease(1)).await;
     denied(fixture, &[one], &waiting(2)).await;
     denied(fixture, &[one], &waiting(3)).await;
@@ -291,9 +260,7 @@ pub async fn a_client_that_waits_for_several_slots_is_not_overtaken(fixture: &im
     if !fixture.range().judges_together() {
         return;
     }
-    fixture.set_time(START);
-    let one_slot = slots(1);
-    let both = [charge(1, &one_slot), charge(2, &one_slot)];
+    let both = [charge(1, &ONE_SLOT), charge(2, &ONE_SLOT)];
     let [first, second] = [&both[..1], &both[1..]];
     held(fixture, first, 1, &lease(1)).await;
     let (_, ahead) = denied(fixture, &both, &waiting(2)).await;
@@ -305,8 +272,7 @@ pub async fn a_client_that_waits_for_several_slots_is_not_overtaken(fixture: &im
     let (_, ahead) = denied(fixture, first, &waiting(4)).await;
     assert_eq!(ahead, Some(1));
     ended(fixture, 1, GIVE_BACK).await;
-    for number in [3, 4] {
-        let alone = if number == 3 { second } else { first };
+    for (number, alone) in [(3, second), (4, first)] {
         let (_, ahead) = denied(fixture, alone, &waiting(number)).await;
         assert_eq!(ahead, Some(1));
     }
@@ -317,24 +283,17 @@ pub async fn a_client_that_waits_for_several_slots_is_not_overtaken(fixture: &im
     held(fixture, first, 1, &waiting(4)).await;
     held(fixture, second, 1, &waiting(3)).await;
     // A shadow makes no client wait, and a cost of 0 needs no place.
-    let watching = Charge {
-        enforcement: tollgate_core::Enforcement::Shadow,
-        ..charge(6, &one_slot)
-    };
-    let free = Charge {
-        cost: 0,
-        ..charge(7, &one_slot)
-    };
+    let watching = enforced(Enforcement::Shadow, charge(6, &ONE_SLOT));
+    let free = costing(0, charge(7, &ONE_SLOT));
     denied(fixture, &[both[0], watching, free], &waiting(8)).await;
-    held(fixture, &[charge(6, &one_slot)], 1, &lease(9)).await;
-    held(fixture, &[charge(7, &one_slot)], 1, &lease(10)).await;
+    held(fixture, &[charge(6, &ONE_SLOT)], 1, &lease(9)).await;
+    held(fixture, &[charge(7, &ONE_SLOT)], 1, &lease(10)).await;
 }
 
 /// A client waits only if nothing but slots is missing.
 pub async fn a_client_that_other_charges_deny_does_not_wait(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let (one_slot, window) = (slots(1), Kind::FixedWindow.limit(1, LONG));
-    let both = [charge(1, &one_slot), charge(2, &window)];
+    let window = Kind::FixedWindow.limit(1, LONG);
+    let both = [charge(1, &ONE_SLOT), charge(2, &window)];
     held(fixture, &both, 1, &lease(1)).await;
     let (_, ahead) = denied(fixture, &both, &waiting(2)).await;
     assert_eq!(ahead, None);
@@ -349,7 +308,6 @@ pub async fn a_client_that_other_charges_deny_does_not_wait(fixture: &impl Fixtu
 
 /// Holders keep their slots under a lower limit. No slot is taken until enough are given back.
 pub async fn a_lowered_limit_lets_holders_finish(fixture: &impl Fixture) {
-    fixture.set_time(START);
     let (three, two) = (slots(3), slots(2));
     for number in 1..=3 {
         held(fixture, &[charge(1, &three)], 1, &lease(number)).await;
@@ -366,11 +324,9 @@ pub async fn a_lowered_limit_lets_holders_finish(fixture: &impl Fixture) {
 
 /// Every fence is larger than all before, after releases and resets, and while the clock stands still.
 pub async fn fences_only_grow(fixture: &impl Fixture) {
-    fixture.set_time(START);
     let two = slots(2);
     let one = charge(1, &two);
-    let mut last = 0;
-    let mut now = START;
+    let (mut last, mut now) = (0, START);
     for number in 1..=12 {
         match number {
             5 => now = just_before(now),
@@ -391,28 +347,24 @@ pub async fn fences_only_grow(fixture: &impl Fixture) {
 
 /// Holders are listed with owner, fence and expiry.
 pub async fn holders_are_listed(fixture: &impl Fixture) {
-    fixture.set_time(START);
     let three = slots(3);
     let one = charge(1, &three);
     let store = fixture.store();
     let mut expected = Vec::new();
-    for (number, owner) in [(1, "first"), (2, "second worker ü"), (3, "")] {
+    for (number, owner) in [(1_u8, "first"), (2, "second worker ü"), (3, "")] {
         let new = NewHold {
             owner,
-            memo: "",
-            idempotency_key: None,
-            ttl: Span::from_secs(u64::try_from(number).unwrap_or(0) * 10),
-            ..lease(number)
+            ttl: Span::from_secs(u64::from(number) * 10),
+            ..lease(number.into())
         };
         let record = held(fixture, &[one], 1, &new).await;
-        expected.push((number, owner.to_owned(), record.fence, record.expires_at));
+        let (fence, ends) = (record.fence, record.expires_at);
+        expected.push((number.into(), owner.to_owned(), fence, ends));
     }
     let list = async |most: usize| -> Vec<(u128, String, u64, Time)> {
         let holders = store.holders(&one, most).await.expect("the store answers");
-        let parts = holders.into_iter();
-        parts
-            .map(|it| (it.hold, it.owner.to_string(), it.fence, it.expires_at))
-            .collect()
+        let parts = |it: Holder| (it.hold, it.owner.to_string(), it.fence, it.expires_at);
+        holders.into_iter().map(parts).collect()
     };
     assert_eq!(list(9).await, expected);
     assert_eq!(list(2).await, expected[..2]);
@@ -423,33 +375,28 @@ pub async fn holders_are_listed(fixture: &impl Fixture) {
     let window = Kind::FixedWindow.limit(1, LONG);
     let none = store.holders(&charge(1, &window), 9).await;
     assert_eq!(none, Ok(Vec::new()));
-    assert!(find(fixture, id(3).bits()).await.is_some());
+    assert!(find(fixture, 3).await.is_some());
 }
 
 /// Without slots, waiting does not help.
 pub async fn a_limit_of_zero_slots_denies_everything(fixture: &impl Fixture) {
-    fixture.set_time(START);
     let none = slots(0);
     let one = charge(1, &none);
     for new in [lease(1), waiting(1)] {
-        let (applied, _) = denied(fixture, &[one], &new).await;
-        assert_eq!(
-            applied.outcomes[0].admission,
-            Admission::Denied(Denial::Never)
-        );
+        let outcome = denied(fixture, &[one], &new).await.0.outcomes[0];
+        assert_eq!(outcome.admission, Admission::Denied(Denial::Never));
     }
 }
 
 /// A hold takes one slot of each limit, whatever its units.
 pub async fn a_hold_takes_one_slot_of_each(fixture: &impl Fixture) {
-    fixture.set_time(START);
-    let (two, one_slot) = (slots(2), slots(1));
-    let both = [charge(1, &two), charge(2, &one_slot)];
+    let two = slots(2);
+    let both = [charge(1, &two), charge(2, &ONE_SLOT)];
     let record = held(fixture, &both, 5, &lease(1)).await;
     assert!(record.fence > 0);
     assert_eq!(left(fixture, both[0]).await, 1);
     assert_eq!(left(fixture, both[1]).await, 0);
-    assert_eq!(left(fixture, charge(3, &one_slot)).await, 1);
+    assert_eq!(left(fixture, charge(3, &ONE_SLOT)).await, 1);
     denied(fixture, &both, &lease(2)).await;
     assert_eq!(left(fixture, both[0]).await, 1);
     ended(fixture, 1, GIVE_BACK).await;

@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use tollgate_core::concurrency::Holder;
+use tollgate_core::concurrency::{Holder, State};
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token, Verdict};
 
-use super::{ReferenceStore, States, all_allow, asked};
+use super::{ReferenceStore, States, all_allow, applied, asked};
 use tollgate_store::{
-    Applied, Clock, Extended, Guarantee, Held, HeldCharge, HoldRecord, NewHold, Settle, Settled,
-    StoreError, Wait,
+    Clock, Extended, Held, HeldCharge, HoldRecord, NewHold, Settle, Settled, Wait,
 };
 
 impl States {
     /// Returns the slots of `charge`, if it is of a concurrency limit.
-    fn slots(&mut self, charge: &Charge<'_>) -> Option<&mut tollgate_core::concurrency::State> {
+    pub(super) fn slots(&mut self, charge: &Charge<'_>) -> Option<&mut State> {
         let Limit::Concurrency(numbers) = charge.limit else {
             return None;
         };
@@ -65,24 +64,16 @@ impl States {
     }
 }
 
-/// The hold methods of [`Store`](crate::Store).
 impl<C: Clock> ReferenceStore<C> {
-    pub(super) fn hold(
-        &self,
-        charges: &[Charge<'_>],
-        units: u64,
-        new: &NewHold<'_>,
-    ) -> Result<Held, StoreError> {
+    pub(super) fn hold(&self, charges: &[Charge<'_>], units: u64, new: &NewHold<'_>) -> Held {
         let mut records = self.records.lock();
         if let Some(known) = records.get(&new.id) {
-            return Ok(match known.fingerprint == new.fingerprint {
+            return match known.fingerprint == new.fingerprint {
                 true => Held::Repeated(known.clone().into()),
                 false => Held::Conflict(known.clone().into()),
-            });
+            };
         }
-        let now = self.clock.now();
-        let mut states = self.states.lock();
-        states.forget_expired(now);
+        let (now, mut states) = self.current();
         states.carry_over(charges, now);
         let ticket = new.wait.map(|it| it.ticket);
         let verdicts: Vec<Verdict> = (0..charges.len())
@@ -130,97 +121,78 @@ impl<C: Clock> ReferenceStore<C> {
                 _ => charge.cost * units,
             });
         }
-        let applied = Applied {
-            now,
-            allowed,
-            granted: if allowed { units } else { 0 },
-            outcomes: outcomes.into(),
-            guarantee: Guarantee::Atomic,
-        };
+        let applied = applied(now, allowed, units, outcomes);
         if !allowed {
-            return Ok(Held::Denied { applied, ahead });
+            return Held::Denied { applied, ahead };
         }
         let charges = charges.iter().zip(taken);
         let charges = charges.map(|(charge, taken)| HeldCharge::of(charge, taken));
         let record = HoldRecord::new(new, units, fence, charges.collect(), now);
         records.insert(new.id, record.clone());
         let record = Arc::new(record);
-        Ok(Held::Taken { applied, record })
+        Held::Taken { applied, record }
     }
 
-    pub(super) fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+    pub(super) fn settle(&self, id: HoldId, how: Settle) -> Settled {
         let mut records = self.records.lock();
         let Some(record) = records.get_mut(&id) else {
-            return Ok(Settled::Unknown);
+            return Settled::Unknown;
         };
-        let now = self.clock.now();
+        let (now, mut states) = self.current();
         if !record.may_settle(how) {
-            return Ok(Settled::NotYours);
+            return Settled::NotYours;
         }
         if !record.is_open() {
-            return Ok(Settled::Already(record.clone().into()));
+            return Settled::Already(record.clone().into());
         }
         if how == Settle::Expire && now < record.expires_at {
-            return Ok(Settled::NotYet(record.clone().into()));
+            return Settled::NotYet(record.clone().into());
         }
-        let mut states = self.states.lock();
-        states.forget_expired(now);
         let unrestored = |held: &HeldCharge| {
             let charge = held.as_charge();
             let changes = record.settles(held) && record.due(held, how) != held.taken;
             changes && charge.needs_state() && !states.has(&charge)
         };
         if record.charges.iter().any(unrestored) {
-            return Ok(Settled::Unrestored(record.clone().into()));
+            return Settled::Unrestored(record.clone().into());
         }
-        let (before, expires_at, charged_at) =
-            (record.clone(), record.expires_at, record.charged_at);
+        let before = record.clone();
         for held in record.charges.iter_mut().filter(|it| before.settles(it)) {
-            let due = before.due(held, how);
-            let HeldCharge { taken, .. } = *held;
-            let charge = held.as_charge();
+            let (due, taken, charge) = (before.due(held, how), held.taken, held.as_charge());
             held.taken = if let Some(slots) = states.slots(&charge) {
-                slots.free(id.bits(), expires_at);
+                slots.free(id.bits(), before.expires_at);
                 0
             } else if due <= taken {
-                states.refund(&charge, taken - due, charged_at, now);
+                states.refund(&charge, taken - due, before.charged_at, now);
                 due
             } else {
                 taken + states.overdraw(&charge, due - taken, charge.overdraft, now)
             };
         }
         record.end(how);
-        Ok(Settled::Done(record.clone().into()))
+        Settled::Done(record.clone().into())
     }
 
-    pub(super) fn extend(
-        &self,
-        id: HoldId,
-        ttl: Span,
-        token: Option<Token>,
-    ) -> Result<Extended, StoreError> {
+    pub(super) fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Extended {
         let mut records = self.records.lock();
         let Some(record) = records.get_mut(&id) else {
-            return Ok(Extended::Unknown);
+            return Extended::Unknown;
         };
-        let now = self.clock.now();
         if !record.may_extend(token) {
-            return Ok(Extended::NotYours);
+            return Extended::NotYours;
         }
         if !record.is_open() {
-            return Ok(Extended::Ended(record.clone().into()));
+            return Extended::Ended(record.clone().into());
         }
-        if record.has_slots() && now >= record.expires_at {
-            return Ok(Extended::Lapsed(record.clone().into()));
-        }
+        let (now, mut states) = (self.clock.now(), self.states.lock());
         let (from, to) = (record.expires_at, record.expires_at.max(now + ttl));
-        let mut states = self.states.lock();
+        let mut lapsed = record.has_slots() && now >= from;
         for held in record.charges.iter().filter(|it| it.taken > 0) {
-            if let Some(slots) = states.slots(&held.as_charge())
-                && !slots.has(id.bits(), from)
-            {
-                return Ok(Extended::Lapsed(record.clone().into()));
-            }
+            let slots = states.slots(&held.as_charge());
+            lapsed |= slots.is_some_and(|slots| !slots.has(id.bits(), from));
+        }
+        if lapsed {
+            return Extended::Lapsed(record.clone().into());
         }
         for held in record.charges.iter().filter(|it| it.taken > 0) {
             if let Some(slots) = states.slots(&held.as_charge()) {
@@ -228,38 +200,6 @@ impl<C: Clock> ReferenceStore<C> {
             }
         }
         record.expires_at = to;
-        Ok(Extended::Done(record.clone().into()))
-    }
-
-    pub(super) fn find_hold(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
-        Ok(self.records.lock().get(&id).cloned().map(Arc::new))
-    }
-
-    pub(super) fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
-        let mut records = self.records.lock();
-        let is_new = !records.contains_key(&record.id);
-        if is_new {
-            records.insert(record.id, record.clone());
-        }
-        Ok(is_new)
-    }
-
-    pub(super) fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
-        let (records, now) = (self.records.lock(), self.clock.now());
-        let is_due = |it: &&HoldRecord| it.is_open() && it.expires_at <= now;
-        let mut due: Vec<_> = records.values().filter(is_due).collect();
-        due.sort_by_key(|it| (it.expires_at, it.id));
-        Ok(due.into_iter().take(most).map(|it| it.id).collect())
-    }
-
-    pub(super) fn holders(
-        &self,
-        charge: &Charge<'_>,
-        most: usize,
-    ) -> Result<Vec<Holder>, StoreError> {
-        let now = self.clock.now();
-        let mut states = self.states.lock();
-        let holders = states.slots(charge).map(|it| it.holders(now, most));
-        Ok(holders.into_iter().flatten().collect())
+        Extended::Done(record.clone().into())
     }
 }

@@ -8,13 +8,13 @@ mod holds;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tollgate_core::backoff::Backoff;
 use tollgate_core::concurrency::{Concurrency, Holder};
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
-use tollgate_core::quota::Quota;
+use tollgate_core::quota::{self, Quota};
 use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
@@ -22,11 +22,9 @@ use tollgate_core::{
     Admission, Balance, CarryOver, Charge, Enforcement, HoldId, Key, Limit, Limiting, OnDenied,
     Outcome, Span, Time, Token, Verdict,
 };
-
-use tollgate_store::GRACE;
 use tollgate_store::{
-    Answer, Applied, Ask, Clock, Extended, Guarantee, Held, HoldRecord, NewHold, Reply, Settle,
-    Settled, Store, Usage,
+    Answer, Applied, Ask, Clock, Extended, GRACE, Guarantee, Held, HoldRecord, NewHold, Reply,
+    Settle, Settled, Store,
 };
 
 /// A store to compare other stores with.
@@ -54,93 +52,31 @@ impl<C: Clock> ReferenceStore<C> {
 
     /// Returns whether the contract requires a state for `charge` at this instant.
     pub fn keeps(&self, charge: &Charge<'_>) -> bool {
-        let mut states = self.states.lock();
-        states.forget_expired(self.clock.now());
-        states.has(charge)
+        self.current().1.has(charge)
     }
 
-    fn apply(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
-        let now = self.clock.now();
-        let mut states = self.states.lock();
+    /// Returns the time, and the states that are not expired.
+    fn current(&self) -> (Time, MutexGuard<'_, States>) {
+        let (now, mut states) = (self.clock.now(), self.states.lock());
         states.forget_expired(now);
-        states.carry_over(charges, now);
-        let (units, verdicts) = states.settle(charges, ask, now);
-        let allowed = all_allow(charges, &verdicts);
-        let outcomes = (0..charges.len())
-            .map(|i| states.write(charges, &verdicts, i, units, allowed, now))
-            .collect::<Vec<_>>();
-        Applied {
-            now,
-            allowed,
-            granted: if allowed { units } else { 0 },
-            outcomes: outcomes.into(),
-            guarantee: Guarantee::Atomic,
-        }
+        (now, states)
     }
 
-    fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
-        let now = self.clock.now();
-        let mut states = self.states.lock().clone();
+    /// Returns the time, and a copy of these states.
+    fn copy(&self) -> (Time, States) {
+        let (now, mut states) = (self.clock.now(), self.states.lock().clone());
         states.forget_expired(now);
-        states.peek(charges, ask, now)
-    }
-
-    fn refund(&self, charges: &[Charge<'_>], units: u64, charged_at: Time) -> Applied {
-        let now = self.clock.now();
-        let mut states = self.states.lock();
-        states.forget_expired(now);
-        states.carry_over(charges, now);
-        for charge in charges {
-            let cost = charge.cost.saturating_mul(units);
-            states.refund(charge, cost, charged_at, now);
-        }
-        states.clone().peek(charges, Ask::Exactly(0), now)
-    }
-
-    fn reset(&self, charges: &[Charge<'_>]) {
-        let mut states = self.states.lock();
-        for charge in charges {
-            states.reset(charge);
-        }
+        (now, states)
     }
 }
 
-/// Calls about the balances of quotas.
-impl<C: Clock> ReferenceStore<C> {
-    fn restore(&self, charges: &[Charge<'_>], balances: &[Balance]) {
-        let now = self.clock.now();
-        let mut states = self.states.lock();
-        states.forget_expired(now);
-        for (charge, balance) in charges.iter().zip(balances) {
-            if let Limit::Quota(quota) = charge.limit {
-                let restored = || (quota.clone(), quota.restored(*balance, now));
-                states.quotas.entry(charge.key).or_insert_with(restored);
-            }
-        }
-    }
-
-    fn adjust(&self, charge: &Charge<'_>, used: i64, extra: i64) -> Option<Balance> {
-        let Limit::Quota(quota) = charge.limit else {
-            return None;
-        };
-        let now = self.clock.now();
-        let mut states = self.states.lock();
-        states.forget_expired(now);
-        states.carry_over(&[*charge], now);
-        let (_, state) = states.quotas.get_mut(&charge.key)?;
-        Some(quota.adjust(state, used, extra, now))
-    }
-
-    fn balance(&self, charge: &Charge<'_>) -> Option<Balance> {
-        let Limit::Quota(quota) = charge.limit else {
-            return None;
-        };
-        let now = self.clock.now();
-        let mut states = self.states.lock().clone();
-        states.forget_expired(now);
-        states.carry_over(&[*charge], now);
-        let (_, state) = states.quotas.get(&charge.key)?;
-        Some(quota.balance(state, now))
+fn applied(now: Time, allowed: bool, units: u64, outcomes: Vec<Outcome>) -> Applied {
+    Applied {
+        now,
+        allowed,
+        granted: if allowed { units } else { 0 },
+        outcomes: outcomes.into(),
+        guarantee: Guarantee::Atomic,
     }
 }
 
@@ -157,7 +93,7 @@ fn asked(charges: &[Charge<'_>], i: usize, units: u64) -> u64 {
 
 fn all_allow(charges: &[Charge<'_>], verdicts: &[Verdict]) -> bool {
     let mut both = charges.iter().zip(verdicts);
-    both.all(|(charge, verdict)| charge.enforcement != Enforcement::Enforce || verdict.is_allowed())
+    both.all(|(charge, verdict)| !charge.enforces() || verdict.is_allowed())
 }
 
 /// Returns whether every enforcing charge allows, except the one at `place` and those that watch it.
@@ -165,7 +101,7 @@ fn all_allow_but(charges: &[Charge<'_>], verdicts: &[Verdict], place: u8) -> boo
     (0..charges.len()).all(|i| {
         i == usize::from(place)
             || charges[i].on_denied == OnDenied::Strike(place)
-            || charges[i].enforcement != Enforcement::Enforce
+            || !charges[i].enforces()
             || verdicts[i].is_allowed()
     })
 }
@@ -275,17 +211,9 @@ impl States {
         self.carry_over(charges, now);
         let (units, verdicts) = self.settle(charges, ask, now);
         let allowed = all_allow(charges, &verdicts);
-        let outcomes = charges
-            .iter()
-            .zip(&verdicts)
-            .map(|(charge, verdict)| self.outcome(charge, verdict.admission, now));
-        Applied {
-            now,
-            allowed,
-            granted: if allowed { units } else { 0 },
-            outcomes: outcomes.collect(),
-            guarantee: Guarantee::Atomic,
-        }
+        let both = charges.iter().zip(&verdicts);
+        let outcomes = both.map(|(charge, verdict)| self.outcome(charge, verdict.admission, now));
+        applied(now, allowed, units, outcomes.collect())
     }
 
     fn decide_all(&mut self, charges: &[Charge<'_>], units: u64, now: Time) -> Vec<Verdict> {
@@ -319,9 +247,7 @@ impl States {
     ) -> Outcome {
         // No trace: the request will be repeated after a restore.
         let mut both = charges.iter().zip(verdicts);
-        let unrestored = both.any(|(charge, verdict)| {
-            charge.enforcement == Enforcement::Enforce && verdict.is_unrestored()
-        });
+        let unrestored = both.any(|(charge, verdict)| charge.enforces() && verdict.is_unrestored());
         let charge = &charges[i];
         let cost = charge.cost.saturating_mul(units);
         let mut verdict = verdicts[i];
@@ -342,7 +268,7 @@ impl States {
         if cost > 0 && !unrestored && !verdict.is_unrestored() && counts_denied {
             self.overdraw(charge, cost, 0, now);
             // A charge that allowed the request must not report a denial.
-            if !allowed || charge.enforcement != Enforcement::Enforce {
+            if !allowed || !charge.enforces() {
                 verdict = self.decide(charge, asked(charges, i, units), now);
             }
         } else if cost > 0
@@ -389,10 +315,18 @@ impl States {
         }, unlimited: ());
     }
 
-    fn reset(&mut self, charge: &Charge<'_>) {
-        with_kept!(self, charge.limit, |_numbers, kept| {
-            kept.remove(&charge.key);
-        }, unlimited: ());
+    /// Returns the quota of `charge` and its state, carried over, if it is a quota that has one.
+    fn quota<'c>(
+        &mut self,
+        charge: &Charge<'c>,
+        now: Time,
+    ) -> Option<(&'c Quota, &mut quota::State)> {
+        let Limit::Quota(quota) = charge.limit else {
+            return None;
+        };
+        self.carry_over(&[*charge], now);
+        let (_, state) = self.quotas.get_mut(&charge.key)?;
+        Some((quota, state))
     }
 
     /// Returns the outcome of `charge`, which was answered with `admission`.
@@ -425,27 +359,23 @@ impl States {
         forget(&mut self.quotas, now);
         forget(&mut self.slots, now);
     }
-
-    fn len(&self) -> usize {
-        self.fixed_windows.len()
-            + self.sliding_logs.len()
-            + self.sliding_counters.len()
-            + self.two_windows.len()
-            + self.meters.len()
-            + self.leaky_buckets.len()
-            + self.backoffs.len()
-            + self.quotas.len()
-            + self.slots.len()
-    }
 }
 
 impl<C: Clock> Store for ReferenceStore<C> {
     fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
-        Answer::Now(Ok(self.apply(charges, ask)))
+        let (now, mut states) = self.current();
+        states.carry_over(charges, now);
+        let (units, verdicts) = states.settle(charges, ask, now);
+        let allowed = all_allow(charges, &verdicts);
+        let outcomes = (0..charges.len())
+            .map(|i| states.write(charges, &verdicts, i, units, allowed, now))
+            .collect();
+        Answer::Now(Ok(applied(now, allowed, units, outcomes)))
     }
 
     fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
-        Answer::Now(Ok(self.peek(charges, ask)))
+        let (now, mut states) = self.copy();
+        Answer::Now(Ok(states.peek(charges, ask, now)))
     }
 
     fn refund<'a>(
@@ -454,16 +384,34 @@ impl<C: Clock> Store for ReferenceStore<C> {
         units: u64,
         charged_at: Time,
     ) -> Reply<'a, Applied> {
-        Answer::Now(Ok(self.refund(charges, units, charged_at)))
+        let (now, mut states) = self.current();
+        states.carry_over(charges, now);
+        for charge in charges {
+            let cost = charge.cost.saturating_mul(units);
+            states.refund(charge, cost, charged_at, now);
+        }
+        let applied = states.clone().peek(charges, Ask::Exactly(0), now);
+        Answer::Now(Ok(applied))
     }
 
     fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
-        self.reset(charges);
+        let mut states = self.states.lock();
+        for charge in charges {
+            with_kept!(states, charge.limit, |_numbers, kept| {
+                kept.remove(&charge.key);
+            }, unlimited: ());
+        }
         Answer::Now(Ok(()))
     }
 
     fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
-        self.restore(charges, balances);
+        let (now, mut states) = self.current();
+        for (charge, balance) in charges.iter().zip(balances) {
+            if let Limit::Quota(quota) = charge.limit {
+                let restored = || (quota.clone(), quota.restored(*balance, now));
+                states.quotas.entry(charge.key).or_insert_with(restored);
+            }
+        }
         Answer::Now(Ok(()))
     }
 
@@ -473,11 +421,16 @@ impl<C: Clock> Store for ReferenceStore<C> {
         used: i64,
         extra: i64,
     ) -> Reply<'a, Option<Balance>> {
-        Answer::Now(Ok(self.adjust(charge, used, extra)))
+        let (now, mut states) = self.current();
+        let balance = states.quota(charge, now);
+        let balance = balance.map(|(quota, state)| quota.adjust(state, used, extra, now));
+        Answer::Now(Ok(balance))
     }
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
-        Answer::Now(Ok(self.balance(charge)))
+        let (now, mut states) = self.copy();
+        let balance = states.quota(charge, now);
+        Answer::Now(Ok(balance.map(|(quota, state)| quota.balance(state, now))))
     }
 
     fn hold<'a>(
@@ -486,38 +439,39 @@ impl<C: Clock> Store for ReferenceStore<C> {
         units: u64,
         new: &'a NewHold<'a>,
     ) -> Reply<'a, Held> {
-        Answer::Now(self.hold(charges, units, new))
+        Answer::Now(Ok(self.hold(charges, units, new)))
     }
 
     fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
-        Answer::Now(self.settle(id, how))
+        Answer::Now(Ok(self.settle(id, how)))
     }
 
     fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
-        Answer::Now(self.extend(id, ttl, token))
+        Answer::Now(Ok(self.extend(id, ttl, token)))
     }
 
     fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
-        Answer::Now(self.find_hold(id))
+        Answer::Now(Ok(self.records.lock().get(&id).cloned().map(Arc::new)))
     }
 
     fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
-        Answer::Now(self.put_hold(record))
+        let mut records = self.records.lock();
+        let is_new = !records.contains_key(&record.id);
+        records.entry(record.id).or_insert_with(|| record.clone());
+        Answer::Now(Ok(is_new))
     }
 
     fn due_holds(&self, most: usize) -> Reply<'_, Vec<HoldId>> {
-        Answer::Now(self.due_holds(most))
+        let (records, now) = (self.records.lock(), self.clock.now());
+        let is_due = |it: &&HoldRecord| it.is_open() && it.expires_at <= now;
+        let mut due: Vec<_> = records.values().filter(is_due).collect();
+        due.sort_by_key(|it| (it.expires_at, it.id));
+        Answer::Now(Ok(due.into_iter().take(most).map(|it| it.id).collect()))
     }
 
     fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
-        Answer::Now(self.holders(charge, most))
-    }
-
-    fn usage(&self) -> Reply<'_, Usage> {
-        let keys = self.states.lock().len() as u64;
-        Answer::Now(Ok(Usage {
-            keys,
-            ..Usage::default()
-        }))
+        let (now, mut states) = (self.clock.now(), self.states.lock());
+        let holders = states.slots(charge).map(|it| it.holders(now, most));
+        Answer::Now(Ok(holders.into_iter().flatten().collect()))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use redis::Value as Reply;
 use tollgate_core::{Charge, Enforcement, HoldId, OnDenied, Tag, Time, Token};
-use tollgate_store::{Applied, Ask, HeldCharge, RETAIN, StoreError, Wait};
+use tollgate_store::{Applied, Ask, HeldCharge, HoldRecord, MAX_TTL, RETAIN, StoreError, Wait};
 
 use super::ABANDONED;
 use super::stored::{StoredHold, put};
@@ -15,7 +15,7 @@ use crate::options::ClockSource;
 use crate::reply::{self, Answer};
 use crate::request::{HoldArguments, Operation, Request};
 use crate::script::{Family, Script};
-use crate::store::{Shared, slot};
+use crate::store::Shared;
 
 /// The charges of a hold in one cluster slot.
 #[derive(Clone, Debug)]
@@ -33,14 +33,13 @@ pub(super) fn parts<'c>(
     id: HoldId,
     tags: impl Iterator<Item = Tag> + 'c,
 ) -> Vec<Part> {
-    let slot_of = |tag: Tag| if shared.is_cluster() { slot(tag) } else { 0 };
     let mut parts = vec![Part {
-        slot: slot_of(id.tag()),
+        slot: shared.slot(id.tag()),
         tag: id.tag(),
         indexes: Vec::new(),
     }];
     for (index, tag) in tags.enumerate() {
-        let slot = slot_of(tag);
+        let slot = shared.slot(tag);
         match parts.iter_mut().find(|part| part.slot == slot) {
             Some(part) => part.indexes.push(index),
             None => parts.push(Part {
@@ -71,7 +70,6 @@ pub(super) struct HoldCall {
     pub(super) until: bool,
     /// Whether to skip the checks of token and time.
     pub(super) certain: bool,
-    pub(super) owner: Arc<str>,
     /// For hold: the text at the end of the record.
     pub(super) text: String,
 }
@@ -107,42 +105,53 @@ pub(super) enum HoldReply {
 /// too, if the call made one.
 pub(super) async fn ask(
     shared: &Shared,
-    id: HoldId,
+    record: &HoldRecord,
     part: &Part,
-    charges: &[HeldCharge],
     request: &Request,
     operation: Operation,
     call: &HoldCall,
 ) -> Result<(HoldReply, Option<Applied>), StoreError> {
     let indexed = !shared.is_cluster();
-    let naming = &shared.naming;
-    let mut keys = vec![naming.hold(part.tag.number(), id.bits())];
+    let mut keys = vec![shared.naming.hold(part.tag, record.id.bits())];
     if indexed {
-        keys.push(index(shared));
+        keys.push(shared.naming.due(&shared.options.namespace));
     }
-    let arguments = Arc::new(HoldArguments {
+    let arguments = vec![
+        encode(record, part, operation, call, indexed),
+        record.owner.as_bytes().to_vec(),
+        call.text.clone().into_bytes(),
+        record.id.to_string().into_bytes(),
+    ];
+    let hold = HoldArguments {
         script: None,
         keys,
-        arguments: vec![
-            encode(id, part, charges, operation, call, indexed),
-            call.owner.as_bytes().to_vec(),
-            call.text.clone().into_bytes(),
-            id.to_string().into_bytes(),
-        ],
-        reply: parking_lot::Mutex::new(Reply::Nil),
-    });
-    let asking = request.for_hold(operation, Arc::clone(&arguments));
+        arguments,
+        ..HoldArguments::default()
+    };
+    let (hold, reply) = run(shared, part.slot, request, operation, hold).await?;
+    read(shared, &hold, request, operation, reply)
+}
+
+/// Runs a script about a hold in the cluster slot `slot`. Returns its arguments and its raw reply.
+async fn run(
+    shared: &Shared,
+    slot: u16,
+    request: &Request,
+    operation: Operation,
+    hold: HoldArguments,
+) -> Result<(Arc<HoldArguments>, Reply), StoreError> {
+    let hold = Arc::new(hold);
+    let asking = request.for_hold(operation, Arc::clone(&hold));
     let deadline = shared.deadline();
-    shared.execute(part.slot, asking, None, deadline).await?;
-    let reply = std::mem::replace(&mut *arguments.reply.lock(), Reply::Nil);
-    read(shared, &arguments, request, operation, reply)
+    shared.execute(slot, asking, None, deadline).await?;
+    let reply = std::mem::replace(&mut *hold.reply.lock(), Reply::Nil);
+    Ok((hold, reply))
 }
 
 /// Lays the arguments out as `holds.lua` describes.
 fn encode(
-    id: HoldId,
+    record: &HoldRecord,
     part: &Part,
-    charges: &[HeldCharge],
     operation: Operation,
     call: &HoldCall,
     indexed: bool,
@@ -151,7 +160,7 @@ fn encode(
         | u8::from(call.has_slots) << 1
         | u8::from(call.until) << 2
         | u8::from(call.certain) << 3;
-    let mut bytes = id.bits().to_be_bytes().to_vec();
+    let mut bytes = record.id.bits().to_be_bytes().to_vec();
     bytes.push(flags);
     let retain = match operation {
         Operation::Settle => RETAIN,
@@ -165,10 +174,7 @@ fn encode(
     bytes.push(u8::from(call.wait.is_some()));
     bytes.extend(call.wait.map_or(0, |it| it.ticket).to_be_bytes());
     let patience = call.wait.map_or(0, |it| it.patience.as_micros());
-    put(
-        &mut bytes,
-        patience.min(tollgate_store::MAX_TTL.as_micros()),
-    );
+    put(&mut bytes, patience.min(MAX_TTL.as_micros()));
     put(&mut bytes, call.units);
     put(&mut bytes, call.least_fence);
     put(&mut bytes, call.made.as_micros());
@@ -177,7 +183,7 @@ fn encode(
     bytes.extend(count.to_le_bytes());
     let mut next = 0_u16;
     for index in &part.indexes {
-        let charge = &charges[*index];
+        let charge = &record.charges[*index];
         let is_sent = match operation {
             // Only slots are extended.
             Operation::Extend => charge.is_slot() && charge.taken > 0,
@@ -229,7 +235,14 @@ fn read(
         (6, Some(record)) => HoldReply::NotYet(record),
         (7, Some(record)) => HoldReply::Lapsed(record),
         (8, _) => {
-            let name = foreign(shared, arguments, request, number);
+            // The number of the key in the call: the keys of the plan, then the record.
+            let plan = CallPlan::new(&[request], &|| shared.now());
+            let index = usize::try_from(number).unwrap_or(0).saturating_sub(1);
+            let name = match plan.keys.get(index) {
+                Some((_, charge)) => &request.charges[*charge].name,
+                None => &arguments.keys[0],
+            };
+            let name = String::from_utf8_lossy(name);
             return Err(StoreError::Foreign(name.into()));
         }
         (9, _) => HoldReply::Unrestored,
@@ -252,20 +265,6 @@ fn read(
     }
 }
 
-/// Returns the name of a key by its number in the call.
-fn foreign(shared: &Shared, arguments: &HoldArguments, request: &Request, number: i64) -> String {
-    let plan = CallPlan::new(&[request], &|| shared.now());
-    let index = usize::try_from(number).unwrap_or(0).saturating_sub(1);
-    let name = match plan.keys().get(index) {
-        Some((_, charge)) => &request.charges[*charge].name,
-        None => match arguments.keys.first() {
-            Some(record) => record,
-            None => return String::new(),
-        },
-    };
-    String::from_utf8_lossy(name).into_owned()
-}
-
 /// Returns a request with the charges at `indexes` of an existing hold.
 pub(super) fn items(
     shared: &Shared,
@@ -274,29 +273,14 @@ pub(super) fn items(
     wanted: impl Fn(&HeldCharge) -> bool,
 ) -> Request {
     let held = indexes.iter().map(|index| &charges[*index]);
-    let held = held.filter(|it| wanted(it));
-    let charges: Vec<Charge<'_>> = held
-        .map(|it| Charge {
-            // The hold was decided when it was made.
-            enforcement: Enforcement::Shadow,
-            on_denied: OnDenied::Nothing,
-            ..it.as_charge()
-        })
-        .collect();
-    let ask = Ask::Exactly(0);
-    Request::new(
-        &shared.naming,
-        Operation::Settle,
-        &charges,
-        ask,
-        Time::default(),
-    )
-}
-
-/// Returns the key of the index of due holds.
-fn index(shared: &Shared) -> KeyName {
-    let tag = Tag::default().number();
-    shared.naming.due(tag, &shared.options.namespace)
+    let held = held.filter(|it| wanted(it)).map(|it| Charge {
+        // The hold was decided when it was made.
+        enforcement: Enforcement::Shadow,
+        on_denied: OnDenied::Nothing,
+        ..it.as_charge()
+    });
+    let (held, ask): (Vec<Charge<'_>>, _) = (held.collect(), Ask::Exactly(0));
+    Request::new(&shared.naming, Operation::Settle, &held, ask)
 }
 
 /// Runs `records.lua` on `key`, in the cluster slot of `tag`.
@@ -313,25 +297,14 @@ pub(super) async fn ask_records(
     };
     let mut all = vec![what.as_bytes().to_vec(), now.to_string().into_bytes()];
     all.extend(more.iter().map(|it| it.to_vec()));
-    let arguments = Arc::new(HoldArguments {
+    let hold = HoldArguments {
         script: Some(Script::of_records()),
         keys: vec![key],
         arguments: all,
-        reply: parking_lot::Mutex::new(Reply::Nil),
-    });
-    let naming = &shared.naming;
-    let empty = Request::new(
-        naming,
-        Operation::Settle,
-        &[],
-        Ask::Exactly(0),
-        Time::default(),
-    );
-    let request = empty.for_hold(Operation::Settle, Arc::clone(&arguments));
-    let slot = if shared.is_cluster() { slot(tag) } else { 0 };
-    let deadline = shared.deadline();
-    shared.execute(slot, request, None, deadline).await?;
-    let reply = std::mem::replace(&mut *arguments.reply.lock(), Reply::Nil);
+        ..HoldArguments::default()
+    };
+    let empty = items(shared, &[], &[], |_| true);
+    let (_, reply) = run(shared, shared.slot(tag), &empty, Operation::Settle, hold).await?;
     Ok(reply)
 }
 
@@ -341,13 +314,12 @@ pub(super) async fn get(
     tag: Tag,
     id: HoldId,
 ) -> Result<Option<StoredHold>, StoreError> {
-    let key = shared.naming.hold(tag.number(), id.bits());
-    let name = String::from_utf8_lossy(&key).into_owned();
-    match ask_records(shared, tag, key, "get", &[]).await? {
-        Reply::BulkString(bytes) if bytes.is_empty() => Ok(None),
-        Reply::BulkString(bytes) => StoredHold::from_bytes(&bytes)
-            .map(Some)
-            .ok_or_else(|| StoreError::Foreign(name.into())),
+    let key = shared.naming.hold(tag, id.bits());
+    match ask_records(shared, tag, key.clone(), "get", &[]).await? {
+        Reply::BulkString(bytes) if !bytes.is_empty() => {
+            let foreign = || StoreError::Foreign(String::from_utf8_lossy(&key).into());
+            StoredHold::from_bytes(&bytes).map(Some).ok_or_else(foreign)
+        }
         _ => Ok(None),
     }
 }
@@ -358,5 +330,6 @@ pub(super) async fn ask_index(
     what: &str,
     arguments: &[&[u8]],
 ) -> Result<Reply, StoreError> {
-    ask_records(shared, Tag::default(), index(shared), what, arguments).await
+    let key = shared.naming.due(&shared.options.namespace);
+    ask_records(shared, Tag::default(), key, what, arguments).await
 }

@@ -10,14 +10,14 @@ use tollgate_store::{
 use super::call::{HoldCall, HoldReply, Part, RELEASE, UNDO, ask, ask_records, parts};
 use super::stored::purpose_code;
 use crate::reply;
-use crate::request::{Operation, Request};
+use crate::request::{Item, Operation, Request};
 use crate::script::Family;
 use crate::store::Shared;
 
 /// A hold that is being made.
-pub(super) struct Creation {
+pub(crate) struct Creation {
     shared: Arc<Shared>,
-    /// The record. What its charges take is not known yet.
+    /// The record. The amounts that its charges take are not known yet.
     record: HoldRecord,
     ttl: u64,
     units: u64,
@@ -35,7 +35,7 @@ struct Taken {
 }
 
 impl Creation {
-    pub(super) fn new(
+    pub(crate) fn new(
         shared: &Arc<Shared>,
         charges: &[Charge<'_>],
         units: u64,
@@ -50,13 +50,7 @@ impl Creation {
         let held = charges.iter().map(|charge| HeldCharge::of(charge, 0));
         let record = HoldRecord::new(new, units, 0, held.collect(), Time::default());
         let ask = Ask::Exactly(units);
-        let whole = Request::new(
-            &shared.naming,
-            Operation::Hold,
-            charges,
-            ask,
-            Time::default(),
-        );
+        let whole = Request::new(&shared.naming, Operation::Hold, charges, ask);
         let parts = parts(shared, new.id, charges.iter().map(|it| it.tag));
         // The script gets only limited charges: indexes among all become indexes among these.
         let bounded = |charge: &Charge<'_>| Family::of(charge.limit).is_some();
@@ -79,12 +73,7 @@ impl Creation {
         })
     }
 
-    /// Whether one call makes the hold.
-    pub(super) fn is_one_call(&self) -> bool {
-        !self.shared.is_cluster()
-    }
-
-    pub(super) async fn run(mut self) -> Result<Held, StoreError> {
+    pub(crate) async fn run(mut self) -> Result<Held, StoreError> {
         let shared = Arc::clone(&self.shared);
         let id = self.record.id;
         let mut call = HoldCall {
@@ -93,16 +82,14 @@ impl Creation {
             token: self.record.token,
             fingerprint: self.record.fingerprint,
             wait: self.wait,
-            owner: Arc::clone(&self.record.owner),
             text: self.record.to_text(),
             ..HoldCall::default()
         };
         let mut taken: Vec<Taken> = Vec::new();
         for number in 0..self.parts.len() {
-            let part = &self.parts[number];
-            let (charges, request) = (&self.record.charges, &self.requests[number]);
-            let told = ask(&shared, id, part, charges, request, Operation::Hold, &call).await;
-            let (told, applied) = match told {
+            let (part, request) = (&self.parts[number], &self.requests[number]);
+            let told = ask(&shared, &self.record, part, request, Operation::Hold, &call);
+            let (told, applied) = match told.await {
                 Ok(told) => told,
                 Err(error) => {
                     self.give_up(number).await;
@@ -170,19 +157,35 @@ impl Creation {
             if taken.fence == 0 || taken.fence == self.record.fence {
                 continue;
             }
-            let held = part
-                .indexes
-                .iter()
-                .map(|index| &self.record.charges[*index]);
-            for charge in held.filter(|it| it.is_slot() && it.taken > 0) {
-                let key = self
-                    .shared
-                    .naming
-                    .name(&charge.as_charge(), Family::Concurrency);
-                ask_records(&self.shared, part.tag, key, "raise", &[next.as_bytes()]).await?;
+            for charge in self.slots_of(part).filter(|it| it.taken > 0) {
+                self.on_slots(part, charge, "raise", next.as_bytes())
+                    .await?;
             }
         }
         Ok(())
+    }
+
+    /// Returns the charges of a part that are concurrency limits.
+    fn slots_of(&self, part: &Part) -> impl Iterator<Item = &HeldCharge> {
+        let held = part
+            .indexes
+            .iter()
+            .map(|index| &self.record.charges[*index]);
+        held.filter(|it| it.is_slot())
+    }
+
+    /// Runs a command of `records.lua` on the slots of a charge.
+    async fn on_slots(
+        &self,
+        part: &Part,
+        charge: &HeldCharge,
+        command: &str,
+        argument: &[u8],
+    ) -> Result<(), StoreError> {
+        let naming = &self.shared.naming;
+        let key = naming.name(&charge.as_charge(), Family::Concurrency);
+        let done = ask_records(&self.shared, part.tag, key, command, &[argument]).await;
+        done.map(|_| ())
     }
 
     /// Finishes a denied hold: undoes the earlier parts, and reads the state of the others. The denial is counted in
@@ -208,7 +211,7 @@ impl Creation {
                 told.push(denial.clone());
                 continue;
             }
-            if request.is_empty() {
+            if request.charges.is_empty() {
                 told.push(request.unknown(denial.now));
                 continue;
             }
@@ -217,7 +220,9 @@ impl Creation {
             let seen = self.shared.execute(part.slot, look, None, deadline).await;
             // The denial is certain, so an error here is ignored.
             let applied = seen.unwrap_or_else(|_| request.unknown(denial.now));
-            others_deny |= request.denies_without_queue(&applied.outcomes);
+            // A concurrency limit has a queue, so its denial is not final.
+            let has_no_queue = |_, item: &Item| item.family != Family::Concurrency;
+            others_deny |= request.denies(&applied.outcomes, has_no_queue);
             told.push(applied);
         }
         if let Some(wait) = self.wait {
@@ -238,17 +243,8 @@ impl Creation {
     async fn leave_queues(&self, part: &Part, wait: Wait) {
         let id = self.record.id;
         let ticket = wait.ticket.to_be_bytes();
-        let held = part
-            .indexes
-            .iter()
-            .map(|index| &self.record.charges[*index]);
-        for charge in held.filter(|it| it.is_slot()) {
-            let key = self
-                .shared
-                .naming
-                .name(&charge.as_charge(), Family::Concurrency);
-            let left = ask_records(&self.shared, part.tag, key, "leave", &[&ticket]).await;
-            if let Err(error) = left {
+        for charge in self.slots_of(part) {
+            if let Err(error) = self.on_slots(part, charge, "leave", &ticket).await {
                 tracing::warn!(%id, %error, "cannot leave a queue now; the place expires");
             }
         }
@@ -281,7 +277,6 @@ impl Creation {
         let call = HoldCall {
             how,
             certain: true,
-            owner: Arc::clone(&self.record.owner),
             ..HoldCall::default()
         };
         let told = self.shared.settle_part(&self.record, part, &call).await;

@@ -24,24 +24,25 @@ mod stored;
 
 use std::sync::Arc;
 
-use redis::Value as Reply;
+use redis::{FromRedisValue, Value as Reply};
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
 use tollgate_store::{
-    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_TTL, NewHold, Purpose, RETAIN,
-    Settle, Settled, StoreError,
+    Ask, Extended, HeldCharge, HoldRecord, HoldState, MAX_TTL, Purpose, RETAIN, Settle, Settled,
+    StoreError,
 };
 
 use self::call::{
     COMMIT, EXPIRE, HoldCall, HoldReply, Part, RELEASE, RELEASE_LEASE, ask, ask_index, ask_records,
     get, items, parts,
 };
+pub(crate) use self::create::Creation;
 pub(crate) use self::recent::RecentHolds;
-use self::stored::StoredHold;
+use self::stored::{StoredHold, number};
 use crate::reply;
 use crate::request::{Operation, Request};
 use crate::script::Family;
-use crate::store::{RedisStore, Shared};
+use crate::store::Shared;
 
 /// How long the record of an open hold is kept after it has expired. An instance has to end it in this time, or
 /// its charges are not returned.
@@ -57,29 +58,22 @@ impl Shared {
     /// Returns the record of a hold as it was made; only its charges and owner are still true. `None` if there is no
     /// record.
     async fn made(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
-        if let Some(recent) = self.recent_holds.find(id) {
-            return Ok(Some(recent));
-        }
-        match get(self, id.tag(), id).await? {
-            Some(value) => self.whole(id, &value).await.map(Some),
-            None => Ok(None),
+        match self.recent_holds.find(id) {
+            Some(recent) => Ok(Some(recent)),
+            None => self.find_hold(id).await,
         }
     }
 
     /// Parses the text of a stored record.
     fn read(&self, id: HoldId, value: &StoredHold) -> Result<HoldRecord, StoreError> {
-        let name = || {
-            let name = self.naming.hold(id.tag().number(), id.bits());
-            StoreError::Foreign(String::from_utf8_lossy(&name).into())
-        };
-        let record = HoldRecord::from_text(&value.text).map_err(|error| {
+        let record = HoldRecord::from_text(&value.text);
+        let record = record.inspect_err(|error| {
             tracing::error!(%id, %error, "cannot read the record of a hold");
-            name()
-        })?;
-        if record.id != id {
-            return Err(name());
-        }
-        Ok(record)
+        });
+        record.ok().filter(|it| it.id == id).ok_or_else(|| {
+            let name = self.naming.hold(id.tag(), id.bits());
+            StoreError::Foreign(String::from_utf8_lossy(&name).into())
+        })
     }
 
     /// Returns the whole record, given the deciding part.
@@ -110,16 +104,14 @@ impl Shared {
 
     async fn note_due_at(&self, id: HoldId, due: Option<Time>) -> Result<(), StoreError> {
         let name = id.to_string();
-        let retain = ABANDONED.as_millis_ceil().to_string();
-        match due {
-            None => ask_index(self, "forget", &[name.as_bytes()]).await?,
-            Some(due) => {
-                let due = due.as_micros().to_string();
-                let arguments = [name.as_bytes(), due.as_bytes(), retain.as_bytes()];
-                ask_index(self, "note", &arguments).await?
-            }
+        let Some(due) = due else {
+            let forgotten = ask_index(self, "forget", &[name.as_bytes()]).await;
+            return forgotten.map(|_| ());
         };
-        Ok(())
+        let (due, retain) = (due.as_micros(), ABANDONED.as_millis_ceil());
+        let (due, retain) = (due.to_string(), retain.to_string());
+        let arguments = [name.as_bytes(), due.as_bytes(), retain.as_bytes()];
+        ask_index(self, "note", &arguments).await.map(|_| ())
     }
 
     /// Settles the part of a hold in one cluster slot.
@@ -129,18 +121,8 @@ impl Shared {
         part: &Part,
         call: &HoldCall,
     ) -> Result<HoldReply, StoreError> {
-        let bounded = |it: &HeldCharge| Family::of(&it.limit).is_some();
-        let request = items(self, &record.charges, &part.indexes, bounded);
-        let operation = Operation::Settle;
-        let told = ask(
-            self,
-            record.id,
-            part,
-            &record.charges,
-            &request,
-            operation,
-            call,
-        );
+        let request = items(self, &record.charges, &part.indexes, |_| true);
+        let told = ask(self, record, part, &request, Operation::Settle, call);
         told.await.map(|(told, _)| told)
     }
 
@@ -158,7 +140,6 @@ impl Shared {
             how,
             units: record.actual.unwrap_or(0),
             certain: true,
-            owner: Arc::clone(&record.owner),
             ..HoldCall::default()
         };
         let mut finished = true;
@@ -206,8 +187,7 @@ impl Shared {
                     continue;
                 }
                 let (naming, ask) = (&self.naming, Ask::Exactly(0));
-                let look =
-                    Request::new(naming, Operation::Balance, &[charge], ask, Time::default());
+                let look = Request::new(naming, Operation::Balance, &[charge], ask);
                 let deadline = self.deadline();
                 let told = self.execute(part.slot, look, None, deadline).await?;
                 if reply::balance_in(&told).is_none() {
@@ -220,7 +200,11 @@ impl Shared {
 
     /// Ends a hold. A due hold that cannot be ended now is due again later, so that it does not block others in the
     /// index.
-    async fn settle(self: Arc<Self>, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
+    pub(crate) async fn settle(
+        self: Arc<Self>,
+        id: HoldId,
+        how: Settle,
+    ) -> Result<Settled, StoreError> {
         let mut settled = Ok(None);
         for _ in 0..ATTEMPTS {
             settled = self.settle_once(id, how).await;
@@ -260,7 +244,6 @@ impl Shared {
             units,
             token,
             made: made.charged_at,
-            owner: Arc::clone(&made.owner),
             ..HoldCall::default()
         };
         // The first part decides, so missing states in the others must be found before.
@@ -303,7 +286,7 @@ impl Shared {
         }))
     }
 
-    async fn extend(
+    pub(crate) async fn extend(
         self: Arc<Self>,
         id: HoldId,
         ttl: Span,
@@ -319,13 +302,10 @@ impl Shared {
 
     /// Returns the answer for a hold that has lost a slot.
     async fn lapsed(&self, id: HoldId) -> Result<Extended, StoreError> {
-        let Some(value) = get(self, id.tag(), id).await? else {
-            return Ok(Extended::Unknown);
-        };
-        let record = self.whole(id, &value).await?;
-        Ok(match record.is_open() {
-            true => Extended::Lapsed(record),
-            false => Extended::Ended(record),
+        Ok(match self.find_hold(id).await? {
+            None => Extended::Unknown,
+            Some(record) if record.is_open() => Extended::Lapsed(record),
+            Some(record) => Extended::Ended(record),
         })
     }
 
@@ -347,7 +327,6 @@ impl Shared {
             time: ttl.min(MAX_TTL).as_micros(),
             token: token.unwrap_or(Token::NONE),
             made: made.charged_at,
-            owner: Arc::clone(&made.owner),
             ..HoldCall::default()
         };
         let mut record = HoldRecord::clone(&made);
@@ -357,29 +336,24 @@ impl Shared {
         let look = HoldCall {
             has_slots: true,
             certain: true,
-            owner: Arc::clone(&made.owner),
             ..HoldCall::default()
         };
-        for part in parts[1..].iter().filter(|it| has_slots(it)) {
+        let extend = async |part: &Part, call: &HoldCall| {
             let request = items(self, &made.charges, &part.indexes, slots);
-            let operation = Operation::Extend;
-            let told = ask(self, id, part, &made.charges, &request, operation, &look).await?;
-            if matches!(told.0, HoldReply::Lapsed(_) | HoldReply::Unknown) {
+            let told = ask(self, &made, part, &request, Operation::Extend, call);
+            told.await.map(|(told, _)| told)
+        };
+        for part in parts[1..].iter().filter(|it| has_slots(it)) {
+            let told = extend(part, &look).await?;
+            if matches!(told, HoldReply::Lapsed(_) | HoldReply::Unknown) {
                 return self.lapsed(id).await.map(Some);
             }
         }
         for (number, part) in parts.iter().enumerate() {
             let has_slots = has_slots(part);
             // The deciding record lapses with any slot of the hold; the others only with their own.
-            call.has_slots = if number == 0 {
-                made.has_slots()
-            } else {
-                has_slots
-            };
-            let request = items(self, &made.charges, &part.indexes, slots);
-            let operation = Operation::Extend;
-            let told = ask(self, id, part, &made.charges, &request, operation, &call).await?;
-            let value = match told.0 {
+            call.has_slots = has_slots || number == 0 && made.has_slots();
+            let value = match extend(part, &call).await? {
                 HoldReply::Done(Some(value)) => value,
                 HoldReply::Already(value) if number == 0 => {
                     return Ok(Some(Extended::Ended(self.whole(id, &value).await?)));
@@ -411,99 +385,44 @@ impl Shared {
         self.note_due(id, Some(record.expires_at)).await?;
         Ok(Some(Extended::Done(record.into())))
     }
-}
-
-/// The error for an id that was used again on every attempt.
-fn reused_id() -> StoreError {
-    StoreError::Script("other calls keep reusing the id of this hold: use another id".into())
-}
-
-/// Runs `work` on a separate task, so that it is finished even if the caller stops waiting.
-async fn detached<T: Send + 'static>(
-    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-) -> Result<T, StoreError> {
-    match tokio::spawn(work).await {
-        Ok(done) => done,
-        Err(error) => Err(StoreError::Unavailable(error.to_string().into())),
-    }
-}
-
-/// The hold methods of [`Store`](tollgate_store::Store) for Redis.
-impl RedisStore {
-    pub(crate) async fn hold(
-        &self,
-        charges: &[Charge<'_>],
-        units: u64,
-        new: &NewHold<'_>,
-    ) -> Result<Held, StoreError> {
-        let making = create::Creation::new(&self.shared, charges, units, new)?;
-        if making.is_one_call() {
-            return making.run().await;
-        }
-        detached(making.run()).await
-    }
-
-    pub(crate) async fn settle(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
-        let settling = Arc::clone(&self.shared).settle(id, how);
-        if self.shared.is_cluster() {
-            return detached(settling).await;
-        }
-        settling.await
-    }
-
-    pub(crate) async fn extend(
-        &self,
-        id: HoldId,
-        ttl: Span,
-        token: Option<Token>,
-    ) -> Result<Extended, StoreError> {
-        let extending = Arc::clone(&self.shared).extend(id, ttl, token);
-        if self.shared.is_cluster() {
-            return detached(extending).await;
-        }
-        extending.await
-    }
 
     pub(crate) async fn find_hold(
         &self,
         id: HoldId,
     ) -> Result<Option<Arc<HoldRecord>>, StoreError> {
-        match get(&self.shared, id.tag(), id).await? {
-            Some(value) => self.shared.whole(id, &value).await.map(Some),
+        match get(self, id.tag(), id).await? {
+            Some(value) => self.whole(id, &value).await.map(Some),
             None => Ok(None),
         }
     }
 
     pub(crate) async fn put_hold(&self, record: &HoldRecord) -> Result<bool, StoreError> {
-        let shared = &self.shared;
-        let parts = shared.parts(record);
-        let left = record.expires_at.since(shared.now());
+        let parts = self.parts(record);
+        let left = record.expires_at.since(self.now());
         let retain = if record.is_open() { ABANDONED } else { RETAIN };
         let kept = left.as_millis_ceil() + retain.as_millis_ceil();
         // The deciding record comes last: once it is there, the others are too.
         let mut is_new = false;
         for (number, part) in parts.iter().enumerate().rev() {
             let value = StoredHold::of(record, &part.indexes, number == 0).to_bytes();
-            let key = shared.naming.hold(part.tag.number(), record.id.bits());
+            let key = self.naming.hold(part.tag, record.id.bits());
             let kept = kept.to_string();
             let arguments = [value.as_slice(), kept.as_bytes()];
-            let put = ask_records(shared, part.tag, key, "put", &arguments).await?;
+            let put = ask_records(self, part.tag, key, "put", &arguments).await?;
             is_new = put == Reply::Int(1);
         }
         // Last, because a due hold without a record is removed from the index.
         if record.is_open() {
-            shared
-                .note_due_at(record.id, Some(record.expires_at))
-                .await?;
+            let due = Some(record.expires_at);
+            self.note_due_at(record.id, due).await?;
         }
         Ok(is_new)
     }
 
     pub(crate) async fn due_holds(&self, most: usize) -> Result<Vec<HoldId>, StoreError> {
         let most = most.min(MOST_LISTED).to_string();
-        let reply = ask_index(&self.shared, "due", &[most.as_bytes()]).await?;
-        let ids: Vec<String> = redis::from_redis_value(reply)
-            .map_err(|error| StoreError::Script(error.to_string().into()))?;
+        let reply = ask_index(self, "due", &[most.as_bytes()]).await?;
+        let ids: Vec<String> = parse(reply)?;
         // Members that are not ids were added by other programs.
         Ok(ids.iter().filter_map(|it| it.parse().ok()).collect())
     }
@@ -516,26 +435,33 @@ impl RedisStore {
         let Limit::Concurrency(_) = charge.limit else {
             return Ok(Vec::new());
         };
-        let key = self.shared.naming.name(charge, Family::Concurrency);
+        let key = self.naming.name(charge, Family::Concurrency);
         let most = most.min(MOST_LISTED).to_string();
-        let reply =
-            ask_records(&self.shared, charge.tag, key, "holders", &[most.as_bytes()]).await?;
-        let listed: Vec<(Vec<u8>, u64)> = redis::from_redis_value(reply)
-            .map_err(|error| StoreError::Script(error.to_string().into()))?;
+        let reply = ask_records(self, charge.tag, key, "holders", &[most.as_bytes()]).await?;
+        let listed: Vec<(Vec<u8>, u64)> = parse(reply)?;
         let holders = listed.into_iter().filter_map(|(member, expires_at)| {
             let (head, owner) = member.split_at_checked(24)?;
             let (b'h', parts) = head.split_first()? else {
                 return None;
             };
             let (hold, fence) = parts.split_at(16);
-            let digits = fence.iter().rev();
             Some(Holder {
                 hold: u128::from_be_bytes(hold.try_into().ok()?),
                 owner: String::from_utf8_lossy(owner).into(),
-                fence: digits.fold(0, |sum, byte| sum << 8 | u64::from(*byte)),
+                fence: number(fence),
                 expires_at: Time::from_micros(expires_at),
             })
         });
         Ok(holders.collect())
     }
+}
+
+/// The error for an id that was used again on every attempt.
+fn reused_id() -> StoreError {
+    StoreError::Script("other calls keep reusing the id of this hold: use another id".into())
+}
+
+fn parse<T: FromRedisValue>(reply: Reply) -> Result<T, StoreError> {
+    let parsed = redis::from_redis_value(reply);
+    parsed.map_err(|error| StoreError::Script(error.to_string().into()))
 }

@@ -48,27 +48,17 @@ impl RecentHolds {
 
 #[cfg(test)]
 mod tests {
-    use tollgate_core::{Span, Tag, Time, Token};
-    use tollgate_store::{NewHold, Purpose};
+    use tollgate_conformance::{hold_id, reservation};
+    use tollgate_core::Time;
 
     use super::*;
 
     #[test]
     fn the_oldest_holds_are_forgotten_first() {
         let recent = RecentHolds::default();
-        let id = |number: usize| HoldId::new(number as u128, Tag::default());
+        let id = |number: usize| hold_id(number as u128);
         for number in 0..=MOST {
-            let new = NewHold {
-                id: id(number),
-                ttl: Span::SECOND,
-                purpose: Purpose::Reservation,
-                token: Token::NONE,
-                owner: "",
-                memo: "",
-                idempotency_key: None,
-                fingerprint: 0,
-                wait: None,
-            };
+            let new = reservation(number as u128);
             let record = HoldRecord::new(&new, 1, 0, Vec::new(), Time::default());
             recent.remember(Arc::new(record));
         }

@@ -139,7 +139,7 @@ pub(super) fn put(bytes: &mut Vec<u8>, number: u64) {
     bytes.extend_from_slice(&number.min(MAX).to_le_bytes()[..7]);
 }
 
-fn number(bytes: &[u8]) -> u64 {
+pub(super) fn number(bytes: &[u8]) -> u64 {
     let digits = bytes.iter().rev();
     digits.fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }

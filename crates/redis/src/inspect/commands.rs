@@ -58,41 +58,37 @@ mod tests {
 
     #[test]
     fn every_command_of_the_scripts_is_tried() {
-        let mut used = BTreeSet::new();
-        let scripts: Vec<_> = Script::common().collect();
-        for script in &scripts {
-            used.extend(commands(&script.source));
-        }
-        let mut both = Families::default();
-        both.add(Family::Meter);
-        both.add(Family::SlidingLog);
-        let mixed = Script::of(both);
-        used.extend(commands(&mixed.source));
-        for operation in [Operation::Hold, Operation::Settle, Operation::Extend] {
-            used.extend(commands(&Script::of_holds(both, operation).source));
-        }
-        used.extend(commands(&Script::of_records().source));
+        let both = Families::from_iter([Family::Meter, Family::SlidingLog]);
+        let holds = [Operation::Hold, Operation::Settle, Operation::Extend];
+        let holds = holds.map(|operation| Script::of_holds(both, operation));
+        let scripts = Script::common().chain([Script::of(both), Script::of_records()]);
+        let scripts = scripts.chain(holds);
+        let used: BTreeSet<&str> = scripts.flat_map(|it| commands(&it.source)).collect();
         assert!(
             used.contains("MGET") && used.contains("GETRANGE"),
             "{used:?}"
         );
-        let tried: BTreeSet<&str> = COMMANDS
-            .lines()
-            .filter_map(|line| line.trim().strip_prefix("try('")?.split('\'').next())
-            .collect();
-        assert_eq!(tried, used);
+        let tried = COMMANDS.lines().map(str::trim);
+        let tried = tried.filter_map(|line| line.strip_prefix("try('")?.split('\'').next());
+        assert_eq!(tried.collect::<BTreeSet<&str>>(), used);
     }
 
     #[test]
     fn the_remedy_follows_the_first_error() {
-        let failed = |why: &str| judge(9, &[("SET".to_owned(), why.to_owned())]);
         assert_eq!(judge(9, &[]).level, Level::Ok);
-        let full = failed("OOM command not allowed when used memory > 'maxmemory'.");
-        assert!(full.help.unwrap().contains("maxmemory"));
-        let forbidden =
-            failed("ERR The user executing the script can't run this command or subcommand");
-        assert!(forbidden.help.unwrap().contains("+@write"));
-        let other = failed("MISCONF Redis is configured to save RDB snapshots");
-        assert!(other.help.unwrap().contains("log"));
+        for (why, remedy) in [
+            (
+                "OOM command not allowed when used memory > 'maxmemory'.",
+                "maxmemory",
+            ),
+            (
+                "ERR The user executing the script can't run this command or subcommand",
+                "+@write",
+            ),
+            ("MISCONF Redis is configured to save RDB snapshots", "log"),
+        ] {
+            let failed = judge(9, &[("SET".to_owned(), why.to_owned())]);
+            assert!(failed.help.unwrap().contains(remedy), "{why}");
+        }
     }
 }

@@ -68,30 +68,32 @@ impl Finding {
 
     /// Returns a finding that may cause trouble later.
     pub fn warn(check: &'static str, found: impl Into<String>, help: impl Into<String>) -> Finding {
-        Finding {
-            level: Level::Warn,
-            help: Some(help.into()),
-            ..Finding::ok(check, found)
-        }
+        Finding::new(Level::Warn, check, found, help)
     }
 
     /// Returns a finding that must be fixed.
     pub fn bad(check: &'static str, found: impl Into<String>, help: impl Into<String>) -> Finding {
+        Finding::new(Level::Bad, check, found, help)
+    }
+
+    /// Returns a finding of this level. Without a problem it has no remedy.
+    pub(super) fn new(
+        level: Level,
+        check: &'static str,
+        found: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Finding {
         Finding {
-            level: Level::Bad,
-            help: Some(help.into()),
+            level,
+            help: (level > Level::Ok).then(|| help.into()),
             ..Finding::ok(check, found)
         }
     }
 
     /// Returns a finding for an error that keeps a store from starting.
     pub(super) fn from_error(level: Level, check: &'static str, error: StartError) -> Finding {
-        Finding {
-            level,
-            check,
-            found: format!("{}: {}", error.setting, error.what),
-            help: Some(error.help),
-        }
+        let found = format!("{}: {}", error.setting, error.what);
+        Finding::new(level, check, found, error.help)
     }
 
     /// Returns the finding with the address of the server.

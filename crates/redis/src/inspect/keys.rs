@@ -8,7 +8,7 @@ use redis::{Pipeline, RedisError, Value};
 use tokio::time::Instant;
 
 use super::ask;
-use super::finding::Finding;
+use super::finding::{Finding, Level};
 use crate::key_name::{Content, KeyNames, SLOTS};
 use crate::options::Address;
 
@@ -22,6 +22,9 @@ const PAGE: u64 = 1000;
 const ENOUGH: u64 = 1000;
 /// How many rules a finding names.
 const SHOWN: usize = 5;
+/// The remedy for keys that are on too few servers.
+const SPREAD: &str =
+    "spread the keys of the rule with the most keys: `placement: subject`, or `sharded(16)`";
 
 /// A sample of the keys of a server.
 #[derive(Debug, Default)]
@@ -120,7 +123,7 @@ impl Sample {
             return;
         }
         let parsed = naming.parse(&key);
-        let content = parsed.map(|it| it.content);
+        let content = parsed.map(|(_, content)| content);
         if ttl == -1 && content != Some(Content::Overrides) {
             self.without_expiry.add(&key);
         }
@@ -133,9 +136,9 @@ impl Sample {
             self.wrong_type.add(&key);
         }
         match parsed {
-            Some(parsed) => {
-                *self.by_tag.entry(parsed.tag.to_owned()).or_default() += 1;
-                let rule = match parsed.content {
+            Some((tag, content)) => {
+                *self.by_tag.entry(tag.to_owned()).or_default() += 1;
+                let rule = match content {
                     Content::State(rule) | Content::Slots(rule) => rule,
                     Content::Hold => "(holds)",
                     Content::Due => "(due holds)",
@@ -166,9 +169,23 @@ impl Sample {
         if self.keys.is_empty() {
             return findings;
         }
-        findings.extend([self.expiry(), self.types()]);
+        let help = "Tollgate does not write such keys: find the program that does, and delete them";
+        findings.push(match self.found("never expire", &self.without_expiry) {
+            Some(found) => Finding::bad("expiry", found, help),
+            None => Finding::ok("expiry", "every state expires by itself"),
+        });
+        let help = "another program writes under the prefix: delete these keys, and choose another \
+                    `key_prefix`";
+        let problem = "have another type than Tollgate's";
+        findings.push(match self.found(problem, &self.wrong_type) {
+            Some(found) => Finding::bad("type", found, help),
+            None => Finding::ok("type", "every key has the expected type"),
+        });
         findings.extend(self.placement());
-        findings.extend(self.unknown_keys());
+        let help =
+            "another program uses the prefix: choose a `key_prefix` that no other program uses";
+        let unknown = self.found("are not of Tollgate", &self.unknown);
+        findings.extend(unknown.map(|found| Finding::warn("prefix", found, help)));
         findings
     }
 
@@ -176,16 +193,12 @@ impl Sample {
         let mut rules: Vec<(&String, &u64)> = self.by_rule.iter().collect();
         rules.sort_unstable_by_key(|(name, count)| (std::cmp::Reverse(**count), *name));
         let shown = rules.iter().take(SHOWN);
-        let shown: Vec<String> = shown
-            .map(|(name, count)| format!("{name} {count}"))
-            .collect();
-        let mut found = match (self.count(), self.complete) {
-            (count, true) => format!("{count} under the prefix"),
-            (count, false) => format!(
-                "{count} under the prefix sampled, of about {}",
-                self.estimate()
-            ),
-        };
+        let shown = shown.map(|(name, count)| format!("{name} {count}"));
+        let shown: Vec<String> = shown.collect();
+        let mut found = format!("{} under the prefix", self.count());
+        if !self.complete {
+            found += &format!(" sampled, of about {}", self.estimate());
+        }
         if !shown.is_empty() {
             found += &format!(": {}", shown.join(", "));
         }
@@ -194,23 +207,6 @@ impl Sample {
         }
         found += &format!("; the server has {} keys", self.size);
         Finding::ok("keys", found)
-    }
-
-    fn expiry(&self) -> Finding {
-        let help = "Tollgate does not write such keys: find the program that does, and delete them";
-        match self.found("never expire", &self.without_expiry) {
-            Some(found) => Finding::bad("expiry", found, help),
-            None => Finding::ok("expiry", "every state expires by itself"),
-        }
-    }
-
-    fn types(&self) -> Finding {
-        let help = "another program writes under the prefix: delete these keys, and choose another \
-                    `key_prefix`";
-        match self.found("have another type than Tollgate's", &self.wrong_type) {
-            Some(found) => Finding::bad("type", found, help),
-            None => Finding::ok("type", "every key has the expected type"),
-        }
     }
 
     /// Describes keys with a problem, if there are any.
@@ -227,18 +223,8 @@ impl Sample {
         if count < ENOUGH || most * 2 <= count {
             return Some(Finding::ok("placement", found));
         }
-        Some(Finding::warn(
-            "placement",
-            format!("{found}; in a cluster they are all in one slot"),
-            "spread the keys of the rule with the most keys: `placement: subject`, or `sharded(16)`",
-        ))
-    }
-
-    fn unknown_keys(&self) -> Option<Finding> {
-        let help =
-            "another program uses the prefix: choose a `key_prefix` that no other program uses";
-        let found = self.found("are not of Tollgate", &self.unknown)?;
-        Some(Finding::warn("prefix", found, help))
+        let found = format!("{found}; in a cluster they are all in one slot");
+        Some(Finding::warn("placement", found, SPREAD))
     }
 }
 
@@ -264,29 +250,20 @@ pub(super) fn balance(shares: &[Share]) -> Option<Finding> {
     // Keys per slot, times a million.
     let times = |share: &Share| u128::from(share.keys) * 1_000_000 / u128::from(share.slots.max(1));
     let fullest = shares.iter().max_by_key(|share| times(share))?;
-    let (keys, slots) = (
-        fullest.keys * 100 / all,
-        fullest.slots * 100 / u64::from(SLOTS),
-    );
+    let keys = fullest.keys * 100 / all;
+    let slots = fullest.slots * 100 / u64::from(SLOTS);
     let found = format!(
         "{} has the most: {keys}% of about {all} keys in {slots}% of the slots",
         fullest.address
     );
     let unfair = u128::from(fullest.keys) * u128::from(SLOTS)
         > 2 * u128::from(fullest.slots) * u128::from(all);
-    if !unfair {
-        return Some(Finding::ok("balance", found));
-    }
-    Some(Finding::warn(
-        "balance",
-        found,
-        "spread the keys of the rule with the most keys: `placement: subject`, or `sharded(16)`",
-    ))
+    let level = if unfair { Level::Warn } else { Level::Ok };
+    Some(Finding::new(level, "balance", found, SPREAD))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
     use super::*;
 
     fn key(tag: u64, subject: u64) -> Vec<u8> {

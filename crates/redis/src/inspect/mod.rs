@@ -20,6 +20,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, RedisError};
+use tokio::time::Instant;
+use tollgate_core::Tag;
 
 pub use self::finding::{Finding, Level};
 
@@ -57,7 +59,7 @@ pub async fn inspect(options: Options) -> Vec<Finding> {
     let mut inspection = Inspection::new(options);
     match inspection.given.servers.clone() {
         Servers::Standalone(address) => {
-            inspection.server(&address, 0, false).await;
+            inspection.server(&address, Tag::default(), false).await;
         }
         Servers::Sentinel {
             sentinels,
@@ -65,7 +67,7 @@ pub async fn inspect(options: Options) -> Vec<Finding> {
             login,
         } => {
             if let Some(address) = inspection.sentinels(&sentinels, &master, &login).await {
-                inspection.server(&address, 0, false).await;
+                inspection.server(&address, Tag::default(), false).await;
             }
         }
         Servers::Cluster(seeds) => {
@@ -99,15 +101,24 @@ impl Inspection {
     }
 
     /// Checks one server, which has the keys with the tag `tag`. Returns about how many keys of Tollgate it has.
-    async fn server(&mut self, address: &Address, tag: u32, in_cluster: bool) -> Option<u64> {
-        let server = Server::connect(&self.given, &self.store, address, tag, in_cluster);
-        let server = match server.await {
-            Ok(server) => server,
+    async fn server(&mut self, address: &Address, tag: Tag, in_cluster: bool) -> Option<u64> {
+        let started = Instant::now();
+        let connection = match self.store.options().connect(address).await {
+            Ok(connection) => connection,
             Err(error) => {
-                let finding = Finding::from_error(Level::Bad, "connection", error);
+                let finding = Finding::from_error(Level::Bad, "connection", error.into());
                 self.findings.push(finding);
                 return None;
             }
+        };
+        let server = Server {
+            given: &self.given,
+            store: &self.store,
+            address,
+            tag,
+            in_cluster,
+            connection,
+            findings: server::on_connecting(&self.given, &address.host, started.elapsed()),
         };
         let (findings, keys) = server.inspect().await;
         let findings = findings.into_iter().map(|it| it.at(address));
@@ -122,10 +133,9 @@ impl Inspection {
         master: &str,
         login: &Login,
     ) -> Option<Address> {
-        let connector = &self.store.shared.connector;
-        let asked = sentinels
-            .iter()
-            .map(|sentinel| connector.ask_sentinel(sentinel, login, master));
+        let options = self.store.options();
+        let asked = sentinels.iter();
+        let asked = asked.map(|sentinel| options.ask_sentinel(sentinel, login, master));
         let answers = join_all(asked).await;
         let named: Vec<&Address> = answers.iter().flatten().collect();
         let votes = |address: &&&Address| named.iter().filter(|it| it == address).count();
@@ -157,9 +167,9 @@ impl Inspection {
 
     /// Checks that the configured nodes are nodes of a cluster. Returns whether one is.
     async fn seeds(&mut self, seeds: &[Address]) -> bool {
-        let connector = &self.store.shared.connector;
+        let options = self.store.options();
         let check = |seed| async move {
-            let mut connection = connector.to(seed).await?;
+            let mut connection = options.connect(seed).await?;
             let info = startup::description(&mut connection, seed).await?;
             startup::is_in_mode(&info, seed, true)
         };
@@ -176,8 +186,8 @@ impl Inspection {
             } else {
                 Level::Bad
             };
-            self.findings
-                .push(Finding::from_error(level, "nodes", error));
+            let finding = Finding::from_error(level, "nodes", error);
+            self.findings.push(finding);
         }
         good > 0
     }
@@ -196,14 +206,13 @@ impl Inspection {
         let mut shares = Vec::new();
         for (address, slots) in masters(&ranges) {
             let tag = tag_of(&ranges, &address);
-            let Some(keys) = self.server(&address, tag, true).await else {
-                continue;
-            };
-            shares.push(Share {
-                address,
-                slots,
-                keys,
-            });
+            if let Some(keys) = self.server(&address, tag, true).await {
+                shares.push(Share {
+                    address,
+                    slots,
+                    keys,
+                });
+            }
         }
         self.findings.extend(keys::balance(&shares));
     }
@@ -245,26 +254,23 @@ fn coverage(ranges: &Ranges) -> Finding {
         true => from.to_string(),
         false => format!("{from}-{to}"),
     });
-    let shown: Vec<String> = shown.collect();
+    let shown = shown.collect::<Vec<_>>().join(", ");
     let more = if free.len() > 3 { ", ..." } else { "" };
     Finding::bad(
         "slots",
-        format!(
-            "no server has {count} of {SLOTS} slots: {}{more}",
-            shown.join(", ")
-        ),
+        format!("no server has {count} of {SLOTS} slots: {shown}{more}"),
         "requests for these slots fail: `redis-cli --cluster check` shows why, `--cluster fix` repairs it",
     )
 }
 
 /// Returns a tag whose keys are on the server at `address`.
-fn tag_of(ranges: &Ranges, address: &Address) -> u32 {
-    let is_there = |tag: &u32| {
+fn tag_of(ranges: &Ranges, address: &Address) -> Tag {
+    let is_there = |tag: &Tag| {
         let slot = slot_of(*tag);
         let mut its = ranges.iter().filter(|(_, _, it)| it == address);
         its.any(|(from, to, _)| (*from..=*to).contains(&slot))
     };
-    (0..TAGS).find(is_there).unwrap_or_default()
+    (0..TAGS).map(Tag::new).find(is_there).unwrap_or_default()
 }
 
 /// Sends a command and reads its answer.
@@ -316,20 +322,22 @@ mod tests {
         let ranges = vec![(0, 0, node(1)), (1, 9000, node(2)), (9001, 16383, node(3))];
         for (address, _) in masters(&ranges) {
             let slot = slot_of(tag_of(&ranges, &address));
-            let (_, _, keeper) = ranges
-                .iter()
-                .find(|(from, to, _)| (*from..=*to).contains(&slot))
-                .unwrap();
-            assert_eq!(keeper, &address);
+            let mut ranges = ranges.iter();
+            let range = ranges.find(|(from, to, _)| (*from..=*to).contains(&slot));
+            assert_eq!(range.unwrap().2, address);
         }
     }
 
     #[test]
     fn durations_are_short() {
-        assert_eq!(show(Duration::from_micros(70)), "0.07 ms");
-        assert_eq!(show(Duration::from_micros(12_345)), "12.34 ms");
-        assert_eq!(show(Duration::from_millis(50)), "50 ms");
-        assert_eq!(show(Duration::from_millis(2500)), "2500 ms");
-        assert_eq!(show(Duration::from_secs(3600)), "3600 s");
+        for (micros, shown) in [
+            (70, "0.07 ms"),
+            (12_345, "12.34 ms"),
+            (50_000, "50 ms"),
+            (2_500_000, "2500 ms"),
+            (3_600_000_000, "3600 s"),
+        ] {
+            assert_eq!(show(Duration::from_micros(micros)), shown);
+        }
     }
 }

@@ -4,104 +4,75 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use tokio::time::Instant;
+use tollgate_core::Tag;
 
 use super::finding::{Finding, Level};
 use super::{ask, commands, keys, show, timing};
 use crate::options::{Address, Login, Options};
-use crate::startup::{self, StartError, field};
+use crate::startup::{self, field};
 use crate::store::RedisStore;
 
 /// A server that answers.
 pub(super) struct Server<'i> {
-    given: &'i Options,
-    store: &'i RedisStore,
-    address: &'i Address,
+    pub(super) given: &'i Options,
+    pub(super) store: &'i RedisStore,
+    pub(super) address: &'i Address,
     /// A tag of keys that it has.
-    tag: u32,
-    in_cluster: bool,
-    connection: MultiplexedConnection,
-    findings: Vec<Finding>,
+    pub(super) tag: Tag,
+    pub(super) in_cluster: bool,
+    pub(super) connection: MultiplexedConnection,
+    pub(super) findings: Vec<Finding>,
 }
 
-impl<'i> Server<'i> {
-    pub(super) async fn connect(
-        given: &'i Options,
-        store: &'i RedisStore,
-        address: &'i Address,
-        tag: u32,
-        in_cluster: bool,
-    ) -> Result<Server<'i>, StartError> {
-        let started = Instant::now();
-        let connection = store.shared.connector.to(address).await?;
-        let took = started.elapsed();
-        Ok(Server {
-            given,
-            store,
-            address,
-            tag,
-            in_cluster,
-            connection,
-            findings: vec![
-                connecting(took, given.connect_timeout),
-                encryption(given.tls.is_some(), &address.host),
-                login(&given.login, &address.host),
-            ],
-        })
-    }
-
+impl Server<'_> {
     /// Returns the findings, and about how many keys of Tollgate the server has.
     pub(super) async fn inspect(mut self) -> (Vec<Finding>, Option<u64>) {
+        let bad = |check, error| Finding::from_error(Level::Bad, check, error);
         let info = match startup::description(&mut self.connection, self.address).await {
             Ok(info) => info,
-            Err(error) => return (self.stop("info", error), None),
+            Err(error) => {
+                self.findings.push(bad("info", error));
+                return (self.findings, None);
+            }
         };
-        match startup::is_new_enough(&info, self.address) {
-            Ok(()) => self.findings.push(Finding::ok("version", product(&info))),
-            Err(error) => self.failed("version", error),
-        }
-        match startup::is_in_mode(&info, self.address, self.in_cluster) {
-            Ok(()) if self.in_cluster => self.cluster_state().await,
-            Ok(()) => self.findings.push(Finding::ok("mode", "a single server")),
-            Err(error) => return (self.stop("mode", error), None),
-        }
+        self.findings
+            .push(match startup::is_new_enough(&info, self.address) {
+                Ok(()) => Finding::ok("version", product(&info)),
+                Err(error) => bad("version", error),
+            });
+        let mode = match startup::is_in_mode(&info, self.address, self.in_cluster) {
+            Ok(()) if self.in_cluster => cluster(&mut self.connection).await,
+            Ok(()) => Finding::ok("mode", "a single server"),
+            Err(error) => {
+                self.findings.push(bad("mode", error));
+                return (self.findings, None);
+            }
+        };
+        self.findings.push(mode);
         let role = role(&info);
         let is_master = role.level == Level::Ok;
-        self.findings.push(role);
-        self.findings.push(memory(&info));
-        self.findings.push(eviction(&info));
-        let save: Result<Vec<String>, _> =
-            ask(&mut self.connection, &["CONFIG", "GET", "save"]).await;
+        self.findings.extend([role, memory(&info), eviction(&info)]);
+        let (connection, naming) = (&mut self.connection, &self.store.shared.naming);
+        let save: Result<Vec<String>, _> = ask(connection, &["CONFIG", "GET", "save"]).await;
         let save = save.ok().and_then(|pair| pair.into_iter().nth(1));
         self.findings.push(persistence(&info, save.as_deref()));
-        match startup::load_scripts(&mut self.connection, self.address).await {
-            Ok(count) => {
-                let found = format!("all {count} scripts are loaded");
-                self.findings.push(Finding::ok("scripts", found));
-            }
-            Err(error) => self.failed("scripts", error),
-        }
+        let loaded = startup::load_scripts(connection, self.address).await;
+        self.findings.push(match loaded {
+            Ok(count) => Finding::ok("scripts", format!("all {count} scripts are loaded")),
+            Err(error) => Finding::from_error(Level::Bad, "scripts", error),
+        });
         if is_master {
-            let key = self
-                .store
-                .shared
-                .naming
-                .undone(self.tag, fastrand::u128(..));
-            let found = commands::check(&mut self.connection, &key).await;
+            let key = naming.undone(self.tag, fastrand::u128(..));
+            self.findings.push(commands::check(connection, &key).await);
+        }
+        let (clock, timeout) = (&self.given.clock, self.given.timeout);
+        self.findings.push(timing::clock(connection, clock).await);
+        self.findings.push(timing::ping(connection, timeout).await);
+        if is_master {
+            let found = timing::peek(self.store, self.tag, timeout).await;
             self.findings.push(found);
         }
-        self.findings
-            .push(timing::clock(&mut self.connection, &self.given.clock).await);
-        let timeout = self.given.timeout;
-        self.findings
-            .push(timing::ping(&mut self.connection, timeout).await);
-        if is_master {
-            self.findings
-                .push(timing::peek(self.store, self.tag, timeout).await);
-        }
-        let shared = &self.store.shared;
-        let sampled =
-            keys::sample(&mut self.connection, &shared.naming, &self.given.key_prefix).await;
+        let sampled = keys::sample(connection, naming, &self.given.key_prefix).await;
         let count = match sampled {
             Ok(sample) => {
                 self.findings.extend(sample.findings());
@@ -118,29 +89,15 @@ impl<'i> Server<'i> {
         };
         (self.findings, count)
     }
+}
 
-    fn failed(&mut self, check: &'static str, error: StartError) {
-        let finding = Finding::from_error(Level::Bad, check, error);
-        self.findings.push(finding);
-    }
-
-    fn stop(mut self, check: &'static str, error: StartError) -> Vec<Finding> {
-        self.failed(check, error);
-        self.findings
-    }
-
-    async fn cluster_state(&mut self) {
-        let state: Result<String, _> = ask(&mut self.connection, &["CLUSTER", "INFO"]).await;
-        let finding = match state {
-            Ok(info) => cluster(&info),
-            Err(error) => Finding::warn(
-                "cluster",
-                format!("cannot read the state of the cluster: {error}"),
-                "give the user +cluster",
-            ),
-        };
-        self.findings.push(finding);
-    }
+/// Returns the findings about a connection that took this long to open.
+pub(super) fn on_connecting(given: &Options, host: &str, took: Duration) -> Vec<Finding> {
+    vec![
+        connecting(took, given.connect_timeout),
+        encryption(given.tls.is_some(), host),
+        login(&given.login, host),
+    ]
 }
 
 fn connecting(took: Duration, most: Duration) -> Finding {
@@ -224,19 +181,22 @@ fn role(info: &str) -> Finding {
     Finding::ok("role", found)
 }
 
-fn cluster(info: &str) -> Finding {
-    let state = field(info, "cluster_state").unwrap_or("unknown");
-    let nodes = field(info, "cluster_known_nodes").unwrap_or("?");
-    let size = field(info, "cluster_size").unwrap_or("?");
+async fn cluster(connection: &mut MultiplexedConnection) -> Finding {
+    let info: Result<String, _> = ask(connection, &["CLUSTER", "INFO"]).await;
+    let info = match info {
+        Ok(info) => info,
+        Err(error) => {
+            let found = format!("cannot read the state of the cluster: {error}");
+            return Finding::warn("cluster", found, "give the user +cluster");
+        }
+    };
+    let state = field(&info, "cluster_state").unwrap_or("unknown");
+    let nodes = field(&info, "cluster_known_nodes").unwrap_or("?");
+    let size = field(&info, "cluster_size").unwrap_or("?");
     let found = format!("the cluster is {state}: {nodes} nodes, {size} of them with slots");
-    if state == "ok" {
-        return Finding::ok("cluster", found);
-    }
-    Finding::bad(
-        "cluster",
-        found,
-        "`redis-cli --cluster check` shows which slots or nodes are missing",
-    )
+    let level = if state == "ok" { Level::Ok } else { Level::Bad };
+    let help = "`redis-cli --cluster check` shows which slots or nodes are missing";
+    Finding::new(level, "cluster", found, help)
 }
 
 fn number(info: &str, name: &str) -> Option<u64> {
@@ -257,19 +217,11 @@ fn memory(info: &str) -> Finding {
         );
     };
     let percent = used.saturating_mul(100) / most;
-    let found = format!(
-        "{} of {} used, {percent}%",
-        mebibytes(used),
-        mebibytes(most)
-    );
-    if percent <= 80 {
-        return Finding::ok("memory", found);
-    }
-    Finding::warn(
-        "memory",
-        found,
-        "raise `maxmemory`, or add servers: a full server rejects writes or evicts states",
-    )
+    let (used, most) = (mebibytes(used), mebibytes(most));
+    let found = format!("{used} of {most} used, {percent}%");
+    let level = if percent > 80 { Level::Warn } else { Level::Ok };
+    let help = "raise `maxmemory`, or add servers: a full server rejects writes or evicts states";
+    Finding::new(level, "memory", found, help)
 }
 
 fn eviction(info: &str) -> Finding {
@@ -284,11 +236,8 @@ fn eviction(info: &str) -> Finding {
         all if all.starts_with("allkeys-") => "a full server evicts any key",
         _ => "a full server may evict states of limits that are in use",
     };
-    Finding::warn(
-        "eviction",
-        format!("{policy}: {means}"),
-        "set `maxmemory-policy noeviction` or `volatile-ttl` on the server",
-    )
+    let help = "set `maxmemory-policy noeviction` or `volatile-ttl` on the server";
+    Finding::warn("eviction", format!("{policy}: {means}"), help)
 }
 
 /// Reports what a restart loses. `save` is the server's setting, if it can be read.
@@ -309,13 +258,8 @@ mod tests {
 
     #[test]
     fn connections_to_other_hosts_need_encryption() {
-        for host in [
-            "127.0.0.1",
-            "127.1.2.3",
-            "::1",
-            "::ffff:127.0.0.1",
-            "localhost",
-        ] {
+        let local = ["127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1"];
+        for host in local.into_iter().chain(["localhost"]) {
             assert_eq!(encryption(false, host).level, Level::Ok, "{host}");
         }
         for host in ["10.0.0.1", "cache.internal", "2001:db8::1", "0.0.0.0"] {
@@ -359,19 +303,15 @@ mod tests {
 
     #[test]
     fn policies_that_evict_active_limits_are_warnings() {
-        let level = |policy| eviction(&format!("maxmemory_policy:{policy}\r\n")).level;
+        let level = |policy: &str| eviction(&format!("maxmemory_policy:{policy}\r\n")).level;
         for good in ["noeviction", "volatile-ttl"] {
             assert_eq!(level(good), Level::Ok, "{good}");
         }
-        for policy in [
-            "allkeys-lru",
-            "allkeys-lfu",
-            "allkeys-random",
-            "volatile-lru",
-            "volatile-lfu",
-            "volatile-random",
-        ] {
-            assert_eq!(level(policy), Level::Warn, "{policy}");
+        for keys in ["allkeys", "volatile"] {
+            for chosen in ["lru", "lfu", "random"] {
+                let policy = format!("{keys}-{chosen}");
+                assert_eq!(level(&policy), Level::Warn, "{policy}");
+            }
         }
     }
 

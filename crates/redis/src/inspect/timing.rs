@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tollgate_core::{Charge, Key, Limit, Span, Tag};
 use tollgate_store::{Ask, Clock, Store, SystemClock};
 
-use super::finding::Finding;
+use super::finding::{Finding, Level};
 use super::{ask, show};
 use crate::options::ClockSource;
 use crate::store::RedisStore;
@@ -78,22 +78,19 @@ fn judge_clock(Reading { ahead, error }: Reading, by_caller: bool) -> Finding {
     );
     // The certain part.
     let apart = Duration::from_micros(apart.saturating_sub(error));
-    if by_caller && apart > FAR_APART {
-        return Finding::bad(
-            "clock",
-            found,
-            "run NTP on all hosts, or let the server's clock decide: `clock: store`",
-        );
-    }
-    if apart > APART {
-        let help = if by_caller {
-            "run NTP on all hosts: with `clock: caller`, each instance refills limits by its own clock"
-        } else {
-            "run NTP on both hosts: times in answers are those of the server"
-        };
-        return Finding::warn("clock", found, help);
-    }
-    Finding::ok("clock", found)
+    let (level, help) = if apart <= APART {
+        (Level::Ok, "")
+    } else if !by_caller {
+        let help = "run NTP on both hosts: times in answers are those of the server";
+        (Level::Warn, help)
+    } else if apart <= FAR_APART {
+        let help = "run NTP on all hosts: with `clock: caller`, each instance refills limits by its own clock";
+        (Level::Warn, help)
+    } else {
+        let help = "run NTP on all hosts, or let the server's clock decide: `clock: store`";
+        (Level::Bad, help)
+    };
+    Finding::new(level, "clock", found, help)
 }
 
 /// Measures how long the server takes to answer `PING`.
@@ -111,13 +108,13 @@ pub(super) async fn ping(connection: &mut MultiplexedConnection, timeout: Durati
 }
 
 /// Measures how long a decision takes through the store, on a key that does not exist.
-pub(super) async fn peek(store: &RedisStore, tag: u32, timeout: Duration) -> Finding {
+pub(super) async fn peek(store: &RedisStore, tag: Tag, timeout: Duration) -> Finding {
     let Ok(limit) = Limit::fixed_window(1, Span::SECOND) else {
         return Finding::ok("decision", "not measured");
     };
     let charge = Charge {
         rule: "doctor",
-        tag: Tag::new(tag),
+        tag,
         ..Charge::new(Key::from_bits(fastrand::u128(..)), &limit)
     };
     let mut times = Vec::with_capacity(ROUNDS);
@@ -130,9 +127,9 @@ pub(super) async fn peek(store: &RedisStore, tag: u32, timeout: Duration) -> Fin
         }
         if round > 0 {
             times.push(asked.elapsed());
-        }
-        if round > 0 && start.elapsed() > LONGEST {
-            break;
+            if start.elapsed() > LONGEST {
+                break;
+            }
         }
     }
     judge_latency("decision", &mut times, timeout)
@@ -153,21 +150,16 @@ fn judge_latency(check: &'static str, times: &mut [Duration], timeout: Duration)
         times.len(),
         show(timeout)
     );
-    if p50 > timeout {
-        return Finding::bad(
-            check,
-            found,
-            "most decisions would fail: raise `timeout`, or move closer to the server",
-        );
-    }
-    if p99 > timeout / 2 {
-        return Finding::warn(
-            check,
-            found,
-            "answers come close to `timeout`: see `SLOWLOG GET` and the load of both hosts, or raise it",
-        );
-    }
-    Finding::ok(check, found)
+    let (level, help) = if p50 > timeout {
+        let help = "most decisions would fail: raise `timeout`, or move closer to the server";
+        (Level::Bad, help)
+    } else if p99 > timeout / 2 {
+        let help = "answers come close to `timeout`: see `SLOWLOG GET` and the load of both hosts, or raise it";
+        (Level::Warn, help)
+    } else {
+        (Level::Ok, "")
+    };
+    Finding::new(level, check, found, help)
 }
 
 /// Returns a percentile by nearest rank; 0 for an empty list.
@@ -179,7 +171,6 @@ fn percentile(sorted: &[Duration], percent: usize) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
     use super::*;
 
     #[test]
