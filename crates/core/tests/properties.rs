@@ -175,6 +175,17 @@ fn never_above(
     Ok(())
 }
 
+/// The same, in any span of one window.
+fn never_above_in_a_window(
+    admitted: &[(Admitted, u64)],
+    window: u64,
+    most: u128,
+) -> TestCaseResult {
+    never_above(admitted, |earliest, latest| {
+        (latest - earliest < window).then_some(most)
+    })
+}
+
 fn never_above_the_refill(room: &Bucket, admitted: &[(Admitted, u64)]) -> TestCaseResult {
     never_above(admitted, |earliest, latest| {
         // A limit that counts in milliseconds promises in milliseconds.
@@ -199,9 +210,7 @@ proptest! {
             let windows = latest / numbers.window - earliest / numbers.window + 1;
             Some(limit * u128::from(windows))
         })?;
-        never_above(&admitted, |earliest, latest| {
-            (latest - earliest < numbers.window).then_some(2 * limit)
-        })?;
+        never_above_in_a_window(&admitted, numbers.window, 2 * limit)?;
     }
 
     #[test]
@@ -210,9 +219,8 @@ proptest! {
         start in start(),
         asks in asks(Clock::Wandering),
     ) {
-        never_above(&admitted(&numbers, start, &asks), |earliest, latest| {
-            (latest - earliest < numbers.window).then_some(u128::from(numbers.limit))
-        })?;
+        let admitted = admitted(&numbers, start, &asks);
+        never_above_in_a_window(&admitted, numbers.window, numbers.limit.into())?;
     }
 
     #[test]
@@ -236,9 +244,7 @@ proptest! {
                 prop_assert!(run.decide(0).available <= before);
             }
         }
-        never_above(&admitted, |earliest, latest| {
-            (latest - earliest < numbers.window).then_some(u128::from(numbers.limit))
-        })?;
+        never_above_in_a_window(&admitted, numbers.window, numbers.limit.into())?;
     }
 
     #[test]
@@ -247,9 +253,8 @@ proptest! {
         start in start(),
         asks in asks(Clock::Wandering),
     ) {
-        never_above(&admitted(&numbers, start, &asks), |earliest, latest| {
-            (latest - earliest < numbers.window).then_some(u128::from(numbers.limit))
-        })?;
+        let admitted = admitted(&numbers, start, &asks);
+        never_above_in_a_window(&admitted, numbers.window, numbers.limit.into())?;
     }
 
     #[test]
@@ -272,10 +277,8 @@ proptest! {
         start in start(),
         asks in asks(Clock::Wandering),
     ) {
-        never_above(&admitted(&numbers, start, &asks), |earliest, latest| {
-            let most = (2 * u128::from(numbers.limit)).saturating_sub(1);
-            (latest - earliest < numbers.window).then_some(most)
-        })?;
+        let most = (2 * u128::from(numbers.limit)).saturating_sub(1);
+        never_above_in_a_window(&admitted(&numbers, start, &asks), numbers.window, most)?;
     }
 
     #[test]

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tollgate_core::CarryOver;
-
-use super::{Event, Reference, scale, take_off};
+use super::{Reference, scale, take_off};
 
 #[derive(Clone, Debug)]
 pub(crate) struct SlidingCounter {
@@ -69,11 +67,6 @@ impl SlidingCounter {
         }
         *account = moved;
     }
-
-    fn count(&self, account: &mut Account, cost: u64, at: u64) {
-        account.latest = self.running(account, at);
-        *account.counts.entry(account.latest).or_default() += cost;
-    }
 }
 
 impl Reference for SlidingCounter {
@@ -87,45 +80,36 @@ impl Reference for SlidingCounter {
         Account::default()
     }
 
-    fn enter(&self, account: &mut Account, event: &Event<SlidingCounter>) {
-        match *event {
-            Event::Charged { cost, at } => self.count(account, cost, at),
-            Event::Overdrawn { cost, most, at } => {
-                let cost = cost.min(self.limit + most);
-                let used = self.used(account, at);
-                // Usage that is deeper already stays.
-                let deepest = used.max(self.limit + most);
-                let excess = (used + cost).saturating_sub(deepest);
-                let oldest = self.oldest(account, at);
-                take_off(
-                    account.counts.range_mut(oldest..).map(|(_, count)| count),
-                    excess,
-                );
-                self.count(account, cost, at);
-            }
-            Event::Refunded {
-                cost,
-                charged_at,
-                at,
-            } => {
-                let (oldest, newest) = (self.oldest(account, at), self.number(charged_at));
-                if oldest <= newest {
-                    let newest_first = account.counts.range_mut(oldest..=newest).rev();
-                    take_off(newest_first.map(|(_, count)| count), cost);
-                }
-            }
-            Event::Changed {
-                ref to,
-                how: CarryOver::Reset,
-                ..
-            } => *account = to.open(),
-            Event::Changed { ref to, how, at } => {
-                self.move_to(to, account, at);
-                if how == CarryOver::Proportional {
-                    let newest_first = account.counts.values_mut().rev();
-                    scale(newest_first, self.limit, to.limit);
-                }
-            }
+    fn charge(&self, account: &mut Account, cost: u64, at: u64) {
+        account.latest = self.running(account, at);
+        *account.counts.entry(account.latest).or_default() += cost;
+    }
+
+    fn overdraw(&self, account: &mut Account, cost: u64, most: u64, at: u64) {
+        let cost = cost.min(self.limit + most);
+        let used = self.used(account, at);
+        // Usage that is deeper already stays.
+        let deepest = used.max(self.limit + most);
+        let excess = (used + cost).saturating_sub(deepest);
+        let oldest = self.oldest(account, at);
+        let oldest_first = account.counts.range_mut(oldest..);
+        take_off(oldest_first.map(|(_, count)| count), excess);
+        self.charge(account, cost, at);
+    }
+
+    fn refund(&self, account: &mut Account, cost: u64, charged_at: u64, at: u64) {
+        let (oldest, newest) = (self.oldest(account, at), self.number(charged_at));
+        if oldest <= newest {
+            let newest_first = account.counts.range_mut(oldest..=newest).rev();
+            take_off(newest_first.map(|(_, count)| count), cost);
+        }
+    }
+
+    fn carry_over(&self, account: &mut Account, to: &SlidingCounter, share: bool, at: u64) {
+        self.move_to(to, account, at);
+        if share {
+            let newest_first = account.counts.values_mut().rev();
+            scale(newest_first, self.limit, to.limit);
         }
     }
 

@@ -3,9 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use tollgate_core::CarryOver;
-
-use super::{Event, Reference};
+use super::Reference;
 
 #[derive(Clone, Debug)]
 pub(crate) struct TwoWindow {
@@ -98,69 +96,57 @@ impl Reference for TwoWindow {
         Account::default()
     }
 
-    fn enter(&self, account: &mut Account, event: &Event<TwoWindow>) {
-        match *event {
-            Event::Charged { cost, at } => {
-                account.latest = self.running(account, at);
-                *account.counts.entry(account.latest).or_default() += cost;
-            }
-            Event::Overdrawn { cost, most, at } => {
-                account.latest = self.running(account, at);
-                let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
-                let room =
-                    u128::from((self.limit + most).min(self.most())).saturating_sub(estimate);
-                let taken = u64::try_from(room.min(u128::from(cost))).unwrap();
-                *account.counts.entry(account.latest).or_default() += taken;
-            }
-            Event::Refunded {
-                cost,
-                charged_at,
-                at,
-            } => {
-                account.latest = self.running(account, at);
-                let charged = self.number(charged_at).min(account.latest);
-                // The window two before does not count, so a refund to it changes nothing.
-                if let Some(count) = account.counts.get_mut(&charged) {
-                    *count = count.saturating_sub(cost);
-                }
-            }
-            Event::Changed {
-                ref to,
-                how: CarryOver::Reset,
-                ..
-            } => *account = to.open(),
-            Event::Changed { ref to, how, at } => {
-                if self.window != to.window {
-                    self.move_to(to, account, at);
-                }
-                let scales = how == CarryOver::Proportional && self.limit.min(to.limit) > 0;
-                let [latest, previous] = [Some(account.latest), account.latest.checked_sub(1)];
-                let counts = [latest, previous].map(|number| self.count(account, number));
-                let counts = if scales {
-                    let share = |used: u64| {
-                        let parts = u128::from(used) * u128::from(to.limit);
-                        parts.div_ceil(u128::from(self.limit))
-                    };
-                    let most = u128::from(to.most());
-                    let first = share(counts[0]);
-                    let second = match first > most {
-                        true => share(counts[1]),
-                        false => share(counts[0] + counts[1]) - first,
-                    };
-                    [first.min(most), second.min(most)]
-                } else {
-                    // An overdrawn count stays overdrawn by as much.
-                    counts.map(|count| {
-                        let above = count.saturating_sub(self.limit);
-                        u128::from(count.min(to.limit + above).min(to.most()))
-                    })
-                };
-                account.counts.clear();
-                for (number, count) in [latest, previous].into_iter().zip(counts) {
-                    if let Some(number) = number {
-                        account.counts.insert(number, u64::try_from(count).unwrap());
-                    }
-                }
+    fn charge(&self, account: &mut Account, cost: u64, at: u64) {
+        account.latest = self.running(account, at);
+        *account.counts.entry(account.latest).or_default() += cost;
+    }
+
+    fn overdraw(&self, account: &mut Account, cost: u64, most: u64, at: u64) {
+        account.latest = self.running(account, at);
+        let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
+        let deepest = u128::from((self.limit + most).min(self.most()));
+        let taken = u128::from(cost).min(deepest.saturating_sub(estimate));
+        self.charge(account, u64::try_from(taken).unwrap(), at);
+    }
+
+    fn refund(&self, account: &mut Account, cost: u64, charged_at: u64, at: u64) {
+        account.latest = self.running(account, at);
+        let charged = self.number(charged_at).min(account.latest);
+        // The window two before does not count, so a refund to it changes nothing.
+        if let Some(count) = account.counts.get_mut(&charged) {
+            *count = count.saturating_sub(cost);
+        }
+    }
+
+    fn carry_over(&self, account: &mut Account, to: &TwoWindow, share: bool, at: u64) {
+        if self.window != to.window {
+            self.move_to(to, account, at);
+        }
+        let [latest, previous] = [Some(account.latest), account.latest.checked_sub(1)];
+        let counts = [latest, previous].map(|number| self.count(account, number));
+        let counts = if share && self.limit.min(to.limit) > 0 {
+            let share = |used: u64| {
+                let parts = u128::from(used) * u128::from(to.limit);
+                parts.div_ceil(u128::from(self.limit))
+            };
+            let most = u128::from(to.most());
+            let first = share(counts[0]);
+            let second = match first > most {
+                true => share(counts[1]),
+                false => share(counts[0] + counts[1]) - first,
+            };
+            [first.min(most), second.min(most)]
+        } else {
+            // An overdrawn count stays overdrawn by as much.
+            counts.map(|count| {
+                let above = count.saturating_sub(self.limit);
+                u128::from(count.min(to.limit + above).min(to.most()))
+            })
+        };
+        account.counts.clear();
+        for (number, count) in [latest, previous].into_iter().zip(counts) {
+            if let Some(number) = number {
+                account.counts.insert(number, u64::try_from(count).unwrap());
             }
         }
     }
