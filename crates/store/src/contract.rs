@@ -107,10 +107,9 @@ pub trait Store: Send + Sync {
     /// callers that restore at once, one wins. A balance of an earlier period is rolled forward, as a
     /// state would be. Limits that are not quotas are left alone.
     fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
-        match self.inner() {
-            Some(inner) => inner.restore(charges, balances),
-            None => unsupported("restored usage"),
-        }
+        forwarded(self.inner(), "restored usage", |it| {
+            it.restore(charges, balances)
+        })
     }
 
     /// Adds to the usage of a quota in the current period, and to the extra amount beside its limit.
@@ -122,19 +121,15 @@ pub trait Store: Send + Sync {
         used: i64,
         extra: i64,
     ) -> Reply<'a, Option<Balance>> {
-        match self.inner() {
-            Some(inner) => inner.adjust(charge, used, extra),
-            None => unsupported("adjusted usage"),
-        }
+        forwarded(self.inner(), "adjusted usage", |it| {
+            it.adjust(charge, used, extra)
+        })
     }
 
     /// The usage of a quota in the current period; `None` if there is no state or the limit is not a
     /// quota.
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
-        match self.inner() {
-            Some(inner) => inner.balance(charge),
-            None => unsupported("balances"),
-        }
+        forwarded(self.inner(), "balances", |it| it.balance(charge))
     }
 
     /// Takes `units` of each charge if all enforcing ones allow it, and records them under an id.
@@ -144,44 +139,29 @@ pub trait Store: Send + Sync {
         units: u64,
         new: &'a NewHold<'a>,
     ) -> Reply<'a, Held> {
-        match self.inner() {
-            Some(inner) => inner.hold(charges, units, new),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.hold(charges, units, new))
     }
 
     /// Ends a hold.
     fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
-        match self.inner() {
-            Some(inner) => inner.settle(id, how),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.settle(id, how))
     }
 
     /// Lets a hold last until `ttl` from now, if that is later than before. A lease needs its token, and a
     /// reservation has none.
     fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
-        match self.inner() {
-            Some(inner) => inner.extend(id, ttl, token),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.extend(id, ttl, token))
     }
 
     /// The record of a hold, if there is one.
     fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
-        match self.inner() {
-            Some(inner) => inner.find_hold(id),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.find_hold(id))
     }
 
     /// Records a hold whose charges were taken before, for example by a process that has ended. Answers
     /// whether the hold was new. Charges nothing, and takes no slots.
     fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
-        match self.inner() {
-            Some(inner) => inner.put_hold(record),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.put_hold(record))
     }
 
     /// Up to `most` holds whose time is over, the longest over first. Some of them may have ended;
@@ -195,18 +175,12 @@ pub trait Store: Send + Sync {
 
     /// Up to `most` holders of a slot of a concurrency limit; none for other limits.
     fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
-        match self.inner() {
-            Some(inner) => inner.holders(charge, most),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.holders(charge, most))
     }
 
     /// How much is kept.
     fn usage(&self) -> Reply<'_, Usage> {
-        match self.inner() {
-            Some(inner) => inner.usage(),
-            None => unsupported("usage figures"),
-        }
+        forwarded(self.inner(), "usage figures", |it| it.usage())
     }
 
     /// Forgets some of the expired state, where the store does not do that by itself.
@@ -219,8 +193,14 @@ pub trait Store: Send + Sync {
 
 const HOLDS: &str = "reservations or leases";
 
-fn unsupported<T>(what: &'static str) -> Reply<'static, T> {
-    Answer::Now(Err(StoreError::Unsupported(what)))
+/// Makes a call to the inner store, if there is one.
+fn forwarded<'a, T>(
+    inner: Option<&'a dyn Store>,
+    what: &'static str,
+    call: impl FnOnce(&'a dyn Store) -> Reply<'a, T>,
+) -> Reply<'a, T> {
+    let unsupported = || Answer::Now(Err(StoreError::Unsupported(what)));
+    inner.map_or_else(unsupported, call)
 }
 
 /// A store whose every answer is ready when it is made, so that synchronous code can use it.
