@@ -5,35 +5,20 @@
 //! Failures are kept in `tests/proptest-regressions`, and run first.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failing helper fails its test.
 
+mod cases;
 mod drive;
 mod model;
 
 use proptest::prelude::*;
-use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
+use proptest::test_runner::TestCaseResult;
 use tollgate_core::{Admission, Limiting, Rate, Span, Time};
 
+use cases::cases;
 use drive::steps::{Clock, Cost, Pause, asks, cost, history, start};
 use drive::{Proven, Run, laws, numbers};
 use model::bucket::Bucket;
 
-/// Returns `base` times `TOLLGATE_PROOF_CASES`.
-fn cases(base: u32) -> ProptestConfig {
-    let times = std::env::var("TOLLGATE_PROOF_CASES").map_or(1, |times| {
-        times
-            .parse()
-            .expect("TOLLGATE_PROOF_CASES is a whole number")
-    });
-    let kept = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/proptest-regressions/properties.txt"
-    );
-    ProptestConfig {
-        cases: base * times,
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(kept))),
-        max_local_rejects: u32::MAX,
-        ..ProptestConfig::default()
-    }
-}
+const KEPT: &str = "tests/proptest-regressions/properties.txt";
 
 /// Makes a test of each law for the numbers of one algorithm.
 macro_rules! laws_hold_for {
@@ -42,7 +27,7 @@ macro_rules! laws_hold_for {
             use super::*;
 
             proptest! {
-                #![proptest_config(cases(1500))]
+                #![proptest_config(cases(1_500, KEPT))]
 
                 #[test]
                 fn answers_as_the_model_does(
@@ -196,7 +181,7 @@ fn never_above_the_refill(room: &Bucket, admitted: &[(Admitted, u64)]) -> TestCa
 }
 
 proptest! {
-    #![proptest_config(cases(1500))]
+    #![proptest_config(cases(1_500, KEPT))]
 
     #[test]
     fn fixed_window_admits_its_limit_in_each_window_and_twice_that_in_any_span(
