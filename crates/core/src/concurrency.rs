@@ -276,7 +276,7 @@ mod tests {
         let mut state = State::default();
         let end = NOW + Span::SECOND;
         state.take(holder(1, end, &state));
-        let denied = one.decide(&state, 1, Time::from_micros(end.as_micros() - 1));
+        let denied = one.decide(&state, 1, end - Span::from_micros(1));
         assert_eq!(denied.retry_at(), Some(end));
         assert!(one.decide(&state, 1, end).is_allowed());
         assert!(one.decide(&state, 0, NOW).is_allowed());

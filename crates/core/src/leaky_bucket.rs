@@ -12,9 +12,9 @@
 //! are whole ticks: at most `rate × t`, one tick of `rate`, and the cost of the last request leave in
 //! any span `t`. A denial names the exact microsecond at which the request would be admitted.
 //!
-//! [`crate::meter`] keeps the level of the bucket. It says how long a state lives, and what a change of
-//! numbers does to it. A request keeps the turn it was given. A change of only the mode or the longest
-//! wait leaves the level alone, also under `reset`.
+//! [`crate::meter`] keeps the level of the bucket. Its docs say how long a state lives, and what a change
+//! of numbers does to a state. A request keeps the turn it was given. A change of only the mode or the
+//! longest wait leaves the level alone, also under `reset`.
 //! Proof: `tests/properties.rs`.
 
 use crate::limiting::{Admission, Denial, Limiting, Verdict};

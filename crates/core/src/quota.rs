@@ -5,9 +5,9 @@
 //! was carried over from the period before or granted. Above `limit` it admits and warns; above
 //! `limit + grace` it denies until the next period begins.
 //!
-//! The unused rest of a period is carried into the next, at most `rollover`. Units that are still unused then are
-//! carried on, within the same bound. A subject that has used nothing for two whole periods counts as
-//! new, and carries nothing over.
+//! The unused rest of a period is carried into the next, at most `rollover`. If the next period does not
+//! use it up, the rest is carried on, within the same bound. A subject that has used nothing for two
+//! whole periods counts as new, and carries nothing over.
 //!
 //! A state lasts to the end of its period, even if nothing was used; with a rollover, to the end of the
 //! second period after it. So a missing state always means unknown usage, never unused.

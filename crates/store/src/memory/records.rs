@@ -1,6 +1,6 @@
 //! The records of holds in memory.
 //!
-//! They are spread over parts, each under its own lock. A caller that needs a part and shards of states
+//! Records are spread over parts, each under its own lock. A caller that needs a part and shards of states
 //! locks the part first.
 
 use std::cmp::Reverse;
