@@ -220,12 +220,6 @@ impl Meter {
         }
     }
 
-    /// Returns the units refilled between two instants, up to `most`.
-    fn refilled(&self, from: Time, to: Time, most: u64) -> u64 {
-        let ticks = self.tick.of(to).saturating_sub(self.tick.of(from));
-        ticks.saturating_mul(self.rate()).min(most)
-    }
-
     /// Returns the missing units at `now`, and `now`. If more is missing than a full meter (it is
     /// overdrawn, or the clock went back), returns a full meter's units and the instant at which only
     /// those are missing.
@@ -293,7 +287,8 @@ impl Limiting for Meter {
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
         let units = cost.min(self.capacity) * self.token;
-        let units = units - self.refilled(charged_at, now, units);
+        let ticks = self.tick.of(now).saturating_sub(self.tick.of(charged_at));
+        let units = units.saturating_sub(ticks.saturating_mul(self.rate()));
         let fraction = u64::from(state.fraction);
         let back = units.saturating_sub(fraction).div_ceil(self.rate());
         *state = match state.full_at.checked_sub(back) {
