@@ -127,10 +127,9 @@ impl Limit {
             Limit::TokenBucket(it) => Limit::TokenBucket(it.scaled(scale)),
             Limit::Gcra(it) => Limit::Gcra(it.scaled(scale)),
             Limit::LeakyBucket(it) => Limit::LeakyBucket(it.scaled(scale)),
-            Limit::Backoff(it) => Limit::Backoff(it.clone()),
             Limit::Quota(it) => Limit::Quota(it.scaled(scale)),
             Limit::Concurrency(it) => Limit::Concurrency(it.scaled(scale)),
-            Limit::Unlimited(algorithm) => Limit::Unlimited(*algorithm),
+            Limit::Backoff(_) | Limit::Unlimited(_) => self.clone(),
         }
     }
 

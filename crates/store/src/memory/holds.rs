@@ -77,16 +77,14 @@ impl<C: Clock> MemoryStore<C> {
             let outcome = match charge.limit {
                 Limit::Concurrency(numbers) => {
                     let shard = shards.of(charge.key);
-                    let admission = looks[i].verdict.admission;
-                    let costs = charge.cost.saturating_mul(units) > 0;
+                    let verdict = looks[i].verdict;
                     if let Some(holder) = &slots
-                        && costs
-                        && looks[i].verdict.is_allowed()
+                        && taken_by(charge, units, verdict.is_allowed()) > 0
                     {
                         let take = |slots: &mut State| slots.take(holder.clone());
                         shard.change_slots(charge, numbers, now, take);
                     }
-                    shard.slot_outcome(charge, numbers, admission, ticket, now)
+                    shard.slot_outcome(charge, numbers, verdict.admission, ticket, now)
                 }
                 _ => shards.write(charges, &looks, i, units, allowed, now),
             };
@@ -101,8 +99,7 @@ impl<C: Clock> MemoryStore<C> {
             HeldCharge::of(charge, taken)
         });
         let fence = slots.map_or(0, |it| it.fence);
-        let record = HoldRecord::new(new, units, fence, taken.collect(), now);
-        let record = Arc::new(record);
+        let record = Arc::new(HoldRecord::new(new, units, fence, taken.collect(), now));
         records.add(Arc::clone(&record), now);
         Ok(Held::Taken { applied, record })
     }
@@ -281,8 +278,7 @@ impl<C: Clock> Locked<'_, C> {
         let mut fence = None;
         for (charge, look) in charges.iter().zip(looks) {
             if let Limit::Concurrency(numbers) = charge.limit
-                && look.verdict.is_allowed()
-                && charge.cost.saturating_mul(units) > 0
+                && taken_by(charge, units, look.verdict.is_allowed()) > 0
             {
                 let next = |slots: &mut State| slots.fence(now);
                 let shard = self.of(charge.key);
