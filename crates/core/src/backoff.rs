@@ -234,15 +234,15 @@ mod tests {
 
     #[test]
     fn senseless_schedules_are_rejected() {
-        let wrong: [(&str, fn(&mut Schedule)); 6] = [
+        type Change = fn(&mut Schedule);
+        const TOO_LONG: Span = Span::from_micros(Span::MAX.as_micros() + 1);
+        let wrong: [(&str, Change); 6] = [
             ("base", |it| it.base = Span::ZERO),
             ("forget", |it| it.forget = Span::ZERO),
             ("max", |it| it.max = Span::from_millis(999)),
             ("factor", |it| it.factor = 0),
             ("factor", |it| it.factor = 101),
-            ("penalty", |it| {
-                it.penalty = Span::from_micros((1 << 51) + 1)
-            }),
+            ("penalty", |it| it.penalty = TOO_LONG),
         ];
         for (field, change) in wrong {
             let mut schedule = SCHEDULE;

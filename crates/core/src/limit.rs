@@ -321,7 +321,8 @@ mod tests {
     #[test]
     fn other_numbers_keep_the_algorithm_and_its_other_settings() {
         const SHAPE: Leaky = Leaky::Shape { max_wait: None };
-        let limits: [fn(u64, Span) -> Result<Limit, ParamError>; 7] = [
+        type New = fn(u64, Span) -> Result<Limit, ParamError>;
+        let limits: [New; 7] = [
             Limit::fixed_window,
             Limit::sliding_log,
             |amount, period| Limit::sliding_counter(amount, period, 6),

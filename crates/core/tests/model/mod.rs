@@ -12,6 +12,7 @@ pub(crate) mod sliding_counter;
 pub(crate) mod sliding_log;
 pub(crate) mod two_window;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use tollgate_core::{Admission, CarryOver, Denial, Span, Time, Verdict};
@@ -79,6 +80,22 @@ pub(crate) trait Reference: Clone + Debug {
     /// Returns whether a denial means that a queue is full.
     fn queues(&self) -> bool {
         false
+    }
+}
+
+/// Costs by the number of their window or sub-bucket.
+#[derive(Default)]
+pub(crate) struct Counts {
+    counts: BTreeMap<u64, u64>,
+    /// The latest number of any event.
+    latest: u64,
+}
+
+impl Counts {
+    /// Counts `cost` in number `running`, which becomes the latest.
+    fn add(&mut self, cost: u64, running: u64) {
+        self.latest = running;
+        *self.counts.entry(running).or_default() += cost;
     }
 }
 

@@ -3,19 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use super::Reference;
+use super::{Counts, Reference};
 
 #[derive(Clone, Debug)]
 pub(crate) struct TwoWindow {
     pub(crate) limit: u64,
     pub(crate) window: u64,
-}
-
-#[derive(Default)]
-pub(crate) struct Account {
-    counts: BTreeMap<u64, u64>,
-    /// The latest window of any event.
-    latest: u64,
 }
 
 impl TwoWindow {
@@ -29,11 +22,11 @@ impl TwoWindow {
         at / self.window
     }
 
-    fn running(&self, account: &Account, at: u64) -> u64 {
+    fn running(&self, account: &Counts, at: u64) -> u64 {
         self.number(at).max(account.latest)
     }
 
-    fn count(&self, account: &Account, number: Option<u64>) -> u64 {
+    fn count(&self, account: &Counts, number: Option<u64>) -> u64 {
         number
             .and_then(|number| account.counts.get(&number))
             .copied()
@@ -41,7 +34,7 @@ impl TwoWindow {
     }
 
     /// Returns the counts of the current window and of the one before.
-    fn counts(&self, account: &Account, at: u64) -> (u64, u64) {
+    fn counts(&self, account: &Counts, at: u64) -> (u64, u64) {
         let running = self.running(account, at);
         (
             self.count(account, Some(running)),
@@ -50,7 +43,7 @@ impl TwoWindow {
     }
 
     /// Returns the estimate in fractions of `1/window`.
-    fn estimate(&self, account: &Account, at: u64) -> u128 {
+    fn estimate(&self, account: &Counts, at: u64) -> u128 {
         let running = self.running(account, at);
         let passed = match running > self.number(at) {
             true => 0,
@@ -62,7 +55,7 @@ impl TwoWindow {
     }
 
     /// Makes the estimate, rounded up, the count of the current window under `to`.
-    fn move_to(&self, to: &TwoWindow, account: &mut Account, at: u64) {
+    fn move_to(&self, to: &TwoWindow, account: &mut Counts, at: u64) {
         let running = self.running(account, at);
         let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
         // A clock behind the latest window is treated as if it stood at the end of that window.
@@ -72,7 +65,7 @@ impl TwoWindow {
         };
         let latest = to.number(seen);
         let counts = BTreeMap::from([(latest, u64::try_from(estimate).unwrap())]);
-        *account = Account { counts, latest };
+        *account = Counts { counts, latest };
     }
 
     /// Returns the most that is counted: times the ticks of the window, it is exact in a double.
@@ -86,22 +79,21 @@ impl TwoWindow {
 }
 
 impl Reference for TwoWindow {
-    type Account = Account;
+    type Account = Counts;
 
     fn capacity(&self) -> u64 {
         self.limit
     }
 
-    fn open(&self) -> Account {
-        Account::default()
+    fn open(&self) -> Counts {
+        Counts::default()
     }
 
-    fn charge(&self, account: &mut Account, cost: u64, at: u64) {
-        account.latest = self.running(account, at);
-        *account.counts.entry(account.latest).or_default() += cost;
+    fn charge(&self, account: &mut Counts, cost: u64, at: u64) {
+        account.add(cost, self.running(account, at));
     }
 
-    fn overdraw(&self, account: &mut Account, cost: u64, most: u64, at: u64) {
+    fn overdraw(&self, account: &mut Counts, cost: u64, most: u64, at: u64) {
         account.latest = self.running(account, at);
         let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
         let deepest = u128::from((self.limit + most).min(self.most()));
@@ -109,7 +101,7 @@ impl Reference for TwoWindow {
         self.charge(account, u64::try_from(taken).unwrap(), at);
     }
 
-    fn refund(&self, account: &mut Account, cost: u64, charged_at: u64, at: u64) {
+    fn refund(&self, account: &mut Counts, cost: u64, charged_at: u64, at: u64) {
         account.latest = self.running(account, at);
         let charged = self.number(charged_at).min(account.latest);
         // The window two before does not count, so a refund to it changes nothing.
@@ -118,7 +110,7 @@ impl Reference for TwoWindow {
         }
     }
 
-    fn carry_over(&self, account: &mut Account, to: &TwoWindow, share: bool, at: u64) {
+    fn carry_over(&self, account: &mut Counts, to: &TwoWindow, share: bool, at: u64) {
         if self.window != to.window {
             self.move_to(to, account, at);
         }
@@ -151,19 +143,19 @@ impl Reference for TwoWindow {
         }
     }
 
-    fn fits(&self, account: &Account, cost: u64, at: u64) -> bool {
+    fn fits(&self, account: &Counts, cost: u64, at: u64) -> bool {
         // A cost of 0 always fits.
         let cost_in_fractions = u128::from(cost) * u128::from(self.window);
         cost == 0 || self.estimate(account, at) + cost_in_fractions <= self.limit_in_fractions()
     }
 
-    fn left(&self, account: &Account, at: u64) -> i128 {
+    fn left(&self, account: &Counts, at: u64) -> i128 {
         let fractions = |it: u128| i128::try_from(it).unwrap();
         let left = fractions(self.limit_in_fractions()) - fractions(self.estimate(account, at));
         left.div_euclid(i128::from(self.window))
     }
 
-    fn is_forgotten(&self, account: &Account, at: u64) -> bool {
+    fn is_forgotten(&self, account: &Counts, at: u64) -> bool {
         self.counts(account, at) == (0, 0)
     }
 }
