@@ -112,9 +112,10 @@ impl Limiting for LeakyBucket {
         let Leaky::Shape { max_wait } = self.leaky else {
             return verdict;
         };
-        let turn = self.meter.expires_at(state);
-        let soon_enough = max_wait.map_or(Time::default(), |wait| turn - wait);
-        let delay = turn.since(now);
+        let turn = self.meter.full_at_micros(*state);
+        let soon_enough = turn.saturating_sub(max_wait.map_or(u64::MAX, Span::as_micros));
+        let soon_enough = Time::from_micros(soon_enough);
+        let delay = Span::from_micros(turn.saturating_sub(now.as_micros()));
         let admission = match verdict.admission {
             Admission::Denied(Denial::Until(room) | Denial::QueueFull(room)) => {
                 Admission::Denied(Denial::QueueFull(room.max(soon_enough)))

@@ -228,6 +228,12 @@ impl Meter {
         let seen = seen.max(self.tick.of(now));
         (self.debt(state, seen), self.tick.start(seen).max(now))
     }
+
+    /// Returns the first microsecond at which nothing is missing. It may be later than [`Time::MAX`].
+    pub(crate) fn full_at_micros(&self, state: State) -> u64 {
+        let whole_ticks = state.full_at + u64::from(state.fraction > 0);
+        whole_ticks.saturating_mul(self.tick.micros())
+    }
 }
 
 impl Limiting for Meter {
