@@ -24,7 +24,7 @@
 //! Proof: `tests/backoff.rs`.
 
 use crate::ParamError;
-use crate::carry_over::Change;
+use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{ParamProblem, check_span};
 use crate::units::{Span, Time};
@@ -105,17 +105,9 @@ impl Backoff {
 
     /// Returns the length of the block that follows `before` others, in microseconds.
     fn block(&self, before: u32) -> u64 {
-        let (mut block, factor) = (self.schedule.base.as_micros(), self.schedule.factor);
-        if factor > 1 {
-            // Even doubling reaches the longest span within 51 steps.
-            for _ in 0..before {
-                if block >= self.max() {
-                    break;
-                }
-                block *= u64::from(factor);
-            }
-        }
-        block.min(self.max())
+        let (base, factor) = (self.schedule.base.as_micros(), self.schedule.factor);
+        let growth = u64::from(factor).saturating_pow(before);
+        base.saturating_mul(growth).min(self.max())
     }
 
     /// Returns the instant at which a state is forgotten, in microseconds since the epoch.
@@ -133,16 +125,6 @@ impl Backoff {
             state
         } else {
             State::default()
-        }
-    }
-
-    /// Returns a state of other numbers with these strikes, and its block cut to `max`.
-    fn adopted(&self, state: State, strikes: u32, now: Time) -> State {
-        let latest = state.last_denial.max(now.as_micros()) + self.max();
-        State {
-            blocked_until: state.blocked_until.min(latest),
-            strikes,
-            ..state
         }
     }
 }
@@ -208,21 +190,15 @@ impl Limiting for Backoff {
         Time::from_micros(self.forgotten_at(*state))
     }
 
-    fn keep_used(&self, from: &Backoff, state: &mut State, now: Time) {
-        let current = from.current(*state, now);
-        *state = self.adopted(current, current.strikes, now);
-    }
-
-    fn keep_share(&self, from: &Backoff, state: &mut State, now: Time) {
-        let (before, after) = (from.schedule.after, self.schedule.after);
-        let Some(change) = Change::new(before.into(), after.into()) else {
-            return self.keep_used(from, state, now);
-        };
-        let current = from.current(*state, now);
-        let free = current.strikes.min(before);
-        let share = u32::try_from(change.share(free.into())).unwrap_or(u32::MAX);
-        let strikes = share.saturating_add(current.strikes - free);
-        *state = self.adopted(current, strikes, now);
+    fn keep(&self, from: &Backoff, state: &mut State, how: CarryOver, now: Time) {
+        *state = from.current(*state, now);
+        if let Some(change) = how.change(from.capacity(), self.capacity()) {
+            let free = state.strikes.min(from.schedule.after);
+            let share = u32::try_from(change.share(free.into())).unwrap_or(u32::MAX);
+            state.strikes = share.saturating_add(state.strikes - free);
+        }
+        let latest = state.last_denial.max(now.as_micros()) + self.max();
+        state.blocked_until = state.blocked_until.min(latest);
     }
 }
 
@@ -258,57 +234,38 @@ mod tests {
 
     #[test]
     fn senseless_schedules_are_rejected() {
-        let field = |schedule| new(schedule).unwrap_err().field;
-        let no = Span::ZERO;
-        assert_eq!(
-            field(Schedule {
-                base: no,
-                ..SCHEDULE
-            }),
-            "base"
-        );
-        assert_eq!(
-            field(Schedule {
-                forget: no,
-                ..SCHEDULE
-            }),
-            "forget"
-        );
-        let max = Span::from_millis(999);
-        assert_eq!(field(Schedule { max, ..SCHEDULE }), "max");
-        for factor in [0, 101] {
-            assert_eq!(field(Schedule { factor, ..SCHEDULE }), "factor");
+        type Change = fn(&mut Schedule);
+        const TOO_LONG: Span = Span::from_micros(Span::MAX.as_micros() + 1);
+        let wrong: [(&str, Change); 6] = [
+            ("base", |it| it.base = Span::ZERO),
+            ("forget", |it| it.forget = Span::ZERO),
+            ("max", |it| it.max = Span::from_millis(999)),
+            ("factor", |it| it.factor = 0),
+            ("factor", |it| it.factor = 101),
+            ("penalty", |it| it.penalty = TOO_LONG),
+        ];
+        for (field, change) in wrong {
+            let mut schedule = SCHEDULE;
+            change(&mut schedule);
+            assert_eq!(new(schedule).unwrap_err().field, field);
         }
-        let penalty = Span::from_micros(Span::MAX.as_micros() + 1);
-        assert_eq!(
-            field(Schedule {
-                penalty,
-                ..SCHEDULE
-            }),
-            "penalty"
-        );
     }
 
     #[test]
     fn a_change_keeps_strikes_or_their_share_and_cuts_blocks() {
-        let [old, new_] = [2, 5].map(|after| {
-            let max = Span::from_secs(if after == 2 { 20 } else { 4 });
-            new(Schedule {
-                after,
-                max,
-                ..SCHEDULE
-            })
-            .unwrap()
-        });
+        let old = new(SCHEDULE).unwrap();
+        let new_ = new(Schedule {
+            after: 5,
+            max: Span::from_secs(4),
+            ..SCHEDULE
+        })
+        .unwrap();
         let mut blocked = State::default();
         for secs in [0, 0, 0, 1, 4] {
             old.overdraw(&mut blocked, 1, 0, at(secs));
         }
         assert_eq!(blocked.parts().0, 5);
-        for (how, strikes) in [
-            (crate::CarryOver::Keep, 5),
-            (crate::CarryOver::Proportional, 8),
-        ] {
+        for (how, strikes) in [(CarryOver::Keep, 5), (CarryOver::Proportional, 8)] {
             let mut state = blocked;
             new_.carry_over(&old, &mut state, how, at(5));
             assert_eq!(state.parts().0, strikes, "{how:?}");
@@ -316,11 +273,8 @@ mod tests {
         }
         let mut state = State::default();
         old.overdraw(&mut state, 1, 0, at(0));
-        new_.carry_over(&old, &mut state, crate::CarryOver::Proportional, at(0));
-        assert_eq!(
-            new_.decide(&state, 1, at(0)).available,
-            2,
-            "a half of five, rounded up"
-        );
+        new_.carry_over(&old, &mut state, CarryOver::Proportional, at(0));
+        let available = new_.decide(&state, 1, at(0)).available;
+        assert_eq!(available, 2, "a half of five, rounded up");
     }
 }

@@ -30,6 +30,12 @@ impl CarryOver {
             CarryOver::Reset => "reset",
         }
     }
+
+    /// Returns the change of capacity by which used amounts are scaled; `None` if they are kept as they are.
+    pub(crate) fn change(self, from: u64, to: u64) -> Option<Change> {
+        let scales = self == CarryOver::Proportional && from > 0 && to > 0;
+        scales.then_some(Change { from, to })
+    }
 }
 
 /// A change of capacity. Neither capacity is 0.
@@ -40,11 +46,6 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// Returns `None` if a capacity is 0, which has no shares.
-    pub(crate) fn new(from: u64, to: u64) -> Option<Change> {
-        (from > 0 && to > 0).then_some(Change { from, to })
-    }
-
     /// Returns the share of `to` that `used` is of `from`, rounded up. An overdrawn amount stays
     /// overdrawn.
     pub(crate) fn share(self, used: u64) -> u64 {
@@ -72,22 +73,29 @@ mod tests {
 
     #[test]
     fn a_share_is_rounded_up_and_exact_for_the_largest_amounts() {
-        let share = |used, from, to| Change::new(from, to).unwrap().share(used);
-        assert_eq!(share(5, 10, 3), 2);
-        assert_eq!(share(10, 10, 3), 3);
-        assert_eq!(share(0, 10, 3), 0);
-        assert_eq!(share(1, MAX_AMOUNT, 1), 1);
-        assert_eq!(
-            share(MAX_AMOUNT - 1, MAX_AMOUNT, MAX_AMOUNT - 1),
-            MAX_AMOUNT - 1
-        );
-        assert!(Change::new(0, 1).is_none() && Change::new(1, 0).is_none());
+        const LARGE: u64 = MAX_AMOUNT - 1;
+        for (used, from, to, share) in [
+            (5, 10, 3, 2),
+            (10, 10, 3, 3),
+            (0, 10, 3, 0),
+            (1, MAX_AMOUNT, 1, 1),
+            (LARGE, MAX_AMOUNT, LARGE, LARGE),
+        ] {
+            assert_eq!(Change { from, to }.share(used), share);
+        }
+    }
+
+    #[test]
+    fn without_a_capacity_there_are_no_shares() {
+        for (from, to) in [(0, 1), (1, 0)] {
+            assert!(CarryOver::Proportional.change(from, to).is_none());
+        }
     }
 
     #[test]
     fn every_running_sum_keeps_its_share() {
         let mut amounts = [1, 1, 1, 4, 1];
-        Change::new(10, 5).unwrap().scale(amounts.iter_mut());
+        Change { from: 10, to: 5 }.scale(amounts.iter_mut());
         // The running sums 1, 2, 3, 7 and 8 become 1, 1, 2, 4 and 4.
         assert_eq!(amounts, [1, 0, 1, 2, 0]);
     }

@@ -26,6 +26,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::ParamError;
+use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{ParamProblem, check_span};
 use crate::units::{Scale, Span, Time};
@@ -83,8 +84,8 @@ impl State {
 
     /// Returns how many clients wait before `ticket`; all of them if it does not wait.
     fn ahead(&self, ticket: Option<u128>, now: Time) -> u64 {
-        let waits = |deadline: u64| deadline > now.as_micros();
-        let live = self.waiters.iter().filter(|(_, it)| waits(*it));
+        let live = self.waiters.iter();
+        let live = live.filter(|(_, deadline)| *deadline > now.as_micros());
         live.take_while(|(other, _)| Some(*other) != ticket).count() as u64
     }
 
@@ -122,18 +123,15 @@ impl State {
     /// Gives `ticket` a place in the queue until `deadline`, or extends the place it has. Returns how many
     /// are before it, or `None` if the queue is full.
     pub fn wait(&mut self, ticket: u128, deadline: Time, now: Time) -> Option<u64> {
-        let live = |deadline: u64| deadline > now.as_micros();
-        self.waiters.retain(|(_, deadline)| live(*deadline));
-        let known = self.waiters.iter().position(|(it, _)| *it == ticket);
-        let place = match known {
-            Some(place) => place,
-            None if self.waiters.len() < MAX_WAITERS => {
-                self.waiters.push((ticket, 0));
-                self.waiters.len() - 1
-            }
-            None => return None,
-        };
-        self.waiters[place].1 = deadline.as_micros();
+        let (deadline, now) = (deadline.as_micros(), now.as_micros());
+        self.waiters.retain(|(_, deadline)| *deadline > now);
+        let place = self.waiters.iter().position(|(it, _)| *it == ticket);
+        let place = place.unwrap_or(self.waiters.len());
+        match self.waiters.get_mut(place) {
+            Some(known) => known.1 = deadline,
+            None if place >= MAX_WAITERS => return None,
+            None => self.waiters.push((ticket, deadline)),
+        }
         Some(place as u64)
     }
 
@@ -175,23 +173,14 @@ pub fn new(limit: u64, lease: Span) -> Result<Concurrency, ParamError> {
         return Err(ParamProblem::TooLarge(limit, MAX_SLOTS).of("limit"));
     }
     check_span("lease", lease)?;
-    Ok(Concurrency {
-        limit,
-        lease: lease.as_micros(),
-    })
+    let lease = lease.as_micros();
+    Ok(Concurrency { limit, lease })
 }
 
 impl Concurrency {
     pub(crate) fn scaled(&self, scale: Scale) -> Concurrency {
-        Concurrency {
-            limit: scale.amount(self.limit).min(MAX_SLOTS),
-            ..*self
-        }
-    }
-
-    /// Returns the same limit with another number of slots.
-    pub(crate) fn with_limit(&self, limit: u64) -> Result<Concurrency, ParamError> {
-        new(limit, self.lease())
+        let limit = scale.amount(self.limit).min(MAX_SLOTS);
+        Concurrency { limit, ..*self }
     }
 
     /// Returns the number of slots.
@@ -255,22 +244,15 @@ impl Limiting for Concurrency {
     fn refund(&self, _state: &mut State, _cost: u64, _charged_at: Time, _now: Time) {}
 
     fn expires_at(&self, state: &State) -> Time {
-        let last_lease = state
-            .holders
-            .keys()
-            .next_back()
-            .map(|(ends_at, _)| *ends_at);
-        let last_place = state.waiters.iter().map(|(_, deadline)| *deadline).max();
-        let last = last_lease.into_iter().chain(last_place).max();
-        Time::from_micros(last.unwrap_or(0).max(state.next_fence))
+        let last_lease = state.holders.keys().next_back().map_or(0, |it| it.0);
+        let places = state.waiters.iter().map(|(_, deadline)| *deadline);
+        Time::from_micros(places.fold(last_lease.max(state.next_fence), u64::max))
     }
 
-    fn keep_used(&self, _from: &Concurrency, _state: &mut State, _now: Time) {}
+    /// Does nothing: holders keep their slots under any numbers, also where other states are reset.
+    fn carry_over(&self, _: &Concurrency, _: &mut State, _: CarryOver, _: Time) {}
 
-    fn keep_share(&self, _from: &Concurrency, _state: &mut State, _now: Time) {}
-
-    /// Does nothing: holders keep their slots under any numbers.
-    fn carry_over(&self, _: &Concurrency, _: &mut State, _: crate::CarryOver, _: Time) {}
+    fn keep(&self, _: &Concurrency, _: &mut State, _: CarryOver, _: Time) {}
 }
 
 #[cfg(test)]
@@ -294,7 +276,7 @@ mod tests {
         let mut state = State::default();
         let end = NOW + Span::SECOND;
         state.take(holder(1, end, &state));
-        let denied = one.decide(&state, 1, Time::from_micros(end.as_micros() - 1));
+        let denied = one.decide(&state, 1, end - Span::from_micros(1));
         assert_eq!(denied.retry_at(), Some(end));
         assert!(one.decide(&state, 1, end).is_allowed());
         assert!(one.decide(&state, 0, NOW).is_allowed());
@@ -341,10 +323,8 @@ mod tests {
             assert!(state.wait(ticket, patience, NOW).is_some());
         }
         assert_eq!(state.wait(u128::MAX, patience, NOW), None);
-        assert_eq!(
-            state.wait(u128::MAX, patience + Span::SECOND, patience),
-            Some(0)
-        );
+        let later = patience + Span::SECOND;
+        assert_eq!(state.wait(u128::MAX, later, patience), Some(0));
     }
 
     #[test]

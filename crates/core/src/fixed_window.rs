@@ -18,9 +18,9 @@
 //! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
-use crate::carry_over::Change;
+use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict};
-use crate::param::{check_amount, check_span};
+use crate::param::check_window;
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
 /// The numbers of a fixed window.
@@ -50,20 +50,14 @@ impl State {
 /// # Errors
 /// If a number is out of range.
 pub fn new(limit: u64, window: Span) -> Result<FixedWindow, ParamError> {
-    check_amount("limit", limit)?;
-    check_span("window", window)?;
-    Ok(FixedWindow {
-        limit,
-        window: window.as_micros(),
-    })
+    let window = check_window(limit, window)?;
+    Ok(FixedWindow { limit, window })
 }
 
 impl FixedWindow {
     pub(crate) fn scaled(&self, scale: Scale) -> FixedWindow {
-        FixedWindow {
-            limit: scale.amount(self.limit),
-            ..*self
-        }
+        let limit = scale.amount(self.limit);
+        FixedWindow { limit, ..*self }
     }
 
     fn end(&self, now: Time) -> u64 {
@@ -131,27 +125,15 @@ impl Limiting for FixedWindow {
         Time::from_micros(if state.used == 0 { 0 } else { state.ends_at })
     }
 
-    fn keep_used(&self, from: &FixedWindow, state: &mut State, now: Time) {
-        if self.window == from.window {
-            return;
+    fn keep(&self, from: &FixedWindow, state: &mut State, how: CarryOver, now: Time) {
+        if self.window != from.window {
+            *state = from.current(*state, now);
+            // A clock behind the window in force is treated as if it stood at the end of that window.
+            let end = Time::from_micros(state.ends_at - 1);
+            let behind = state.ends_at > from.end(now);
+            state.ends_at = self.end(if behind { end } else { now });
         }
-        let current = from.current(*state, now);
-        // A clock behind the window in force is treated as if it stood at the end of that window.
-        let behind = current.ends_at > from.end(now);
-        let seen = if behind {
-            Time::from_micros(current.ends_at - 1)
-        } else {
-            now
-        };
-        *state = State {
-            ends_at: self.end(seen),
-            used: current.used,
-        };
-    }
-
-    fn keep_share(&self, from: &FixedWindow, state: &mut State, now: Time) {
-        self.keep_used(from, state, now);
-        if let Some(change) = Change::new(from.limit, self.limit) {
+        if let Some(change) = how.change(from.limit, self.limit) {
             state.used = change.share(state.used).min(self.limit);
         }
     }
@@ -160,7 +142,6 @@ impl Limiting for FixedWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CarryOver;
 
     fn at(micros: u64) -> Time {
         Time::from_micros(micros)

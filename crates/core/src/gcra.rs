@@ -11,8 +11,9 @@
 //! microsecond loses the fraction: the state cannot save it.) After any idle time at most `burst`
 //! passes at once. A denial names the exact microsecond at which the request would be admitted.
 //!
-//! [`crate::meter`] does the arithmetic. It also says how long a state lives, and what a change of
-//! numbers does to it. Proof: `tests/properties.rs`, `tests/long_run.rs`.
+//! [`crate::meter`] does the arithmetic. Its docs say how long a state lives, and what a change of
+//! numbers does to a state.
+//! Proof: `tests/properties.rs`, `tests/long_run.rs`.
 
 use crate::meter::Meter;
 use crate::{ParamError, Rate};

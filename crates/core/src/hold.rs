@@ -138,10 +138,8 @@ mod tests {
         assert_eq!(digits("07-", "+7-"), Err(HoldIdError::Digits));
         assert_eq!(digits("07-", "0A-"), Err(HoldIdError::Digits));
         let long = "h1-".to_owned() + &"é".repeat(1 << 16);
-        assert!(matches!(
-            long.parse::<HoldId>(),
-            Err(HoldIdError::Length(_))
-        ));
+        let length = long.len();
+        assert_eq!(long.parse::<HoldId>(), Err(HoldIdError::Length(length)));
     }
 
     #[test]

@@ -12,17 +12,16 @@
 //! are whole ticks: at most `rate × t`, one tick of `rate`, and the cost of the last request leave in
 //! any span `t`. A denial names the exact microsecond at which the request would be admitted.
 //!
-//! [`crate::meter`] keeps the level of the bucket. It says how long a state lives, and what a change of
-//! numbers does to it. A request keeps the turn it was given. A change of only the mode or the longest
-//! wait leaves the level alone, also under `reset`.
+//! [`crate::meter`] keeps the level of the bucket. Its docs say how long a state lives, and what a change
+//! of numbers does to a state. A request keeps the turn it was given. A change of only the mode or the
+//! longest wait leaves the level alone, also under `reset`.
 //! Proof: `tests/properties.rs`.
 
-use crate::CarryOver;
-use crate::ParamError;
 use crate::limiting::{Admission, Denial, Limiting, Verdict};
 use crate::meter::{self, Meter};
 use crate::param::{ParamProblem, check_amount, check_span};
 use crate::units::{MAX_AMOUNT, Rate, Scale, Span, Time};
+use crate::{CarryOver, ParamError};
 
 /// What a leaky bucket does with a request that finds others before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,31 +61,26 @@ impl LeakyBucket {
     /// # Errors
     /// If the longest wait is zero, or longer than 71 years.
     pub fn of_parts(meter: Meter, leaky: Leaky) -> Result<LeakyBucket, ParamError> {
-        if let Leaky::Shape {
-            max_wait: Some(wait),
-        } = leaky
-        {
-            check_span("max_wait", wait)?;
+        if let Leaky::Shape { max_wait } = leaky {
+            max_wait.map_or(Ok(()), |wait| check_span("max_wait", wait))?;
         }
         Ok(LeakyBucket { meter, leaky })
     }
 
     pub(crate) fn scaled(&self, scale: Scale) -> LeakyBucket {
-        LeakyBucket {
-            meter: self.meter.scaled(scale),
-            ..*self
+        let meter = self.meter.scaled(scale);
+        LeakyBucket { meter, ..*self }
+    }
+
+    /// Returns a bucket with the same queue that leaks `amount` in each `period`. With an amount of 0 it has
+    /// no room, not even for a request being served.
+    pub(crate) fn renumbered(&self, amount: u64, period: Span) -> Result<LeakyBucket, ParamError> {
+        if amount == 0 {
+            let meter = Meter::new(0, Rate::new(1, period)?, "queue", "rate")?;
+            return Ok(LeakyBucket { meter, ..*self });
         }
-    }
-
-    /// Returns a bucket with the same queue that leaks at `rate`.
-    pub(crate) fn at_rate(&self, rate: Rate) -> Result<LeakyBucket, ParamError> {
-        new(rate, self.capacity().saturating_sub(1), self.leaky)
-    }
-
-    /// Returns a bucket without room, not even for a request being served.
-    pub(crate) fn closed(&self, rate: Rate) -> Result<LeakyBucket, ParamError> {
-        let meter = Meter::new(0, rate, "queue", "rate")?;
-        Ok(LeakyBucket { meter, ..*self })
+        let queue = self.capacity().saturating_sub(1);
+        new(Rate::new(amount, period)?, queue, self.leaky)
     }
 
     /// Returns the meter that keeps the level.
@@ -118,20 +112,19 @@ impl Limiting for LeakyBucket {
         let Leaky::Shape { max_wait } = self.leaky else {
             return verdict;
         };
-        let soon_enough = max_wait.map(|wait| self.meter.full_within(*state, wait));
-        let admission = match (verdict.admission, soon_enough) {
-            (Admission::Denied(denial @ (Denial::Never | Denial::Unrestored)), _) => {
-                Admission::Denied(denial)
+        let turn = self.meter.full_at_micros(*state);
+        let soon_enough = turn.saturating_sub(max_wait.map_or(u64::MAX, Span::as_micros));
+        let soon_enough = Time::from_micros(soon_enough);
+        let delay = Span::from_micros(turn.saturating_sub(now.as_micros()));
+        let admission = match verdict.admission {
+            Admission::Denied(Denial::Until(room) | Denial::QueueFull(room)) => {
+                Admission::Denied(Denial::QueueFull(room.max(soon_enough)))
             }
-            (Admission::Denied(Denial::Until(room) | Denial::QueueFull(room)), soon) => {
-                Admission::Denied(Denial::QueueFull(soon.map_or(room, |soon| soon.max(room))))
+            Admission::Allowed { .. } if soon_enough > now => {
+                Admission::Denied(Denial::QueueFull(soon_enough))
             }
-            (Admission::Allowed { .. }, Some(soon)) if soon > now => {
-                Admission::Denied(Denial::QueueFull(soon))
-            }
-            (Admission::Allowed { .. }, _) => Admission::Allowed {
-                delay: self.meter.until_full(*state, now),
-            },
+            Admission::Allowed { .. } => Admission::Allowed { delay },
+            denied => denied,
         };
         Verdict {
             admission,
@@ -161,12 +154,8 @@ impl Limiting for LeakyBucket {
         }
     }
 
-    fn keep_used(&self, from: &LeakyBucket, state: &mut meter::State, now: Time) {
-        self.carry_over(from, state, CarryOver::Keep, now);
-    }
-
-    fn keep_share(&self, from: &LeakyBucket, state: &mut meter::State, now: Time) {
-        self.carry_over(from, state, CarryOver::Proportional, now);
+    fn keep(&self, from: &LeakyBucket, state: &mut meter::State, how: CarryOver, now: Time) {
+        self.meter.keep(&from.meter, state, how, now);
     }
 }
 
@@ -180,71 +169,52 @@ mod tests {
         new(Rate::new(10, Span::SECOND).unwrap(), queue, leaky).unwrap()
     }
 
-    fn admit(bucket: &LeakyBucket, state: &mut meter::State, now: Time) -> Admission {
-        let verdict = bucket.decide(state, 1, now);
-        if verdict.is_allowed() {
-            bucket.charge(state, 1, now);
+    /// Asks for 1 at each of these times, in milliseconds after `NOW`, and checks each answer.
+    fn check<const N: usize>(bucket: &LeakyBucket, answers: [(u64, Admission); N]) {
+        let mut state = meter::State::default();
+        for (millis, expected) in answers {
+            let now = NOW + Span::from_millis(millis);
+            let verdict = bucket.decide(&state, 1, now);
+            assert_eq!(verdict.admission, expected, "after {millis} ms");
+            if verdict.is_allowed() {
+                bucket.charge(&mut state, 1, now);
+            }
         }
-        verdict.admission
+    }
+
+    fn after(millis: u64) -> Admission {
+        let delay = Span::from_millis(millis);
+        Admission::Allowed { delay }
+    }
+
+    fn full_until(millis: u64) -> Admission {
+        Admission::Denied(Denial::QueueFull(NOW + Span::from_millis(millis)))
     }
 
     #[test]
     fn a_policing_bucket_without_a_queue_paces_strictly() {
-        let bucket = bucket(0, Leaky::Police);
-        let mut state = meter::State::default();
-        assert!(matches!(
-            admit(&bucket, &mut state, NOW),
-            Admission::Allowed { .. }
-        ));
-        let next = NOW + Span::from_millis(100);
-        assert_eq!(
-            admit(&bucket, &mut state, NOW),
-            Admission::Denied(Denial::Until(next))
-        );
-        assert!(matches!(
-            admit(&bucket, &mut state, next),
-            Admission::Allowed { .. }
-        ));
+        let denied = Admission::Denied(Denial::Until(NOW + Span::from_millis(100)));
+        let answers = [(0, after(0)), (0, denied), (100, after(0))];
+        check(&bucket(0, Leaky::Police), answers);
     }
 
     #[test]
     fn a_shaping_bucket_assigns_turns_until_the_queue_is_full() {
         let bucket = bucket(2, Leaky::Shape { max_wait: None });
-        let mut state = meter::State::default();
-        for turn in 0..3 {
-            let delay = Span::from_millis(100 * turn);
-            assert_eq!(
-                admit(&bucket, &mut state, NOW),
-                Admission::Allowed { delay }
-            );
-        }
-        let room = NOW + Span::from_millis(100);
-        assert_eq!(
-            admit(&bucket, &mut state, NOW),
-            Admission::Denied(Denial::QueueFull(room))
-        );
+        let turns = [after(0), after(100), after(200), full_until(100)];
+        check(&bucket, turns.map(|it| (0, it)));
     }
 
     #[test]
     fn a_wait_beyond_the_longest_is_denied_until_it_has_shrunk() {
-        let wait = Span::from_millis(150);
-        let bucket = bucket(
-            9,
-            Leaky::Shape {
-                max_wait: Some(wait),
-            },
-        );
-        let mut state = meter::State::default();
-        admit(&bucket, &mut state, NOW);
-        admit(&bucket, &mut state, NOW);
-        let soon = NOW + Span::from_millis(50);
-        assert_eq!(
-            admit(&bucket, &mut state, NOW),
-            Admission::Denied(Denial::QueueFull(soon))
-        );
-        assert_eq!(
-            admit(&bucket, &mut state, soon),
-            Admission::Allowed { delay: wait }
-        );
+        let max_wait = Some(Span::from_millis(150));
+        let bucket = bucket(9, Leaky::Shape { max_wait });
+        let answers = [
+            (0, after(0)),
+            (0, after(100)),
+            (0, full_until(50)),
+            (50, after(150)),
+        ];
+        check(&bucket, answers);
     }
 }

@@ -13,7 +13,6 @@
 //! | GCRA | [`gcra`] | `burst + rate × t` in any span `t`: exact |
 //! | leaky bucket | [`leaky_bucket`] | `queue + 1 + rate × t` in any span `t`: exact |
 //! | concurrency | [`concurrency`] | `limit` holders at any instant: exact |
-//!
 //! | quota | [`quota`] | `limit + grace` in each calendar period, plus what was carried over or granted |
 //!
 //! [`backoff`] watches another limit, and blocks subjects that keep asking after a denial.

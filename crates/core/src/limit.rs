@@ -41,57 +41,50 @@ pub enum Limit {
     Unlimited(Algorithm),
 }
 
+/// See the constructors of each algorithm for the errors.
+#[allow(clippy::missing_errors_doc)]
 impl Limit {
     /// See [`fixed_window::new`].
-    #[allow(clippy::missing_errors_doc)]
     pub fn fixed_window(limit: u64, window: Span) -> Result<Limit, ParamError> {
         fixed_window::new(limit, window).map(Limit::FixedWindow)
     }
 
     /// See [`sliding_log::new`].
-    #[allow(clippy::missing_errors_doc)]
     pub fn sliding_log(limit: u64, window: Span) -> Result<Limit, ParamError> {
         sliding_log::new(limit, window).map(Limit::SlidingLog)
     }
 
     /// See [`sliding_counter::new`].
-    #[allow(clippy::missing_errors_doc)]
     pub fn sliding_counter(limit: u64, window: Span, buckets: u32) -> Result<Limit, ParamError> {
         sliding_counter::new(limit, window, buckets).map(Limit::SlidingCounter)
     }
 
     /// See [`two_window::new`].
-    #[allow(clippy::missing_errors_doc)]
     pub fn two_window(limit: u64, window: Span) -> Result<Limit, ParamError> {
         two_window::new(limit, window).map(Limit::TwoWindow)
     }
 
     /// See [`token_bucket::new`].
-    #[allow(clippy::missing_errors_doc)]
     pub fn token_bucket(capacity: u64, refill: Rate) -> Result<Limit, ParamError> {
         token_bucket::new(capacity, refill).map(Limit::TokenBucket)
     }
 
     /// See [`gcra::new`].
-    #[allow(clippy::missing_errors_doc)]
     pub fn gcra(rate: Rate, burst: u64) -> Result<Limit, ParamError> {
         gcra::new(rate, burst).map(Limit::Gcra)
     }
 
     /// See [`leaky_bucket::new`].
-    #[allow(clippy::missing_errors_doc)]
     pub fn leaky_bucket(rate: Rate, queue: u64, leaky: Leaky) -> Result<Limit, ParamError> {
         leaky_bucket::new(rate, queue, leaky).map(Limit::LeakyBucket)
     }
 
     /// See [`backoff::new`].
-    #[allow(clippy::missing_errors_doc)]
     pub fn backoff(schedule: Schedule) -> Result<Limit, ParamError> {
         backoff::new(schedule).map(Limit::Backoff)
     }
 
     /// See [`quota::new`].
-    #[allow(clippy::missing_errors_doc)]
     pub fn quota(
         limit: u64,
         grace: u64,
@@ -102,11 +95,12 @@ impl Limit {
     }
 
     /// See [`concurrency::new`].
-    #[allow(clippy::missing_errors_doc)]
     pub fn concurrency(limit: u64, lease: Span) -> Result<Limit, ParamError> {
         concurrency::new(limit, lease).map(Limit::Concurrency)
     }
+}
 
+impl Limit {
     /// Returns a rule of `algorithm` without a limit.
     #[must_use]
     pub fn unlimited(algorithm: Algorithm) -> Limit {
@@ -133,10 +127,9 @@ impl Limit {
             Limit::TokenBucket(it) => Limit::TokenBucket(it.scaled(scale)),
             Limit::Gcra(it) => Limit::Gcra(it.scaled(scale)),
             Limit::LeakyBucket(it) => Limit::LeakyBucket(it.scaled(scale)),
-            Limit::Backoff(it) => Limit::Backoff(it.clone()),
             Limit::Quota(it) => Limit::Quota(it.scaled(scale)),
             Limit::Concurrency(it) => Limit::Concurrency(it.scaled(scale)),
-            Limit::Unlimited(algorithm) => Limit::Unlimited(*algorithm),
+            Limit::Backoff(_) | Limit::Unlimited(_) => self.clone(),
         }
     }
 
@@ -164,7 +157,10 @@ impl Limit {
             Limit::SlidingLog(_) | Limit::Unlimited(Algorithm::SlidingLog) => {
                 Limit::sliding_log(amount, period)
             }
-            Limit::SlidingCounter(it) => it.renumbered(amount, period).map(Limit::SlidingCounter),
+            Limit::SlidingCounter(it) => {
+                let buckets = u32::try_from(it.parts().1).unwrap_or(u32::MAX);
+                Limit::sliding_counter(amount, period, buckets)
+            }
             Limit::Unlimited(Algorithm::SlidingCounter) => {
                 Limit::sliding_counter(amount, period, sliding_counter::DEFAULT_BUCKETS)
             }
@@ -175,18 +171,17 @@ impl Limit {
             Limit::Gcra(_) | Limit::Unlimited(Algorithm::Gcra) => Limit::gcra(rate()?, amount),
             Limit::Backoff(_) | Limit::Unlimited(Algorithm::Backoff) => Ok(self.clone()),
             Limit::Quota(it) => it.with_limit(amount).map(Limit::Quota),
-            Limit::Concurrency(it) => it.with_limit(amount).map(Limit::Concurrency),
+            Limit::Concurrency(it) => Limit::concurrency(amount, it.lease()),
             // An unlimited rule has no calendar and no lease: use days of UTC, and the period.
             Limit::Unlimited(Algorithm::Quota) => {
                 let days = Calendar::new(1, Unit::Day, Anchor::First, Zone::utc())?;
                 Limit::quota(amount, 0, 0, days)
             }
             Limit::Unlimited(Algorithm::Concurrency) => Limit::concurrency(amount, period),
-            Limit::LeakyBucket(it) if amount == 0 => it.closed(rate()?).map(Limit::LeakyBucket),
-            Limit::LeakyBucket(it) => it.at_rate(rate()?).map(Limit::LeakyBucket),
+            Limit::LeakyBucket(it) => it.renumbered(amount, period).map(Limit::LeakyBucket),
             Limit::Unlimited(Algorithm::LeakyBucket) => {
                 let strict = leaky_bucket::new(Rate::new(1, period)?, 0, Leaky::Police)?;
-                Limit::LeakyBucket(strict).renumbered(amount, period)
+                strict.renumbered(amount, period).map(Limit::LeakyBucket)
             }
         }
     }
@@ -324,38 +319,22 @@ impl Algorithm {
 mod tests {
     use super::*;
 
-    fn rate(amount: u64, period: Span) -> Rate {
-        Rate::new(amount, period).unwrap()
-    }
-
     #[test]
     fn other_numbers_keep_the_algorithm_and_its_other_settings() {
-        let shape = Leaky::Shape { max_wait: None };
-        let slow = rate(1, Span::DAY);
-        let (second, minute) = (Span::SECOND, Span::MINUTE);
-        for (limit, expected) in [
-            (
-                Limit::fixed_window(1, second),
-                Limit::fixed_window(7, minute),
-            ),
-            (Limit::sliding_log(1, second), Limit::sliding_log(7, minute)),
-            (
-                Limit::sliding_counter(1, second, 6),
-                Limit::sliding_counter(7, minute, 6),
-            ),
-            (Limit::two_window(1, second), Limit::two_window(7, minute)),
-            (
-                Limit::token_bucket(1, slow),
-                Limit::token_bucket(7, rate(7, minute)),
-            ),
-            (Limit::gcra(slow, 1), Limit::gcra(rate(7, minute), 7)),
-            (
-                Limit::leaky_bucket(slow, 3, shape),
-                Limit::leaky_bucket(rate(7, minute), 3, shape),
-            ),
-        ] {
-            let renumbered = limit.unwrap().renumbered(7, minute).unwrap();
-            assert_eq!(renumbered, expected.unwrap());
+        const SHAPE: Leaky = Leaky::Shape { max_wait: None };
+        type New = fn(u64, Span) -> Result<Limit, ParamError>;
+        let limits: [New; 7] = [
+            Limit::fixed_window,
+            Limit::sliding_log,
+            |amount, period| Limit::sliding_counter(amount, period, 6),
+            Limit::two_window,
+            |amount, period| Limit::token_bucket(amount, Rate::new(amount, period)?),
+            |amount, period| Limit::gcra(Rate::new(amount, period)?, amount),
+            |amount, period| Limit::leaky_bucket(Rate::new(amount, period)?, 3, SHAPE),
+        ];
+        for limit in limits {
+            let renumbered = limit(1, Span::DAY).unwrap().renumbered(7, Span::MINUTE);
+            assert_eq!(renumbered, limit(7, Span::MINUTE));
         }
     }
 
@@ -388,15 +367,13 @@ mod tests {
         assert!(backoff.is_companion());
         assert_eq!(backoff.scaled(1, 3), backoff);
         assert_eq!(backoff.renumbered(7, Span::DAY).unwrap(), backoff);
-        assert_eq!(
-            (backoff.algorithm().name(), backoff.capacity()),
-            ("backoff", 3)
-        );
+        assert_eq!(backoff.algorithm().name(), "backoff");
+        assert_eq!(backoff.capacity(), 3);
     }
 
     #[test]
     fn inexact_numbers_are_rejected() {
-        let limit = Limit::gcra(rate(1, Span::SECOND), 1).unwrap();
+        let limit = Limit::gcra(Rate::new(1, Span::SECOND).unwrap(), 1).unwrap();
         assert!(limit.renumbered(999_999_937, Span::DAY).is_err());
         assert!(limit.renumbered(1, Span::ZERO).is_err());
     }

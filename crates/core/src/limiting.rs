@@ -63,17 +63,13 @@ pub trait Limiting: Clone + PartialEq {
     /// the first check after the change.
     fn carry_over(&self, from: &Self, state: &mut Self::State, how: CarryOver, now: Time) {
         match how {
-            CarryOver::Keep => self.keep_used(from, state, now),
-            CarryOver::Proportional => self.keep_share(from, state, now),
             CarryOver::Reset => *state = Self::State::default(),
+            CarryOver::Keep | CarryOver::Proportional => self.keep(from, state, how, now),
         }
     }
 
-    /// [`CarryOver::Keep`]: the used amount stays used, as far as these numbers can hold it.
-    fn keep_used(&self, from: &Self, state: &mut Self::State, now: Time);
-
-    /// [`CarryOver::Proportional`]: the used share stays used, rounded up.
-    fn keep_share(&self, from: &Self, state: &mut Self::State, now: Time);
+    /// Carries over the used amount or the used share. Not called to reset a state.
+    fn keep(&self, from: &Self, state: &mut Self::State, how: CarryOver, now: Time);
 }
 
 /// The answer of one limit to one cost, before anything is charged.

@@ -30,7 +30,7 @@
 //! the first check after the change, the meter refills at the new rate.
 
 use crate::ParamError;
-use crate::carry_over::Change;
+use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{ParamProblem, check_amount};
 use crate::units::{EXACT, Rate, Scale, Span, Tick, Time};
@@ -59,6 +59,15 @@ pub struct State {
 }
 
 impl State {
+    /// Returns the state of an allowance that is full from the start of `tick` on.
+    #[inline]
+    const fn full_from(tick: u64) -> State {
+        State {
+            full_at: tick,
+            fraction: 0,
+        }
+    }
+
     /// Returns the whole tick, and the fraction in `1/per_tick` of a tick.
     #[must_use]
     pub fn parts(self) -> (u64, u32) {
@@ -75,33 +84,36 @@ impl Meter {
         rate_field: &'static str,
     ) -> Result<Meter, ParamError> {
         check_amount(capacity_field, capacity)?;
-        Meter::reduced(capacity, rate, Tick::Micro)
-            .or_else(|| Meter::reduced(capacity, rate, Tick::Milli))
-            .ok_or_else(|| {
-                let numbers = format!("{capacity} at a rate of {rate}");
-                ParamProblem::NotExact(numbers).of(capacity_field)
-            })?
-            .refills_in_time()
-            .ok_or_else(|| ParamProblem::SlowRefill(format!("{capacity} at {rate}")).of(rate_field))
+        let micros = rate.period().as_micros();
+        let reduced = |tick: Tick| {
+            let divides = micros.is_multiple_of(tick.micros());
+            let period = divides.then_some(micros / tick.micros())?;
+            let divisor = gcd(rate.amount(), period);
+            let per_tick = u32::try_from(rate.amount() / divisor).ok()?;
+            Meter::exact(capacity, per_tick, period / divisor, tick)
+        };
+        let meter = reduced(Tick::Micro).or_else(|| reduced(Tick::Milli));
+        let inexact = || ParamProblem::NotExact(format!("{capacity} at a rate of {rate}"));
+        let slow = || ParamProblem::SlowRefill(format!("{capacity} at {rate}"));
+        let meter = meter.ok_or_else(|| inexact().of(capacity_field))?;
+        meter.in_time().ok_or_else(|| slow().of(rate_field))
     }
 
-    fn reduced(capacity: u64, rate: Rate, tick: Tick) -> Option<Meter> {
-        let period = rate.period().as_micros();
-        if !period.is_multiple_of(tick.micros()) {
-            return None;
-        }
-        let period = period / tick.micros();
-        let divisor = gcd(rate.amount(), period);
-        let token = period / divisor;
-        let full = u64::try_from(u128::from(capacity) * u128::from(token)).ok()?;
-        let meter = Meter {
+    /// Returns the meter of these numbers, if it can count exactly.
+    fn exact(capacity: u64, per_tick: u32, token: u64, tick: Tick) -> Option<Meter> {
+        let full = capacity.checked_mul(token).filter(|it| *it < EXACT)?;
+        Some(Meter {
             capacity,
             full,
-            per_tick: u32::try_from(rate.amount() / divisor).ok()?,
+            per_tick,
             token,
             tick,
-        };
-        (full < EXACT).then_some(meter)
+        })
+    }
+
+    /// Returns the meter, if it refills within [`Span::MAX`].
+    fn in_time(self) -> Option<Meter> {
+        (self.window() <= Span::MAX).then_some(self)
     }
 
     /// Scales capacity and rate, as far as the result can be counted exactly.
@@ -141,21 +153,11 @@ impl Meter {
         if per_tick == 0 || token == 0 {
             return Err(ParamProblem::ZeroRate.of("rate"));
         }
-        let inexact = || ParamProblem::NotExact(format!("{capacity} of {token}")).of("capacity");
-        let full = capacity.checked_mul(token).filter(|full| *full < EXACT);
-        let meter = Meter {
-            capacity,
-            full: full.ok_or_else(inexact)?,
-            per_tick,
-            token,
-            tick,
-        };
+        let inexact = || ParamProblem::NotExact(format!("{capacity} of {token}"));
         let slow = || ParamProblem::SlowRefill(format!("{capacity} at {per_tick} for {token}"));
-        meter.refills_in_time().ok_or_else(|| slow().of("rate"))
-    }
-
-    fn refills_in_time(self) -> Option<Meter> {
-        (self.window() <= Span::MAX).then_some(self)
+        let meter = Meter::exact(capacity, per_tick, token, tick);
+        let meter = meter.ok_or_else(|| inexact().of("capacity"))?;
+        meter.in_time().ok_or_else(|| slow().of("rate"))
     }
 
     fn rate(&self) -> u64 {
@@ -190,13 +192,7 @@ impl Meter {
 
     /// Returns the state that misses `debt` units at `tick`.
     fn owing(&self, debt: u64, tick: u64) -> State {
-        self.later(
-            State {
-                full_at: tick,
-                fraction: 0,
-            },
-            debt,
-        )
+        self.later(State::full_from(tick), debt)
     }
 
     /// Returns `state` with `units` more missing.
@@ -204,10 +200,7 @@ impl Meter {
     fn later(&self, state: State, units: u64) -> State {
         // Most rates reduce to one unit a tick, and the division is the slowest step here.
         if self.per_tick == 1 {
-            return State {
-                full_at: state.full_at + units,
-                fraction: 0,
-            };
+            return State::full_from(state.full_at + units);
         }
         let units = units + u64::from(state.fraction);
         State {
@@ -220,23 +213,10 @@ impl Meter {
 
     /// Returns the first tick at which at most `debt` units are missing.
     fn first_tick_owing_at_most(&self, state: State, debt: u64) -> u64 {
-        let fraction = u64::from(state.fraction);
-        if fraction > debt {
-            state.full_at + (fraction - debt).div_ceil(self.rate())
-        } else {
-            state
-                .full_at
-                .saturating_sub((debt - fraction) / self.rate())
-        }
-    }
-
-    /// Returns the units refilled between two instants, up to `most`.
-    fn refilled(&self, from: Time, to: Time, most: u64) -> u64 {
-        let ticks = self.tick.of(to).saturating_sub(self.tick.of(from));
-        if ticks > most / self.rate() {
-            most
-        } else {
-            ticks * self.rate()
+        let (full_at, fraction) = (state.full_at, u64::from(state.fraction));
+        match fraction.checked_sub(debt) {
+            Some(units) => full_at + units.div_ceil(self.rate()),
+            None => full_at.saturating_sub((debt - fraction) / self.rate()),
         }
     }
 
@@ -244,31 +224,15 @@ impl Meter {
     /// overdrawn, or the clock went back), returns a full meter's units and the instant at which only
     /// those are missing.
     fn missing_when_seen(&self, state: State, now: Time) -> (u64, Time) {
-        let seen = self
-            .first_tick_owing_at_most(state, self.full)
-            .max(self.tick.of(now));
+        let seen = self.first_tick_owing_at_most(state, self.full);
+        let seen = seen.max(self.tick.of(now));
         (self.debt(state, seen), self.tick.start(seen).max(now))
     }
 
-    /// Returns the instant at which nothing is missing.
-    #[inline]
-    pub(crate) fn full_at(&self, state: State) -> Time {
-        self.tick
-            .start(state.full_at + u64::from(state.fraction > 0))
-    }
-
-    /// Returns the first instant from which the wait until the meter is full is at most `wait`.
-    pub(crate) fn full_within(&self, state: State, wait: Span) -> Time {
-        Time::from_micros(
-            self.full_at(state)
-                .as_micros()
-                .saturating_sub(wait.as_micros()),
-        )
-    }
-
-    /// Returns how long after `now` the meter is full.
-    pub(crate) fn until_full(&self, state: State, now: Time) -> Span {
-        self.full_at(state).since(now)
+    /// Returns the first microsecond at which nothing is missing. It may be later than [`Time::MAX`].
+    pub(crate) fn full_at_micros(&self, state: State) -> u64 {
+        let whole_ticks = state.full_at + u64::from(state.fraction > 0);
+        whole_ticks.saturating_mul(self.tick.micros())
     }
 }
 
@@ -308,13 +272,9 @@ impl Limiting for Meter {
     #[inline]
     fn charge(&self, state: &mut State, cost: u64, now: Time) {
         let tick = self.tick.of(now);
-        let from = if state.full_at < tick {
-            State {
-                full_at: tick,
-                fraction: 0,
-            }
-        } else {
-            *state
+        let from = match state.full_at < tick {
+            true => State::full_from(tick),
+            false => *state,
         };
         *state = self.later(from, cost * self.token);
     }
@@ -325,48 +285,40 @@ impl Limiting for Meter {
         if missing >= deepest {
             return 0;
         }
-        let after = missing
-            .saturating_add(cost.saturating_mul(self.token))
-            .min(deepest);
+        let after = missing.saturating_add(cost.saturating_mul(self.token));
+        let after = after.min(deepest);
         *state = self.owing(after, tick);
         (after - missing) / self.token
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
         let units = cost.min(self.capacity) * self.token;
-        let units = units - self.refilled(charged_at, now, units);
+        let ticks = self.tick.of(now).saturating_sub(self.tick.of(charged_at));
+        let units = units.saturating_sub(ticks.saturating_mul(self.rate()));
         let fraction = u64::from(state.fraction);
         let back = units.saturating_sub(fraction).div_ceil(self.rate());
         *state = match state.full_at.checked_sub(back) {
             None => State::default(),
             Some(full_at) => {
                 let left = back * self.rate() + fraction - units;
-                let full_at = State {
-                    full_at,
-                    fraction: 0,
-                };
-                self.later(full_at, left)
+                self.owing(left, full_at)
             }
         };
     }
 
     #[inline]
     fn expires_at(&self, state: &State) -> Time {
-        self.full_at(*state)
+        let whole_ticks = state.full_at + u64::from(state.fraction > 0);
+        self.tick.start(whole_ticks)
     }
 
-    fn keep_used(&self, from: &Meter, state: &mut State, now: Time) {
+    fn keep(&self, from: &Meter, state: &mut State, how: CarryOver, now: Time) {
         let (missing, seen) = from.missing_when_seen(*state, now);
-        let tokens = missing.div_ceil(from.token).min(self.capacity);
-        *state = self.owing(tokens * self.token, self.tick.of(seen));
-    }
-
-    fn keep_share(&self, from: &Meter, state: &mut State, now: Time) {
-        let Some(change) = Change::new(from.full, self.full) else {
-            return self.keep_used(from, state, now);
+        let debt = match how.change(from.full, self.full) {
+            Some(change) => change.share(missing),
+            None => missing.div_ceil(from.token).min(self.capacity) * self.token,
         };
-        let (missing, seen) = from.missing_when_seen(*state, now);
-        *state = self.owing(change.share(missing), self.tick.of(seen));
+        *state = self.owing(debt, self.tick.of(seen));
     }
 }
 
@@ -377,16 +329,14 @@ fn gcd(a: u64, b: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CarryOver;
+
+    fn made(capacity: u64, amount: u64, period: Span) -> Result<Meter, ParamError> {
+        let rate = Rate::new(amount, period).unwrap();
+        Meter::new(capacity, rate, "capacity", "rate")
+    }
 
     fn meter(capacity: u64, amount: u64, period: Span) -> Meter {
-        Meter::new(
-            capacity,
-            Rate::new(amount, period).unwrap(),
-            "capacity",
-            "rate",
-        )
-        .unwrap()
+        made(capacity, amount, period).unwrap()
     }
 
     #[test]
@@ -407,18 +357,12 @@ mod tests {
     }
 
     #[test]
-    fn inexact_numbers_are_rejected() {
-        let rate = Rate::new(999_999_937, Span::DAY).unwrap();
-        let error = Meter::new(1_000_000_000, rate, "burst", "rate").unwrap_err();
-        assert_eq!(error.field, "burst");
-        assert!(error.to_string().contains("2^53"), "{error}");
-    }
-
-    #[test]
-    fn a_refill_of_centuries_is_rejected() {
-        let rate = Rate::new(1, Span::DAY).unwrap();
-        let error = Meter::new(100_000, rate, "burst", "rate").unwrap_err();
-        assert_eq!(error.field, "rate");
+    fn inexact_numbers_and_a_refill_of_centuries_are_rejected() {
+        let inexact = made(1_000_000_000, 999_999_937, Span::DAY).unwrap_err();
+        assert_eq!(inexact.field, "capacity");
+        assert!(inexact.to_string().contains("2^53"), "{inexact}");
+        let slow = made(100_000, 1, Span::DAY).unwrap_err();
+        assert_eq!(slow.field, "rate");
     }
 
     #[test]
@@ -431,12 +375,9 @@ mod tests {
         assert_eq!(state.parts(), (1010, 0));
         // Tokens come back after 10/3, 20/3 and 10 microseconds: seen at 4, 7 and 10.
         for (micros, expected) in [(3, 0), (4, 1), (6, 1), (7, 2), (9, 2), (10, 3)] {
-            let now = Time::from_micros(1000 + micros);
-            assert_eq!(
-                m.decide(&state, 0, now).available,
-                expected,
-                "after {micros}"
-            );
+            let now = start + Span::from_micros(micros);
+            let available = m.decide(&state, 0, now).available;
+            assert_eq!(available, expected, "after {micros}");
         }
     }
 
@@ -462,30 +403,22 @@ mod tests {
         m.charge(&mut state, 10, later);
         m.refund(&mut state, 10, start, later);
         assert_eq!(m.decide(&state, 0, later).available, 0);
-        m.refund(&mut state, 10, later, later + Span::from_millis(300));
-        assert_eq!(
-            m.decide(&state, 0, later + Span::from_millis(300))
-                .available,
-            10
-        );
+        let much_later = later + Span::from_millis(300);
+        m.refund(&mut state, 10, later, much_later);
+        assert_eq!(m.decide(&state, 0, much_later).available, 10);
     }
 
     #[test]
     fn a_faster_rate_acts_at_once_and_a_smaller_capacity_caps_the_debt() {
-        let (slow, fast) = (meter(10, 1, Span::SECOND), meter(10, 10, Span::SECOND));
+        let [slow, fast, small] =
+            [(10, 1), (10, 10), (2, 10)].map(|(most, rate)| meter(most, rate, Span::SECOND));
         let now = Time::from_micros(50_000_000);
         let mut state = State::default();
         slow.charge(&mut state, 10, now);
-        fast.carry_over(&slow, &mut state, CarryOver::Keep, now);
-        assert_eq!(
-            fast.decide(&state, 1, now).retry_at(),
-            Some(now + Span::from_millis(100))
-        );
-        let small = meter(2, 10, Span::SECOND);
-        small.carry_over(&fast, &mut state, CarryOver::Keep, now);
-        assert_eq!(
-            small.decide(&state, 1, now).retry_at(),
-            Some(now + Span::from_millis(100))
-        );
+        for (from, to) in [(&slow, &fast), (&fast, &small)] {
+            to.carry_over(from, &mut state, CarryOver::Keep, now);
+            let retry_at = to.decide(&state, 1, now).retry_at();
+            assert_eq!(retry_at, Some(now + Span::from_millis(100)));
+        }
     }
 }

@@ -99,6 +99,13 @@ pub(crate) fn check_amount(field: &'static str, value: u64) -> Result<(), ParamE
     }
 }
 
+/// Checks a limit and its window, and returns the microseconds in the window.
+pub(crate) fn check_window(limit: u64, window: Span) -> Result<u64, ParamError> {
+    check_amount("limit", limit)?;
+    check_span("window", window)?;
+    Ok(window.as_micros())
+}
+
 pub(crate) fn check_span(field: &'static str, span: Span) -> Result<(), ParamError> {
     match span {
         Span::ZERO => Err(ParamProblem::ZeroSpan.of(field)),

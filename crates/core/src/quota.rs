@@ -5,9 +5,9 @@
 //! was carried over from the period before or granted. Above `limit` it admits and warns; above
 //! `limit + grace` it denies until the next period begins.
 //!
-//! The unused rest of a period is carried into the next, at most `rollover`. Units that are still unused then are
-//! carried on, within the same bound. A subject that has used nothing for two whole periods counts as
-//! new, and carries nothing over.
+//! The unused rest of a period is carried into the next, at most `rollover`. If the next period does not
+//! use it up, the rest is carried on, within the same bound. A subject that has used nothing for two
+//! whole periods counts as new, and carries nothing over.
 //!
 //! A state lasts to the end of its period, even if nothing was used; with a rollover, to the end of the
 //! second period after it. So a missing state always means unknown usage, never unused.
@@ -26,7 +26,7 @@
 
 use crate::ParamError;
 use crate::calendar::{Calendar, Period};
-use crate::carry_over::{CarryOver, Change};
+use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::check_amount;
 use crate::units::{EXACT, MAX_AMOUNT, Scale, Span, Time};
@@ -102,8 +102,7 @@ impl Quota {
             limit,
             grace,
             rollover: rollover.min(limit),
-            calendar: self.calendar.clone(),
-            is_closed: self.is_closed,
+            ..self.clone()
         }
     }
 
@@ -149,11 +148,6 @@ impl Quota {
     #[must_use]
     pub fn numbers(&self) -> [u64; 3] {
         [self.limit, self.grace, self.rollover]
-    }
-
-    /// Returns limit plus grace, whether the quota is closed or not.
-    fn whole(&self) -> u64 {
-        self.limit + self.grace
     }
 
     /// Returns the calendar.
@@ -204,10 +198,10 @@ impl Quota {
     /// Returns the state at `now`.
     #[inline]
     fn current(&self, state: State, now: Time) -> State {
-        if now.as_micros() < state.ends_at {
-            return state;
+        match now.as_micros() < state.ends_at {
+            true => state,
+            false => self.rolled(self, state, now),
         }
-        self.rolled(self, state, now)
     }
 
     /// Moves a state whose period has ended under the numbers `by` into the period of `now`.
@@ -243,20 +237,19 @@ impl Quota {
     /// A denied request writes nothing, so `state` is the stored one, possibly of an earlier period.
     #[cold]
     fn admitted_at(&self, state: State, cost: u64, now: Time) -> Option<Time> {
-        if self.is_closed {
+        if self.is_closed || cost > self.capacity() + self.rollover {
             return None;
         }
         if now.as_micros() < state.ends_at {
-            return if cost <= self.capacity() + self.carried(state) {
-                Some(Time::from_micros(state.ends_at))
-            } else {
+            return Some(match cost <= self.capacity() + self.carried(state) {
+                true => Time::from_micros(state.ends_at),
                 // After one unused period.
-                (cost <= self.capacity() + self.rollover).then(|| self.next(state).end)
-            };
+                false => self.next(state).end,
+            });
         }
         let [_, before, start, end, next_end, _] = self.calendar.around(now).starts;
         let ended_at = Time::from_micros(state.ends_at);
-        if cost > self.capacity() + self.rollover || ended_at <= before {
+        if ended_at <= before {
             // An older state is forgotten by the next period.
             return None;
         }
@@ -270,10 +263,10 @@ impl Quota {
     fn next(&self, state: State) -> Period {
         let ended_at = Time::from_micros(state.ends_at);
         let period = self.period_at(ended_at);
-        if period.start < ended_at {
-            return self.period_at(period.end);
+        match period.start < ended_at {
+            true => self.period_at(period.end),
+            false => period,
         }
-        period
     }
 }
 
@@ -297,11 +290,8 @@ impl Limiting for Quota {
         if cost <= available {
             return Verdict::allowed(available);
         }
-        let denial = match self.admitted_at(*state, cost, now) {
-            Some(at) => Denial::Until(at),
-            None => Denial::Never,
-        };
-        Verdict::denied(denial, available)
+        let admitted_at = self.admitted_at(*state, cost, now);
+        Verdict::denied(admitted_at.map_or(Denial::Never, Denial::Until), available)
     }
 
     #[inline]
@@ -312,8 +302,8 @@ impl Limiting for Quota {
 
     fn overdraw(&self, state: &mut State, cost: u64, most: u64, now: Time) -> u64 {
         *state = self.current(*state, now);
-        let deepest = (self.whole() + state.extra + most.min(MAX_AMOUNT)).min(EXACT - 1);
-        let taken = cost.min(deepest.saturating_sub(state.used));
+        let deepest = self.limit + self.grace + state.extra + most.min(MAX_AMOUNT);
+        let taken = cost.min(deepest.min(EXACT - 1).saturating_sub(state.used));
         state.used += taken;
         taken
     }
@@ -339,14 +329,13 @@ impl Limiting for Quota {
 
     fn carry_over(&self, from: &Quota, state: &mut State, how: CarryOver, now: Time) {
         match how {
-            CarryOver::Keep => self.keep_used(from, state, now),
-            CarryOver::Proportional => self.keep_share(from, state, now),
             // Not an empty state: that would mean unknown usage.
             CarryOver::Reset => *state = self.restored(Balance::default(), now),
+            CarryOver::Keep | CarryOver::Proportional => self.keep(from, state, how, now),
         }
     }
 
-    fn keep_used(&self, from: &Quota, state: &mut State, now: Time) {
+    fn keep(&self, from: &Quota, state: &mut State, how: CarryOver, now: Time) {
         if now.as_micros() < state.ends_at {
             if self.calendar != from.calendar {
                 state.ends_at = self.period_at(now).end.as_micros();
@@ -354,12 +343,8 @@ impl Limiting for Quota {
         } else if state.ends_at > 0 {
             *state = self.rolled(from, *state, now);
         }
-    }
-
-    fn keep_share(&self, from: &Quota, state: &mut State, now: Time) {
-        self.keep_used(from, state, now);
-        if let Some(change) = Change::new(from.limit, self.limit) {
-            let most = self.whole() + state.extra;
+        if let Some(change) = how.change(from.limit, self.limit) {
+            let most = self.limit + self.grace + state.extra;
             state.used = change.share(state.used).min(most);
         }
     }

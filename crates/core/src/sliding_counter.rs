@@ -15,12 +15,13 @@
 //! # When the numbers change
 //! Each sub-bucket in the window moves, whole, into the new sub-bucket of its last instant: it counts up
 //! to one old sub-bucket longer, and never shorter. Under `proportional` each keeps its share. However
-//! many of the oldest have left, the sum of the others is the right share, rounded up once. Proof: `tests/properties.rs`.
+//! many of the oldest have left, the sum of the others is the right share, rounded up once.
+//! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
-use crate::carry_over::Change;
+use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
-use crate::param::{ParamProblem, check_amount, check_span};
+use crate::param::{ParamProblem, check_window};
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
 /// The default number of sub-buckets in a window.
@@ -79,40 +80,22 @@ impl State {
 /// # Errors
 /// If a number is out of range, or the window is shorter than a microsecond per sub-bucket.
 pub fn new(limit: u64, window: Span, buckets: u32) -> Result<SlidingCounter, ParamError> {
-    check_amount("limit", limit)?;
-    check_span("window", window)?;
-    let most = window.as_micros().min(u64::from(MAX_BUCKETS));
-    if buckets < 2 || u64::from(buckets) > most {
-        let range = 2..=most.max(2);
-        return Err(ParamProblem::OutOfRange(buckets.into(), range).of("buckets"));
+    let (window, buckets) = (check_window(limit, window)?, u64::from(buckets));
+    let range = 2..=window.clamp(2, MAX_BUCKETS.into());
+    if !range.contains(&buckets) || buckets > window {
+        return Err(ParamProblem::OutOfRange(buckets, range).of("buckets"));
     }
-    let buckets = u64::from(buckets);
     Ok(SlidingCounter {
         limit,
         buckets,
-        length: window.as_micros().div_ceil(buckets),
+        length: window.div_ceil(buckets),
     })
 }
 
 impl SlidingCounter {
     pub(crate) fn scaled(&self, scale: Scale) -> SlidingCounter {
-        SlidingCounter {
-            limit: scale.amount(self.limit),
-            ..*self
-        }
-    }
-
-    /// Returns a counter with the same number of sub-buckets.
-    pub(crate) fn renumbered(
-        &self,
-        limit: u64,
-        window: Span,
-    ) -> Result<SlidingCounter, ParamError> {
-        new(
-            limit,
-            window,
-            u32::try_from(self.buckets).unwrap_or(u32::MAX),
-        )
+        let limit = scale.amount(self.limit);
+        SlidingCounter { limit, ..*self }
     }
 
     /// Returns the limit, the number of sub-buckets, and the microseconds in one.
@@ -137,9 +120,8 @@ impl SlidingCounter {
     /// Returns the sub-buckets that count during sub-bucket `running`, oldest first, and their counts.
     fn live<'a>(&self, state: &'a State, running: u64) -> impl Iterator<Item = (u64, u64)> + 'a {
         let oldest = running.saturating_sub(self.buckets);
-        state
-            .counts()
-            .skip_while(move |(number, _)| *number < oldest)
+        let counts = state.counts();
+        counts.skip_while(move |(number, _)| *number < oldest)
     }
 
     /// Makes `running` the newest sub-bucket, and forgets those that have left.
@@ -154,6 +136,26 @@ impl SlidingCounter {
             *state.count_mut(running - step) = 0;
         }
         state.newest = running;
+    }
+
+    /// Returns the counts of `state`, which was written under `from`, in these sub-buckets.
+    fn moved(&self, from: &SlidingCounter, state: &State, now: Time) -> State {
+        let end_of = |number: u64| (number + 1) * from.length - 1;
+        // A clock behind the newest sub-bucket is treated as if it stood at the end of that one.
+        let seen = match state.newest > from.number(now) {
+            true => end_of(state.newest),
+            false => now.as_micros(),
+        };
+        let running = seen / self.length;
+        let mut moved = State::default();
+        self.advance(&mut moved, running);
+        for (number, count) in from.live(state, from.running(state, now)) {
+            let place = (end_of(number) / self.length).min(running);
+            if place + self.buckets >= running {
+                *moved.count_mut(place) += count;
+            }
+        }
+        moved
     }
 }
 
@@ -223,56 +225,28 @@ impl Limiting for SlidingCounter {
     }
 
     fn expires_at(&self, state: &State) -> Time {
-        let last = state
-            .counts()
-            .last()
-            .map_or(0, |(number, _)| self.leaves_at(number));
-        Time::from_micros(last)
+        let last = state.counts().last();
+        Time::from_micros(last.map_or(0, |(number, _)| self.leaves_at(number)))
     }
 
-    fn keep_used(&self, from: &SlidingCounter, state: &mut State, now: Time) {
-        if (self.buckets, self.length) == (from.buckets, from.length) {
-            return;
+    fn keep(&self, from: &SlidingCounter, state: &mut State, how: CarryOver, now: Time) {
+        if (self.buckets, self.length) != (from.buckets, from.length) {
+            *state = self.moved(from, state, now);
         }
-        let end_of = |number: u64| (number + 1) * from.length - 1;
-        // A clock behind the newest sub-bucket is treated as if it stood at the end of that one.
-        let behind = state.newest > from.number(now);
-        let seen = if behind {
-            end_of(state.newest)
-        } else {
-            now.as_micros()
-        };
-        let running = seen / self.length;
-        let mut moved = State::default();
-        self.advance(&mut moved, running);
-        for (number, count) in from.live(state, from.running(state, now)) {
-            let place = (end_of(number) / self.length).min(running);
-            if place + self.buckets >= running {
-                *moved.count_mut(place) += count;
-            }
+        if let Some(change) = how.change(from.limit, self.limit)
+            && !state.counts.is_empty()
+        {
+            // The counts are a ring: older ones precede the newest, and go on at the end of the slice.
+            let newest = state.index(state.newest);
+            let (to_newest, oldest) = state.counts.split_at_mut(newest + 1);
+            change.scale(to_newest.iter_mut().rev().chain(oldest.iter_mut().rev()));
         }
-        *state = moved;
-    }
-
-    fn keep_share(&self, from: &SlidingCounter, state: &mut State, now: Time) {
-        self.keep_used(from, state, now);
-        let Some(change) = Change::new(from.limit, self.limit) else {
-            return;
-        };
-        if state.counts.is_empty() {
-            return;
-        }
-        // The counts are a ring: older ones precede the newest, and go on at the end of the slice.
-        let newest = state.index(state.newest);
-        let (to_newest, oldest) = state.counts.split_at_mut(newest + 1);
-        change.scale(to_newest.iter_mut().rev().chain(oldest.iter_mut().rev()));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CarryOver;
 
     fn at(micros: u64) -> Time {
         Time::from_micros(micros)
@@ -313,10 +287,8 @@ mod tests {
 
     #[test]
     fn too_many_sub_buckets_are_rejected() {
-        assert_eq!(new(1, Span::SECOND, 61).unwrap_err().field, "buckets");
-        assert_eq!(
-            new(1, Span::from_micros(5), 10).unwrap_err().field,
-            "buckets"
-        );
+        for (window, buckets) in [(Span::SECOND, 61), (Span::from_micros(5), 10)] {
+            assert_eq!(new(1, window, buckets).unwrap_err().field, "buckets");
+        }
     }
 }

@@ -21,9 +21,9 @@
 use std::collections::VecDeque;
 
 use crate::ParamError;
-use crate::carry_over::Change;
+use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
-use crate::param::{check_amount, check_span};
+use crate::param::check_window;
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
 /// The most entries of one subject: 256 KiB, because the list grows by doubling.
@@ -52,6 +52,13 @@ struct Entry {
     cost: u64,
 }
 
+impl Entry {
+    fn merge(&mut self, newer: Entry) {
+        self.at = newer.at;
+        self.cost += newer.cost;
+    }
+}
+
 impl State {
     /// Returns the bytes that the state holds on the heap.
     #[must_use]
@@ -69,12 +76,7 @@ impl State {
     pub fn coarsen(&mut self) {
         if let Some(newest) = self.entries.pop_back() {
             match self.entries.back_mut() {
-                Some(last) => {
-                    *last = Entry {
-                        at: newest.at,
-                        cost: last.cost + newest.cost,
-                    }
-                }
+                Some(last) => last.merge(newest),
                 None => self.entries.push_back(newest),
             }
         }
@@ -92,15 +94,11 @@ impl State {
         }
         self.total += cost;
         let at = now.as_micros().max(self.seen);
+        let entry = Entry { at, cost };
         let full = self.entries.len() >= MAX_ENTRIES;
         match self.entries.back_mut() {
-            Some(last) if last.at == at || full => {
-                *last = Entry {
-                    at,
-                    cost: last.cost + cost,
-                }
-            }
-            _ => self.entries.push_back(Entry { at, cost }),
+            Some(last) if last.at == at || full => last.merge(entry),
+            _ => self.entries.push_back(entry),
         }
     }
 
@@ -114,20 +112,14 @@ impl State {
 /// # Errors
 /// If a number is out of range.
 pub fn new(limit: u64, window: Span) -> Result<SlidingLog, ParamError> {
-    check_amount("limit", limit)?;
-    check_span("window", window)?;
-    Ok(SlidingLog {
-        limit,
-        window: window.as_micros(),
-    })
+    let window = check_window(limit, window)?;
+    Ok(SlidingLog { limit, window })
 }
 
 impl SlidingLog {
     pub(crate) fn scaled(&self, scale: Scale) -> SlidingLog {
-        SlidingLog {
-            limit: scale.amount(self.limit),
-            ..*self
-        }
+        let limit = scale.amount(self.limit);
+        SlidingLog { limit, ..*self }
     }
 
     fn leaves_at(&self, entry: Entry) -> u64 {
@@ -201,10 +193,8 @@ impl Limiting for SlidingLog {
         let deepest = self.limit + most.min(MAX_AMOUNT);
         let cost = cost.min(deepest);
         let excess = (state.total + cost).saturating_sub(deepest.max(state.total));
-        drain_amounts(
-            state.entries.iter_mut().map(|entry| &mut entry.cost),
-            excess,
-        );
+        let oldest_first = state.entries.iter_mut();
+        drain_amounts(oldest_first.map(|entry| &mut entry.cost), excess);
         state.total -= excess;
         state.drop_spent();
         state.push(cost, now);
@@ -213,39 +203,28 @@ impl Limiting for SlidingLog {
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
         self.trim(state, now);
-        let until = charged_at.as_micros();
-        let not_newer = state
-            .entries
-            .iter_mut()
-            .rev()
-            .filter(|entry| entry.at <= until);
+        let newest_first = state.entries.iter_mut().rev();
+        let not_newer = newest_first.filter(|entry| entry.at <= charged_at.as_micros());
         let kept = drain_amounts(not_newer.map(|entry| &mut entry.cost), cost);
         state.total -= cost - kept;
         state.drop_spent();
     }
 
     fn expires_at(&self, state: &State) -> Time {
-        let last = state
-            .entries
-            .back()
-            .map_or(0, |entry| self.leaves_at(*entry));
-        Time::from_micros(last)
+        let last = state.entries.back();
+        Time::from_micros(last.map_or(0, |entry| self.leaves_at(*entry)))
     }
 
-    fn keep_used(&self, from: &SlidingLog, state: &mut State, now: Time) {
-        if self.window != from.window {
+    fn keep(&self, from: &SlidingLog, state: &mut State, how: CarryOver, now: Time) {
+        let change = how.change(from.limit, self.limit);
+        if change.is_some() || self.window != from.window {
             from.trim(state, now);
         }
-    }
-
-    fn keep_share(&self, from: &SlidingLog, state: &mut State, now: Time) {
-        let Some(change) = Change::new(from.limit, self.limit) else {
-            return self.keep_used(from, state, now);
-        };
-        from.trim(state, now);
-        change.scale(state.entries.iter_mut().rev().map(|entry| &mut entry.cost));
-        state.total = state.entries.iter().map(|entry| entry.cost).sum();
-        state.drop_spent();
+        if let Some(change) = change {
+            change.scale(state.entries.iter_mut().rev().map(|entry| &mut entry.cost));
+            state.total = state.entries.iter().map(|entry| entry.cost).sum();
+            state.drop_spent();
+        }
     }
 }
 

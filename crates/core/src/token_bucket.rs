@@ -7,7 +7,8 @@
 //!
 //! [`crate::meter`] does the arithmetic: it keeps the missing amount in exact fractions of a token, and
 //! says what a change of numbers does to a bucket. A token bucket and [`crate::gcra`] with the same
-//! numbers decide the same, and a rule may change from one to the other without losing its state. Proof: `tests/properties.rs`, `tests/long_run.rs`.
+//! numbers decide the same, and a rule may change from one to the other without losing its state.
+//! Proof: `tests/properties.rs`, `tests/long_run.rs`.
 
 use crate::meter::Meter;
 use crate::{ParamError, Rate};

@@ -18,9 +18,9 @@
 //! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
-use crate::carry_over::Change;
+use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict};
-use crate::param::{ParamProblem, check_amount, check_span};
+use crate::param::{ParamProblem, check_window};
 use crate::units::{Scale, Span, Tick, Time};
 
 /// The numbers of a two-window counter.
@@ -55,14 +55,13 @@ impl State {
 /// # Errors
 /// If a number is out of range, or `limit × window` cannot be kept exactly.
 pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
-    check_amount("limit", limit)?;
-    check_span("window", window)?;
+    let micros = check_window(limit, window)?;
     [Tick::Micro, Tick::Milli]
         .into_iter()
-        .filter(|tick| window.as_micros().is_multiple_of(tick.micros()))
+        .filter(|tick| micros.is_multiple_of(tick.micros()))
         .map(|tick| TwoWindow {
             limit,
-            window: window.as_micros() / tick.micros(),
+            window: micros / tick.micros(),
             tick,
         })
         .find(|it| u128::from(it.limit) * u128::from(it.window) < 1 << 52)
@@ -72,10 +71,8 @@ pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
 impl TwoWindow {
     /// Scales the limit, as far as it can be counted exactly.
     pub(crate) fn scaled(&self, scale: Scale) -> TwoWindow {
-        TwoWindow {
-            limit: scale.amount(self.limit).min(self.most()),
-            ..*self
-        }
+        let limit = scale.amount(self.limit).min(self.most());
+        TwoWindow { limit, ..*self }
     }
 
     /// Returns the most that a window can count exactly.
@@ -96,18 +93,15 @@ impl TwoWindow {
         if number < state.number {
             return (state, self.window);
         }
-        let rolled = match number - state.number {
-            0 => state,
-            1 => State {
-                number,
-                current: 0,
-                previous: state.current,
-            },
-            _ => State {
-                number,
-                current: 0,
-                previous: 0,
-            },
+        let (current, previous) = match number - state.number {
+            0 => (state.current, state.previous),
+            1 => (0, state.current),
+            _ => (0, 0),
+        };
+        let rolled = State {
+            number,
+            current,
+            previous,
         };
         (rolled, self.window - tick % self.window)
     }
@@ -205,30 +199,28 @@ impl Limiting for TwoWindow {
         self.tick.start((state.number + windows) * self.window)
     }
 
-    fn keep_used(&self, from: &TwoWindow, state: &mut State, now: Time) {
-        *state = self.moved(from, *state, now);
-        for count in [&mut state.current, &mut state.previous] {
-            // An overdrawn count stays overdrawn.
-            let overdrawn = count.saturating_sub(from.limit);
-            *count = (*count).min(self.limit + overdrawn).min(self.most());
-        }
-    }
-
-    fn keep_share(&self, from: &TwoWindow, state: &mut State, now: Time) {
-        let Some(change) = Change::new(from.limit, self.limit) else {
-            return self.keep_used(from, state, now);
-        };
+    fn keep(&self, from: &TwoWindow, state: &mut State, how: CarryOver, now: Time) {
         let moved = self.moved(from, *state, now);
-        let (current, most) = (change.share(moved.current), self.most());
-        let previous = match current > most {
-            // The part cut off the current count must not become part of the previous one.
-            true => change.share(moved.previous),
-            false => change.share(moved.current + moved.previous) - current,
+        let (current, previous) = match how.change(from.limit, self.limit) {
+            None => {
+                // An overdrawn count stays overdrawn.
+                let kept = |count: u64| count.min(self.limit + count.saturating_sub(from.limit));
+                (kept(moved.current), kept(moved.previous))
+            }
+            Some(change) => {
+                let current = change.share(moved.current);
+                let previous = match current > self.most() {
+                    // The part cut off the current count must not become part of the previous one.
+                    true => change.share(moved.previous),
+                    false => change.share(moved.current + moved.previous) - current,
+                };
+                (current, previous)
+            }
         };
         *state = State {
             number: moved.number,
-            current: current.min(most),
-            previous: previous.min(most),
+            current: current.min(self.most()),
+            previous: previous.min(self.most()),
         };
     }
 }
@@ -274,8 +266,6 @@ mod tests {
     #[test]
     fn numbers_too_large_for_microseconds_tick_in_milliseconds_or_are_rejected() {
         assert_eq!(new(100_000, Span::DAY).unwrap().tick, Tick::Milli);
-        assert_eq!(new(MAX_EXAMPLE, Span::DAY).unwrap_err().field, "limit");
+        assert_eq!(new(1 << 40, Span::DAY).unwrap_err().field, "limit");
     }
-
-    const MAX_EXAMPLE: u64 = 1 << 40;
 }

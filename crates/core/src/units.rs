@@ -4,7 +4,7 @@
 //! exact in a double.
 
 use std::fmt;
-use std::ops::Add;
+use std::ops::{Add, Sub};
 
 use crate::ParamError;
 use crate::param::{ParamProblem, check_amount, check_span};
@@ -57,6 +57,15 @@ impl Add<Span> for Time {
 
     fn add(self, span: Span) -> Time {
         Time::from_micros(self.0.saturating_add(span.0))
+    }
+}
+
+/// Instants before the epoch saturate there.
+impl Sub<Span> for Time {
+    type Output = Time;
+
+    fn sub(self, span: Span) -> Time {
+        Time(self.0.saturating_sub(span.0))
     }
 }
 
@@ -297,6 +306,7 @@ mod tests {
         assert_eq!(Time::MAX + Span::MAX, Time::MAX);
         assert_eq!(Time::from_micros(u64::MAX), Time::MAX);
         assert_eq!(Time::default().since(Time::MAX), Span::ZERO);
+        assert_eq!(Time::default() - Span::MAX, Time::default());
     }
 
     #[test]

@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
 
+mod cases;
 #[path = "model/backoff.rs"]
 mod model;
 
+use cases::cases;
 use model::{Event, Model};
 use proptest::prelude::*;
 use tollgate_core::backoff::{self, Backoff, Schedule, State};
@@ -135,19 +137,8 @@ fn told(micros: u64) -> u64 {
     Time::from_micros(micros).as_micros()
 }
 
-/// Returns `cases` times `TOLLGATE_PROOF_CASES`.
-#[allow(clippy::expect_used, reason = "a wrong number fails the test")]
-fn cases(cases: u32) -> u32 {
-    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
-    cases * times.map_or(1, |times| times.parse::<u32>().expect("a whole number"))
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: cases(4_000),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(cases(4_000, "tests/proptest-regressions/backoff.txt"))]
 
     #[test]
     fn answers_as_the_model_does(first in schedule(), steps in prop::collection::vec(step(), 1..60)) {

@@ -5,11 +5,13 @@
 //! is the span in which this number stays the same.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failing helper fails its test.
 
+mod cases;
+
+use cases::cases;
 use jiff::civil::{Date, DateTime, Weekday};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp, ToSpan};
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
 use tollgate_core::{Anchor, Calendar, Time, Unit, Zone};
 
 /// Zones with offsets of half and quarter hours, changes at midnight or a minute past, changes of half an
@@ -152,21 +154,8 @@ fn unit_and_anchor() -> impl Strategy<Value = (Unit, Anchor)> {
     ]
 }
 
-fn cases() -> ProptestConfig {
-    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
-    let kept = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/proptest-regressions/calendars.txt"
-    );
-    ProptestConfig {
-        cases: 20_000 * times.map_or(1, |times| times.parse::<u32>().unwrap()),
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(kept))),
-        ..ProptestConfig::default()
-    }
-}
-
 proptest! {
-    #![proptest_config(cases())]
+    #![proptest_config(cases(20_000, "tests/proptest-regressions/calendars.txt"))]
 
     /// Any zone, unit, anchor and number, at any instant, and often where the clocks change.
     #[test]

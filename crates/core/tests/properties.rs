@@ -5,35 +5,20 @@
 //! Failures are kept in `tests/proptest-regressions`, and run first.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failing helper fails its test.
 
+mod cases;
 mod drive;
 mod model;
 
 use proptest::prelude::*;
-use proptest::test_runner::{FileFailurePersistence, TestCaseResult};
+use proptest::test_runner::TestCaseResult;
 use tollgate_core::{Admission, Limiting, Rate, Span, Time};
 
+use cases::cases;
 use drive::steps::{Clock, Cost, Pause, asks, cost, history, start};
 use drive::{Proven, Run, laws, numbers};
 use model::bucket::Bucket;
 
-/// Returns `base` times `TOLLGATE_PROOF_CASES`.
-fn cases(base: u32) -> ProptestConfig {
-    let times = std::env::var("TOLLGATE_PROOF_CASES").map_or(1, |times| {
-        times
-            .parse()
-            .expect("TOLLGATE_PROOF_CASES is a whole number")
-    });
-    let kept = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/proptest-regressions/properties.txt"
-    );
-    ProptestConfig {
-        cases: base * times,
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(kept))),
-        max_local_rejects: u32::MAX,
-        ..ProptestConfig::default()
-    }
-}
+const KEPT: &str = "tests/proptest-regressions/properties.txt";
 
 /// Makes a test of each law for the numbers of one algorithm.
 macro_rules! laws_hold_for {
@@ -42,7 +27,7 @@ macro_rules! laws_hold_for {
             use super::*;
 
             proptest! {
-                #![proptest_config(cases(1500))]
+                #![proptest_config(cases(1_500, KEPT))]
 
                 #[test]
                 fn answers_as_the_model_does(
@@ -175,6 +160,17 @@ fn never_above(
     Ok(())
 }
 
+/// The same, in any span of one window.
+fn never_above_in_a_window(
+    admitted: &[(Admitted, u64)],
+    window: u64,
+    most: u128,
+) -> TestCaseResult {
+    never_above(admitted, |earliest, latest| {
+        (latest - earliest < window).then_some(most)
+    })
+}
+
 fn never_above_the_refill(room: &Bucket, admitted: &[(Admitted, u64)]) -> TestCaseResult {
     never_above(admitted, |earliest, latest| {
         // A limit that counts in milliseconds promises in milliseconds.
@@ -185,7 +181,7 @@ fn never_above_the_refill(room: &Bucket, admitted: &[(Admitted, u64)]) -> TestCa
 }
 
 proptest! {
-    #![proptest_config(cases(1500))]
+    #![proptest_config(cases(1_500, KEPT))]
 
     #[test]
     fn fixed_window_admits_its_limit_in_each_window_and_twice_that_in_any_span(
@@ -199,9 +195,7 @@ proptest! {
             let windows = latest / numbers.window - earliest / numbers.window + 1;
             Some(limit * u128::from(windows))
         })?;
-        never_above(&admitted, |earliest, latest| {
-            (latest - earliest < numbers.window).then_some(2 * limit)
-        })?;
+        never_above_in_a_window(&admitted, numbers.window, 2 * limit)?;
     }
 
     #[test]
@@ -210,9 +204,8 @@ proptest! {
         start in start(),
         asks in asks(Clock::Wandering),
     ) {
-        never_above(&admitted(&numbers, start, &asks), |earliest, latest| {
-            (latest - earliest < numbers.window).then_some(u128::from(numbers.limit))
-        })?;
+        let admitted = admitted(&numbers, start, &asks);
+        never_above_in_a_window(&admitted, numbers.window, numbers.limit.into())?;
     }
 
     #[test]
@@ -236,9 +229,7 @@ proptest! {
                 prop_assert!(run.decide(0).available <= before);
             }
         }
-        never_above(&admitted, |earliest, latest| {
-            (latest - earliest < numbers.window).then_some(u128::from(numbers.limit))
-        })?;
+        never_above_in_a_window(&admitted, numbers.window, numbers.limit.into())?;
     }
 
     #[test]
@@ -247,9 +238,8 @@ proptest! {
         start in start(),
         asks in asks(Clock::Wandering),
     ) {
-        never_above(&admitted(&numbers, start, &asks), |earliest, latest| {
-            (latest - earliest < numbers.window).then_some(u128::from(numbers.limit))
-        })?;
+        let admitted = admitted(&numbers, start, &asks);
+        never_above_in_a_window(&admitted, numbers.window, numbers.limit.into())?;
     }
 
     #[test]
@@ -272,10 +262,8 @@ proptest! {
         start in start(),
         asks in asks(Clock::Wandering),
     ) {
-        never_above(&admitted(&numbers, start, &asks), |earliest, latest| {
-            let most = (2 * u128::from(numbers.limit)).saturating_sub(1);
-            (latest - earliest < numbers.window).then_some(most)
-        })?;
+        let most = (2 * u128::from(numbers.limit)).saturating_sub(1);
+        never_above_in_a_window(&admitted(&numbers, start, &asks), numbers.window, most)?;
     }
 
     #[test]

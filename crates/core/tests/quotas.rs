@@ -4,9 +4,11 @@
 //! `calendars.rs` proves that the periods are right.
 #![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
 
+mod cases;
+
+use cases::cases;
 use proptest::prelude::*;
 use proptest::sample::Index;
-use proptest::test_runner::FileFailurePersistence;
 use tollgate_core::quota::{self, Quota, State};
 use tollgate_core::{
     Admission, Anchor, Balance, Calendar, CarryOver, Denial, Limiting, Span, Time, Unit, Verdict,
@@ -354,21 +356,8 @@ fn balance(account: Account) -> Balance {
     }
 }
 
-fn cases() -> ProptestConfig {
-    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
-    let kept = concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/proptest-regressions/quotas.txt"
-    );
-    ProptestConfig {
-        cases: 1_500 * times.map_or(1, |times| times.parse::<u32>().unwrap()),
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(kept))),
-        ..ProptestConfig::default()
-    }
-}
-
 proptest! {
-    #![proptest_config(cases())]
+    #![proptest_config(cases(1_500, "tests/proptest-regressions/quotas.txt"))]
 
     #[test]
     fn answers_as_the_model_does(

@@ -1,5 +1,8 @@
 //! A refund never gives more than if the charge had not been made.
 
+mod cases;
+
+use cases::cases;
 use proptest::prelude::*;
 use tollgate_core::{
     Leaky, Limiting, Rate, Span, Time, fixed_window, gcra, leaky_bucket, sliding_counter,
@@ -39,15 +42,8 @@ fn check<A: Limiting>(limit: &A, steps: &[(u64, u64)], extra: u64, refund_after:
     }
 }
 
-/// Returns `cases` times `TOLLGATE_PROOF_CASES`.
-#[allow(clippy::expect_used, reason = "a wrong number fails the test")]
-fn cases(cases: u32) -> u32 {
-    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
-    cases * times.map_or(1, |times| times.parse::<u32>().expect("a whole number"))
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(cases(2_000)))]
+    #![proptest_config(cases(2_000, "tests/proptest-regressions/refunds.txt"))]
 
     #[test]
     fn a_refund_gives_no_more_than_if_the_charge_had_not_been_made(

@@ -1,26 +1,27 @@
-//! What a store answers: at once, or later.
+//! The answer of a store: ready at once, or later.
 
 use std::future::{Future, IntoFuture, poll_fn};
+use std::mem;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// The answer of a store. Awaiting one that is there already costs nothing and needs no runtime.
+/// The answer of a store. Awaiting an answer that is ready costs nothing and needs no runtime.
 pub enum Answer<'a, T> {
-    /// The answer is there.
+    /// The answer is ready.
     Now(T),
     /// The answer has to be waited for.
     Later(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
 }
 
 impl<'a, T> Answer<'a, T> {
-    /// The answer that `future` will give.
+    /// Returns the answer that `future` will give.
     pub fn later(future: impl Future<Output = T> + Send + 'a) -> Answer<'a, T> {
         Answer::Later(Box::pin(future))
     }
 }
 
 impl<'a, T: Send + 'a> Answer<'a, T> {
-    /// The same answer, changed by `change`.
+    /// Returns the same answer, changed by `change`.
     pub fn map<U>(self, change: impl FnOnce(T) -> U + Send + 'a) -> Answer<'a, U> {
         match self {
             Answer::Now(answer) => Answer::Now(change(answer)),
@@ -28,34 +29,30 @@ impl<'a, T: Send + 'a> Answer<'a, T> {
         }
     }
 
-    /// This answer and another, waited for at the same time.
+    /// Returns this answer and another, which are waited for at the same time.
     pub fn and<U: Send + 'a>(self, other: Answer<'a, U>) -> Answer<'a, (T, U)> {
         match (self, other) {
-            (Answer::Now(one), Answer::Now(other)) => Answer::Now((one, other)),
-            (one, other) => {
-                let (mut one, mut other) = (one.into_future(), other.into_future());
-                let (mut first, mut second) = (None, None);
+            (Answer::Now(one), other) => other.map(|other| (one, other)),
+            (one, Answer::Now(other)) => one.map(|one| (one, other)),
+            (Answer::Later(mut one), Answer::Later(mut other)) => {
+                let mut both = (Poll::Pending, Poll::Pending);
                 Answer::later(poll_fn(move |context| {
-                    first = first.take().or_else(|| ready(&mut one, context));
-                    second = second.take().or_else(|| ready(&mut other, context));
-                    match (first.take(), second.take()) {
-                        (Some(one), Some(other)) => Poll::Ready((one, other)),
-                        both => {
-                            (first, second) = both;
+                    if both.0.is_pending() {
+                        both.0 = one.as_mut().poll(context);
+                    }
+                    if both.1.is_pending() {
+                        both.1 = other.as_mut().poll(context);
+                    }
+                    match mem::replace(&mut both, (Poll::Pending, Poll::Pending)) {
+                        (Poll::Ready(one), Poll::Ready(other)) => Poll::Ready((one, other)),
+                        waiting => {
+                            both = waiting;
                             Poll::Pending
                         }
                     }
                 }))
             }
         }
-    }
-}
-
-/// What a future gives, if it is ready.
-fn ready<T>(future: &mut AnswerFuture<'_, T>, context: &mut Context<'_>) -> Option<T> {
-    match Pin::new(future).poll(context) {
-        Poll::Ready(value) => Some(value),
-        Poll::Pending => None,
     }
 }
 
@@ -111,16 +108,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_that_is_there_is_ready_at_the_first_poll() {
-        let mut answer = Answer::Now(7).map(|it| it + 1).into_future();
+    fn answers_are_changed_and_joined_now_or_later() {
+        let answers = || [Answer::Now(7), Answer::later(async { 7 })];
         let mut context = Context::from_waker(std::task::Waker::noop());
-        assert_eq!(Pin::new(&mut answer).poll(&mut context), Poll::Ready(8));
-    }
-
-    #[test]
-    fn an_answer_that_comes_later_is_changed_when_it_comes() {
-        let mut answer = Answer::later(async { 7 }).map(|it| it + 1).into_future();
-        let mut context = Context::from_waker(std::task::Waker::noop());
-        assert_eq!(Pin::new(&mut answer).poll(&mut context), Poll::Ready(8));
+        for one in answers() {
+            let mut changed = one.map(|it| it + 1).into_future();
+            assert_eq!(Pin::new(&mut changed).poll(&mut context), Poll::Ready(8));
+            for (one, other) in answers().into_iter().zip(answers().into_iter().rev()) {
+                let mut both = one.and(other).into_future();
+                assert_eq!(Pin::new(&mut both).poll(&mut context), Poll::Ready((7, 7)));
+            }
+        }
     }
 }

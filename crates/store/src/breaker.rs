@@ -41,7 +41,7 @@ impl Default for BreakerOptions {
     }
 }
 
-/// What a breaker does with requests.
+/// The state of a breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
     /// All requests pass.
@@ -74,7 +74,7 @@ pub struct Breaker {
     rest: Mutex<Rest>,
 }
 
-/// Whatever only failures and probes touch.
+/// The fields that only failures and probes touch.
 #[derive(Debug, Default)]
 struct Rest {
     last_failure: Option<Instant>,
@@ -124,7 +124,7 @@ impl Breaker {
         })
     }
 
-    /// Returns what the breaker does with requests now.
+    /// Returns the state at `now`.
     #[must_use]
     pub fn state(&self, now: Instant) -> BreakerState {
         if self.is_closed.load(Ordering::Acquire) {
@@ -138,13 +138,15 @@ impl Breaker {
 
     /// Makes an open breaker half open: there is reason to believe that the server is back.
     pub fn retry_now(&self) {
-        self.start_probing(&mut self.rest.lock(), None);
+        self.rest.lock().start_probing(None);
     }
+}
 
-    fn start_probing(&self, rest: &mut Rest, open_until: Option<Instant>) {
-        rest.open_until = open_until;
-        rest.probes = 0;
-        rest.succeeded_probes = 0;
+impl Rest {
+    fn start_probing(&mut self, open_until: Option<Instant>) {
+        self.open_until = open_until;
+        self.probes = 0;
+        self.succeeded_probes = 0;
     }
 }
 
@@ -184,8 +186,7 @@ impl Permit<'_> {
             failures >= breaker.options.consecutive_failures && is_closed
         };
         if opens {
-            let until = now + breaker.options.timeout_duration;
-            breaker.start_probing(&mut rest, Some(until));
+            rest.start_probing(Some(now + breaker.options.timeout_duration));
             breaker.is_closed.store(false, Ordering::Release);
         }
     }
@@ -321,9 +322,8 @@ mod tests {
     #[test]
     fn failures_of_earlier_requests_do_not_prolong_it() {
         let mut bench = Bench::new();
-        let breaker = &bench.breaker;
-        let mut early: Vec<_> = (0..5).filter_map(|_| breaker.permit(bench.now)).collect();
-        let mut now = bench.now;
+        let (breaker, mut now) = (&bench.breaker, bench.now);
+        let mut early: Vec<_> = (0..5).filter_map(|_| breaker.permit(now)).collect();
         for permit in early.drain(..3) {
             now += BURST;
             permit.failed(now);
@@ -336,17 +336,14 @@ mod tests {
     }
 
     #[test]
-    fn retry_now_lets_probes_pass_at_once() {
-        let bench = Bench::opened();
-        bench.breaker.retry_now();
-        assert_eq!(bench.state(), BreakerState::HalfOpen);
-        assert!(bench.permit().is_some());
-    }
-
-    #[test]
-    fn retry_now_leaves_a_closed_breaker_closed() {
-        let bench = Bench::new();
-        bench.breaker.retry_now();
-        assert_eq!(bench.state(), BreakerState::Closed);
+    fn retry_now_lets_probes_pass_at_once_and_leaves_a_closed_breaker_closed() {
+        for (bench, state) in [
+            (Bench::opened(), BreakerState::HalfOpen),
+            (Bench::new(), BreakerState::Closed),
+        ] {
+            bench.breaker.retry_now();
+            assert_eq!(bench.state(), state);
+            assert!(bench.permit().is_some());
+        }
     }
 }

@@ -47,20 +47,16 @@ impl SystemClock {
 
     #[cold]
     fn look(&self, elapsed: u64, due: u64) {
-        let claim = self.next_look.compare_exchange(
-            due,
-            elapsed + LOOK_EVERY,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
+        let (next, relaxed) = (elapsed + LOOK_EVERY, Ordering::Relaxed);
+        let claim = self.next_look.compare_exchange(due, next, relaxed, relaxed);
         if claim.is_ok() {
             let wanted = wall_micros().saturating_sub(elapsed);
-            let current = self.start_micros.load(Ordering::Relaxed);
+            let current = self.start_micros.load(relaxed);
             let start = match current.saturating_sub(wanted) {
                 far if far > FAR_BACK => wanted,
                 _ => wanted.max(current.saturating_sub(STEP_BACK)),
             };
-            self.start_micros.store(start, Ordering::Relaxed);
+            self.start_micros.store(start, relaxed);
         }
     }
 }
@@ -74,10 +70,8 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Time {
-        let elapsed = self
-            .cycles
-            .delta_as_nanos(self.start_cycles, self.cycles.raw())
-            / 1000;
+        let cycles = self.cycles.raw();
+        let elapsed = self.cycles.delta_as_nanos(self.start_cycles, cycles) / 1000;
         let due = self.next_look.load(Ordering::Relaxed);
         if elapsed >= due {
             self.look(elapsed, due);
@@ -132,40 +126,26 @@ mod tests {
 
     #[test]
     fn the_system_clock_shows_wall_time() {
-        let clock = SystemClock::new();
-        let before = wall_micros();
+        let (clock, wall) = (SystemClock::new(), wall_micros());
         let shown = clock.now().as_micros();
-        assert!(
-            shown.abs_diff(before) < 1_000_000,
-            "{shown} against {before}"
-        );
+        assert!(shown.abs_diff(wall) < 1_000_000, "{shown} and {wall}");
     }
 
     #[test]
     fn the_system_clock_follows_forwards_at_once_and_backwards_slowly() {
-        let clock = SystemClock::new();
-        let start = wall_micros();
-        clock
-            .start_micros
-            .store(start - 3_600_000_000, Ordering::Relaxed);
-        clock.look(10, LOOK_EVERY);
-        let followed = clock.start_micros.load(Ordering::Relaxed);
-        assert!(
-            followed.abs_diff(start) < 1_000_000,
-            "{followed} against {start}"
-        );
-        let ahead = start + 30_000_000;
-        clock.start_micros.store(ahead, Ordering::Relaxed);
-        clock.look(20, 10 + LOOK_EVERY);
-        assert_eq!(
-            clock.start_micros.load(Ordering::Relaxed),
-            ahead - STEP_BACK
-        );
-        clock
-            .start_micros
-            .store(start + 3_600_000_000, Ordering::Relaxed);
-        clock.look(30, 20 + LOOK_EVERY);
-        let followed = clock.start_micros.load(Ordering::Relaxed);
-        assert!(followed.abs_diff(start) < 1_000_000, "an hour back at once");
+        const HOUR: u64 = Span::HOUR.as_micros();
+        let (clock, wall) = (SystemClock::new(), wall_micros());
+        let slightly_ahead = wall + 30_000_000;
+        for (start, expected, tolerance) in [
+            (wall - HOUR, wall, 1_000_000),
+            (slightly_ahead, slightly_ahead - STEP_BACK, 0),
+            (wall + HOUR, wall, 1_000_000),
+        ] {
+            clock.start_micros.store(start, Ordering::Relaxed);
+            clock.look(10, clock.next_look.load(Ordering::Relaxed));
+            let followed = clock.start_micros.load(Ordering::Relaxed);
+            let error = followed.abs_diff(expected);
+            assert!(error <= tolerance, "{followed} and {expected}");
+        }
     }
 }

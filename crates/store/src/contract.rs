@@ -12,7 +12,7 @@ use crate::holds::{Extended, Held, HoldRecord, NewHold, Settle, Settled};
 /// How long a store keeps an expired state, in case the clock steps back.
 pub const GRACE: Span = Span::SECOND;
 
-/// What a store answers, if it does.
+/// The answer of a store, or the reason why there is none.
 pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 
 /// State for many subjects, decided atomically.
@@ -22,9 +22,9 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 ///   keeps the request from passing. A charge that stands `Instead` of another does not need that one to
 ///   allow the request: it is charged as if it had been asked in that charge's place.
 /// * A charge with [`OnDenied::Charge`](tollgate_core::OnDenied::Charge) also counts denied requests,
-///   whichever charge denies them. A charge that strikes counts what the charge it watches denies, and
-///   what it denies itself. It does not count what only other charges deny. Its outcome says how things
-///   stand after that.
+///   whichever charge denies them. A charge with [`OnDenied::Strike`](tollgate_core::OnDenied::Strike)
+///   counts the denials of the charge it watches, and its own. It does not count a request that only
+///   other charges deny. The outcome of both describes the state after the count.
 /// * Charges of the same key in one request add up: the second sees what the first has taken.
 /// * When the numbers of a limit have changed since a state was written, the first `apply` carries the
 ///   state over, even if it denies the request. The charge's `carry_over` says how. Of several charges
@@ -48,9 +48,9 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 /// * Slots are free when the time of their hold is over, whether or not the hold was ended. Its other
 ///   charges come back when it is settled. A store does not settle by itself; it only says which holds
 ///   are [due](Store::due_holds).
-/// * A hold that is due and not yet ended can still be committed, since that much was used. It can be
-///   extended unless it has slots, which may belong to another hold by then. The same is true of slots
-///   that were [reset](Store::reset).
+/// * A hold that is due and not yet ended can still be committed, because its units were used. It can
+///   also be extended, unless it had slots: another hold may have these by then. A hold whose slots
+///   were [reset](Store::reset) cannot be extended either.
 /// * If the numbers of a limit have changed since a hold was made, the hold is settled in the numbers
 ///   that the state has by then: settling carries nothing over. Usage that a change has reset is not
 ///   given back. Without a live state, the numbers are those of the hold.
@@ -64,22 +64,22 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 /// A store that wraps another returns it from [`inner`](Store::inner) and implements only the methods
 /// to which it adds something. All others forward to the inner store.
 pub trait Store: Send + Sync {
-    /// The store that this one wraps, if it wraps one.
+    /// Returns the store that this one wraps, if it wraps one.
     fn inner(&self) -> Option<&dyn Store> {
         None
     }
 
-    /// The kind of store, as traces show it.
+    /// Returns the kind of store, as traces show it.
     fn name(&self) -> &'static str {
         self.inner().map_or("other", Store::name)
     }
 
-    /// Whether the state lives in this process only: it cannot fail, and it ends with the process.
+    /// Returns whether the state lives in this process only: it cannot fail, and it ends with the process.
     fn is_local(&self) -> bool {
         self.inner().is_some_and(Store::is_local)
     }
 
-    /// Whether usage is recorded outside this store, so that charges may ask for that
+    /// Returns whether usage is recorded outside this store, so that charges may ask for a record
     /// ([`Charge::recorded`]).
     fn records_usage(&self) -> bool {
         self.inner().is_some_and(Store::records_usage)
@@ -105,7 +105,7 @@ pub trait Store: Send + Sync {
         }
     }
 
-    /// What `apply` would decide at this instant. Takes nothing; `remaining` is what is there now.
+    /// Returns what `apply` would decide at this instant. Takes nothing; `remaining` is the present amount.
     fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied>;
 
     /// Gives back `units` of each charge that were taken at `charged_at`, as reported by
@@ -120,38 +120,33 @@ pub trait Store: Send + Sync {
     /// Forgets the state of each charge, as if its subject had never been seen.
     fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()>;
 
-    /// Writes what was used of quotas, each where there is no state, in the order of the charges: of two
-    /// callers that restore at once, one wins. A balance of an earlier period is rolled forward, as a
-    /// state would be. Limits that are not quotas are left alone.
+    /// Writes the balances of quotas that have no state, in the order of the charges. If two callers restore
+    /// at once, the first wins. A balance of an earlier period is rolled forward, as a state would be.
+    /// Limits that are not quotas are left alone.
     fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
-        match self.inner() {
-            Some(inner) => inner.restore(charges, balances),
-            None => unsupported("restored usage"),
-        }
+        forwarded(self.inner(), "restored usage", |it| {
+            it.restore(charges, balances)
+        })
     }
 
-    /// Adds to the usage of a quota in the current period, and to the extra amount beside its limit.
-    /// Neither goes below zero; usage may go above the limit. Answers the balance after that; `None`,
-    /// with nothing changed, if there is no state or the limit is not a quota.
+    /// Adds to the usage of a quota in the current period, and to the amount beyond its limit. Neither goes
+    /// below zero; usage may go above the limit. Returns the new balance; `None`, with nothing changed, if
+    /// there is no state or the limit is not a quota.
     fn adjust<'a>(
         &'a self,
         charge: &'a Charge<'a>,
         used: i64,
         extra: i64,
     ) -> Reply<'a, Option<Balance>> {
-        match self.inner() {
-            Some(inner) => inner.adjust(charge, used, extra),
-            None => unsupported("adjusted usage"),
-        }
+        forwarded(self.inner(), "adjusted usage", |it| {
+            it.adjust(charge, used, extra)
+        })
     }
 
-    /// The usage of a quota in the current period; `None` if there is no state or the limit is not a
-    /// quota.
+    /// Returns the balance of a quota in the current period; `None` if there is no state or the limit is not
+    /// a quota.
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
-        match self.inner() {
-            Some(inner) => inner.balance(charge),
-            None => unsupported("balances"),
-        }
+        forwarded(self.inner(), "balances", |it| it.balance(charge))
     }
 
     /// Takes `units` of each charge if all enforcing ones allow it, and records them under an id.
@@ -161,48 +156,33 @@ pub trait Store: Send + Sync {
         units: u64,
         new: &'a NewHold<'a>,
     ) -> Reply<'a, Held> {
-        match self.inner() {
-            Some(inner) => inner.hold(charges, units, new),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.hold(charges, units, new))
     }
 
     /// Ends a hold.
     fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
-        match self.inner() {
-            Some(inner) => inner.settle(id, how),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.settle(id, how))
     }
 
     /// Lets a hold last until `ttl` from now, if that is later than before. A lease needs its token, and a
     /// reservation has none.
     fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
-        match self.inner() {
-            Some(inner) => inner.extend(id, ttl, token),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.extend(id, ttl, token))
     }
 
-    /// The record of a hold, if there is one.
+    /// Returns the record of a hold, if there is one.
     fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
-        match self.inner() {
-            Some(inner) => inner.find_hold(id),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.find_hold(id))
     }
 
-    /// Records a hold whose charges were taken before, for example by a process that has ended. Answers
+    /// Records a hold whose charges were taken before, for example by a process that has ended. Returns
     /// whether the hold was new. Charges nothing, and takes no slots.
     fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
-        match self.inner() {
-            Some(inner) => inner.put_hold(record),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.put_hold(record))
     }
 
-    /// Up to `most` holds whose time is over, the longest over first. Some of them may have ended;
-    /// [settling](Store::settle) them with [`Settle::Expire`] finds that out and puts it right.
+    /// Returns up to `most` holds whose time is over, the longest overdue first. Some of them may have ended
+    /// already: [settling](Store::settle) these with [`Settle::Expire`] removes them from the list.
     fn due_holds(&self, most: usize) -> Reply<'_, Vec<HoldId>> {
         match self.inner() {
             Some(inner) => inner.due_holds(most),
@@ -210,23 +190,17 @@ pub trait Store: Send + Sync {
         }
     }
 
-    /// Up to `most` holders of a slot of a concurrency limit; none for other limits.
+    /// Returns up to `most` holders of a slot of a concurrency limit; none for other limits.
     fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
-        match self.inner() {
-            Some(inner) => inner.holders(charge, most),
-            None => unsupported(HOLDS),
-        }
+        forwarded(self.inner(), HOLDS, |it| it.holders(charge, most))
     }
 
-    /// How much is kept.
+    /// Returns the size of the store.
     fn usage(&self) -> Reply<'_, Usage> {
-        match self.inner() {
-            Some(inner) => inner.usage(),
-            None => unsupported("usage figures"),
-        }
+        forwarded(self.inner(), "usage figures", |it| it.usage())
     }
 
-    /// Forgets some of the expired state, where the store does not do that by itself.
+    /// Forgets some of the expired states, if the store does not do that by itself.
     fn sweep(&self) {
         if let Some(inner) = self.inner() {
             inner.sweep();
@@ -236,11 +210,17 @@ pub trait Store: Send + Sync {
 
 const HOLDS: &str = "reservations or leases";
 
-fn unsupported<T>(what: &'static str) -> Reply<'static, T> {
-    Answer::Now(Err(StoreError::Unsupported(what)))
+/// Makes a call to the inner store, if there is one.
+fn forwarded<'a, T>(
+    inner: Option<&'a dyn Store>,
+    what: &'static str,
+    call: impl FnOnce(&'a dyn Store) -> Reply<'a, T>,
+) -> Reply<'a, T> {
+    let unsupported = || Answer::Now(Err(StoreError::Unsupported(what)));
+    inner.map_or_else(unsupported, call)
 }
 
-/// A store whose every answer is ready when it is made, so that synchronous code can use it.
+/// A store that answers at once, always with [`Answer::Now`], so that synchronous code can use it.
 pub trait Immediate: Store {}
 
 impl Store for Arc<dyn Store> {

@@ -74,7 +74,7 @@ impl<N: Proven> Run<N> {
         if verdict.is_allowed() {
             self.limit
                 .charge(&mut self.state, cost, Time::from_micros(self.now));
-            self.model.record(Event::Charged { cost, at: self.now });
+            self.model.record(Event::Charged(cost), self.now);
             self.charges.push((cost, self.now));
         } else if let Some(at) = verdict.retry_at() {
             self.promised = Some(at.as_micros());
@@ -87,8 +87,7 @@ impl<N: Proven> Run<N> {
         let now = Time::from_micros(self.now);
         let before = self.model.left(self.now);
         let taken = self.limit.overdraw(&mut self.state, cost, most, now);
-        let at = self.now;
-        self.model.record(Event::Overdrawn { cost, most, at });
+        self.model.record(Event::Overdrawn(cost, most), self.now);
         let after = self.model.left(self.now);
         assert_eq!(i128::from(taken), before - after, "{:#?}", self.model);
     }
@@ -96,11 +95,8 @@ impl<N: Proven> Run<N> {
     pub(crate) fn refund(&mut self, cost: u64, charged_at: u64) {
         let (charged, now) = (Time::from_micros(charged_at), Time::from_micros(self.now));
         self.limit.refund(&mut self.state, cost, charged, now);
-        self.model.record(Event::Refunded {
-            cost,
-            charged_at,
-            at: self.now,
-        });
+        self.model
+            .record(Event::Refunded(cost, charged_at), self.now);
     }
 
     pub(crate) fn change(&mut self, to: &N, how: CarryOver) {
@@ -109,11 +105,7 @@ impl<N: Proven> Run<N> {
             .expect("only numbers the crate accepts are generated");
         let now = Time::from_micros(self.now);
         limit.carry_over(&self.limit, &mut self.state, how, now);
-        self.model.record(Event::Changed {
-            to: to.clone(),
-            how,
-            at: self.now,
-        });
+        self.model.record(Event::Changed(to.clone(), how), self.now);
         (self.limit, self.numbers) = (limit, to.clone());
     }
 

@@ -1,8 +1,6 @@
 //! Token bucket and GCRA: one level, computed from the whole log.
 
-use tollgate_core::CarryOver;
-
-use super::{Event, Reference, first};
+use super::{Reference, first};
 
 /// The algorithm to ask the crate for. Both decide the same.
 #[derive(Clone, Copy, Debug)]
@@ -107,61 +105,46 @@ impl Reference for Bucket {
         }
     }
 
-    fn enter(&self, account: &mut Level, event: &Event<Bucket>) {
-        match *event {
-            Event::Charged { cost, at } => {
-                let level = self.level(account, at) - self.tokens(cost);
-                *account = Level {
-                    level,
-                    at: self.floor(at),
-                };
-            }
-            Event::Overdrawn { cost, most, at } => {
-                let (level, lowest) = (self.level(account, at), -self.tokens(self.most(most)));
-                if level > lowest {
-                    let level = (level - self.tokens(cost)).max(lowest);
-                    *account = Level {
-                        level,
-                        at: self.floor(at),
-                    };
-                }
-            }
-            Event::Refunded {
-                cost,
-                charged_at,
-                at,
-            } => {
-                // The refill since the charge is not given back again.
-                let passed = self.floor(at).saturating_sub(self.floor(charged_at));
-                let flowed = i128::from(passed) * i128::from(self.reduced().0);
-                let charged = self.tokens(cost.min(self.capacity));
-                account.level += (charged - flowed).max(0);
-            }
-            Event::Changed {
-                ref to,
-                how: CarryOver::Reset,
-                ..
-            } => *account = to.open(),
-            Event::Changed { ref to, how, at } => {
-                // A level below zero means that the clock went back: use the first instant at which
-                // the level is zero.
-                let seen = first(at, |at| self.level(account, at) >= 0);
-                let missing = (self.full() - self.level(account, seen)).unsigned_abs();
-                let has_shares = self.capacity > 0 && to.capacity > 0;
-                let missing = if how == CarryOver::Proportional && has_shares {
-                    let unit = u128::from(to.unit());
-                    let parts = missing * to.full().unsigned_abs();
-                    parts.div_ceil(self.full().unsigned_abs() * unit) * unit
-                } else {
-                    let in_tokens = missing.div_ceil(u128::from(self.reduced().1));
-                    in_tokens.min(u128::from(to.capacity)) * u128::from(to.reduced().1)
-                };
-                *account = Level {
-                    level: to.full() - i128::try_from(missing).unwrap(),
-                    at: to.floor(seen),
-                };
-            }
+    fn charge(&self, account: &mut Level, cost: u64, at: u64) {
+        let level = self.level(account, at) - self.tokens(cost);
+        let at = self.floor(at);
+        *account = Level { level, at };
+    }
+
+    fn overdraw(&self, account: &mut Level, cost: u64, most: u64, at: u64) {
+        let (level, lowest) = (self.level(account, at), -self.tokens(self.most(most)));
+        if level > lowest {
+            let level = (level - self.tokens(cost)).max(lowest);
+            let at = self.floor(at);
+            *account = Level { level, at };
         }
+    }
+
+    fn refund(&self, account: &mut Level, cost: u64, charged_at: u64, at: u64) {
+        // The refill since the charge is not given back again.
+        let passed = self.floor(at).saturating_sub(self.floor(charged_at));
+        let flowed = i128::from(passed) * i128::from(self.reduced().0);
+        let charged = self.tokens(cost.min(self.capacity));
+        account.level += (charged - flowed).max(0);
+    }
+
+    fn carry_over(&self, account: &mut Level, to: &Bucket, share: bool, at: u64) {
+        // A level below zero means that the clock went back: use the first instant at which the level
+        // is zero.
+        let seen = first(at, |at| self.level(account, at) >= 0);
+        let missing = (self.full() - self.level(account, seen)).unsigned_abs();
+        let missing = if share && self.capacity > 0 && to.capacity > 0 {
+            let unit = u128::from(to.unit());
+            let parts = missing * to.full().unsigned_abs();
+            parts.div_ceil(self.full().unsigned_abs() * unit) * unit
+        } else {
+            let in_tokens = missing.div_ceil(u128::from(self.reduced().1));
+            in_tokens.min(u128::from(to.capacity)) * u128::from(to.reduced().1)
+        };
+        *account = Level {
+            level: to.full() - i128::try_from(missing).unwrap(),
+            at: to.floor(seen),
+        };
     }
 
     fn fits(&self, account: &Level, cost: u64, at: u64) -> bool {

@@ -1,8 +1,6 @@
 //! Fixed window: the sum of the events of the current window.
 
-use tollgate_core::CarryOver;
-
-use super::{Event, Reference, share};
+use super::Reference;
 
 #[derive(Clone, Debug)]
 pub(crate) struct FixedWindow {
@@ -42,54 +40,39 @@ impl Reference for FixedWindow {
         Account(Vec::new())
     }
 
-    fn enter(&self, account: &mut Account, event: &Event<FixedWindow>) {
-        match *event {
-            Event::Charged { cost, at } => {
-                let running = self.running(account, at);
-                account.0.push((running, i128::from(cost)));
-            }
-            Event::Overdrawn { cost, most, at } => {
-                let running = self.running(account, at);
-                let room = (self.limit + most).saturating_sub(self.used(account, at));
-                account.0.push((running, i128::from(cost.min(room))));
-            }
-            Event::Refunded {
-                cost,
-                charged_at,
-                at,
-            } => {
-                let running = self.running(account, at);
-                if charged_at >= running {
-                    let back = cost.min(self.used(account, at));
-                    account.0.push((running, -i128::from(back)));
-                }
-            }
-            Event::Changed {
-                ref to,
-                how: CarryOver::Reset,
-                ..
-            } => *account = to.open(),
-            Event::Changed { ref to, how, at } => {
-                if to.window != self.window {
-                    let used = self.used(account, at);
-                    let running = self.running(account, at);
-                    // A clock behind the window in force is treated as if it stood at its end.
-                    let seen = if running > at {
-                        running + self.window - 1
-                    } else {
-                        at
-                    };
-                    *account = Account(vec![(to.window_of(seen), i128::from(used))]);
-                }
-                if how == CarryOver::Proportional {
-                    let latest = to.running(account, 0);
-                    let used = to.used(account, 0);
-                    let share = share(used, self.limit, to.limit);
-                    account
-                        .0
-                        .push((latest, i128::from(share) - i128::from(used)));
-                }
-            }
+    fn charge(&self, account: &mut Account, cost: u64, at: u64) {
+        let running = self.running(account, at);
+        account.0.push((running, i128::from(cost)));
+    }
+
+    fn overdraw(&self, account: &mut Account, cost: u64, most: u64, at: u64) {
+        let room = (self.limit + most).saturating_sub(self.used(account, at));
+        self.charge(account, cost.min(room), at);
+    }
+
+    fn refund(&self, account: &mut Account, cost: u64, charged_at: u64, at: u64) {
+        let running = self.running(account, at);
+        if charged_at >= running {
+            let back = cost.min(self.used(account, at));
+            account.0.push((running, -i128::from(back)));
+        }
+    }
+
+    fn carry_over(&self, account: &mut Account, to: &FixedWindow, share: bool, at: u64) {
+        if to.window != self.window {
+            let (used, running) = (self.used(account, at), self.running(account, at));
+            // A clock behind the window in force is treated as if it stood at its end.
+            let seen = match running > at {
+                true => running + self.window - 1,
+                false => at,
+            };
+            *account = Account(vec![(to.window_of(seen), i128::from(used))]);
+        }
+        if share {
+            let (latest, used) = (to.running(account, 0), to.used(account, 0));
+            let share = super::share(used, self.limit, to.limit);
+            let change = i128::from(share) - i128::from(used);
+            account.0.push((latest, change));
         }
     }
 

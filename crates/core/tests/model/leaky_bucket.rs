@@ -1,8 +1,10 @@
 //! Leaky bucket: the free room refills like a token bucket. Shaping also needs the time until the bucket
 //! is empty.
 
+use tollgate_core::CarryOver;
+
+use super::Reference;
 use super::bucket::{Bucket, Level};
-use super::{Event, Reference};
 
 #[derive(Clone, Debug)]
 pub(crate) struct LeakyBucket {
@@ -28,29 +30,27 @@ impl Reference for LeakyBucket {
         self.room.open()
     }
 
-    fn enter(&self, account: &mut Level, event: &Event<LeakyBucket>) {
-        if matches!(event, Event::Changed { to, .. } if to.room.is(&self.room)) {
-            return; // Another mode or longest wait leaves the level alone.
+    fn charge(&self, account: &mut Level, cost: u64, at: u64) {
+        self.room.charge(account, cost, at);
+    }
+
+    fn overdraw(&self, account: &mut Level, cost: u64, most: u64, at: u64) {
+        self.room.overdraw(account, cost, most, at);
+    }
+
+    fn refund(&self, account: &mut Level, cost: u64, charged_at: u64, at: u64) {
+        self.room.refund(account, cost, charged_at, at);
+    }
+
+    fn change(&self, account: &mut Level, to: &LeakyBucket, how: CarryOver, at: u64) {
+        // Another mode or longest wait leaves the level alone.
+        if !to.room.is(&self.room) {
+            self.room.change(account, &to.room, how, at);
         }
-        let event = match *event {
-            Event::Charged { cost, at } => Event::Charged { cost, at },
-            Event::Overdrawn { cost, most, at } => Event::Overdrawn { cost, most, at },
-            Event::Refunded {
-                cost,
-                charged_at,
-                at,
-            } => Event::Refunded {
-                cost,
-                charged_at,
-                at,
-            },
-            Event::Changed { ref to, how, at } => Event::Changed {
-                to: to.room.clone(),
-                how,
-                at,
-            },
-        };
-        self.room.enter(account, &event);
+    }
+
+    fn carry_over(&self, account: &mut Level, to: &LeakyBucket, share: bool, at: u64) {
+        self.room.carry_over(account, &to.room, share, at);
     }
 
     fn fits(&self, account: &Level, cost: u64, at: u64) -> bool {

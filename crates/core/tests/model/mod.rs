@@ -12,6 +12,7 @@ pub(crate) mod sliding_counter;
 pub(crate) mod sliding_log;
 pub(crate) mod two_window;
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use tollgate_core::{Admission, CarryOver, Denial, Span, Time, Verdict};
@@ -19,17 +20,17 @@ use tollgate_core::{Admission, CarryOver, Denial, Span, Time, Verdict};
 /// Later than any instant in an answer.
 const FAR: u64 = 1 << 54;
 
-/// An event of a subject. Instants are microseconds since the epoch.
+/// An event of a subject, and its instant in microseconds since the epoch.
 #[derive(Clone, Debug)]
 pub(crate) enum Event<N> {
-    /// An admitted charge.
-    Charged { cost: u64, at: u64 },
-    /// A charge that may not fit, down to `most` below zero.
-    Overdrawn { cost: u64, most: u64, at: u64 },
-    /// A refund of an earlier charge.
-    Refunded { cost: u64, charged_at: u64, at: u64 },
+    /// An admitted charge: the cost.
+    Charged(u64),
+    /// A charge that may not fit: the cost, and how far it may go below zero.
+    Overdrawn(u64, u64),
+    /// A refund of an earlier charge: the cost, and the instant of the charge.
+    Refunded(u64, u64),
     /// A change of the limit's numbers.
-    Changed { to: N, how: CarryOver, at: u64 },
+    Changed(N, CarryOver),
 }
 
 /// The numbers of one algorithm, and its promise about a log.
@@ -43,8 +44,24 @@ pub(crate) trait Reference: Clone + Debug {
     /// Returns the account of a subject never seen.
     fn open(&self) -> Self::Account;
 
-    /// Enters an event that happened under these numbers.
-    fn enter(&self, account: &mut Self::Account, event: &Event<Self>);
+    fn charge(&self, account: &mut Self::Account, cost: u64, at: u64);
+
+    /// Charges as much as does not take the account more than `most` below zero.
+    fn overdraw(&self, account: &mut Self::Account, cost: u64, most: u64, at: u64);
+
+    fn refund(&self, account: &mut Self::Account, cost: u64, charged_at: u64, at: u64);
+
+    /// Changes the numbers to `to`.
+    fn change(&self, account: &mut Self::Account, to: &Self, how: CarryOver, at: u64) {
+        match how {
+            CarryOver::Reset => *account = to.open(),
+            CarryOver::Keep => self.carry_over(account, to, false, at),
+            CarryOver::Proportional => self.carry_over(account, to, true, at),
+        }
+    }
+
+    /// Carries the used amount over to the numbers `to`, or its share.
+    fn carry_over(&self, account: &mut Self::Account, to: &Self, share: bool, at: u64);
 
     /// Returns whether `cost`, which is at most the capacity, would be admitted at `at`.
     fn fits(&self, account: &Self::Account, cost: u64, at: u64) -> bool;
@@ -66,11 +83,27 @@ pub(crate) trait Reference: Clone + Debug {
     }
 }
 
+/// Costs by the number of their window or sub-bucket.
+#[derive(Default)]
+pub(crate) struct Counts {
+    counts: BTreeMap<u64, u64>,
+    /// The latest number of any event.
+    latest: u64,
+}
+
+impl Counts {
+    /// Counts `cost` in number `running`, which becomes the latest.
+    fn add(&mut self, cost: u64, running: u64) {
+        self.latest = running;
+        *self.counts.entry(running).or_default() += cost;
+    }
+}
+
 /// All events of one subject.
 #[derive(Clone, Debug)]
 pub(crate) struct Model<N> {
     first: N,
-    log: Vec<Event<N>>,
+    log: Vec<(Event<N>, u64)>,
 }
 
 impl<N: Reference> Model<N> {
@@ -81,18 +114,25 @@ impl<N: Reference> Model<N> {
         }
     }
 
-    pub(crate) fn record(&mut self, event: Event<N>) {
-        self.log.push(event);
+    pub(crate) fn record(&mut self, event: Event<N>, at: u64) {
+        self.log.push((event, at));
     }
 
     /// Returns the numbers in force, and the account of the whole log.
     fn replay(&self) -> (N, N::Account) {
         let mut numbers = self.first.clone();
         let mut account = numbers.open();
-        for event in &self.log {
-            numbers.enter(&mut account, event);
-            if let Event::Changed { to, .. } = event {
-                numbers = to.clone();
+        for (event, at) in &self.log {
+            match event {
+                Event::Charged(cost) => numbers.charge(&mut account, *cost, *at),
+                Event::Overdrawn(cost, most) => numbers.overdraw(&mut account, *cost, *most, *at),
+                Event::Refunded(cost, charged) => {
+                    numbers.refund(&mut account, *cost, *charged, *at);
+                }
+                Event::Changed(to, how) => {
+                    numbers.change(&mut account, to, *how, *at);
+                    numbers = to.clone();
+                }
             }
         }
         (numbers, account)

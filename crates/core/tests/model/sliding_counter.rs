@@ -1,23 +1,12 @@
 //! Sliding counter: costs by the number of their sub-bucket, summed over the last N + 1 of them.
 
-use std::collections::BTreeMap;
-
-use tollgate_core::CarryOver;
-
-use super::{Event, Reference, scale, take_off};
+use super::{Counts, Reference, scale, take_off};
 
 #[derive(Clone, Debug)]
 pub(crate) struct SlidingCounter {
     pub(crate) limit: u64,
     pub(crate) window: u64,
     pub(crate) buckets: u32,
-}
-
-#[derive(Default)]
-pub(crate) struct Account {
-    counts: BTreeMap<u64, u64>,
-    /// The latest sub-bucket that was written to.
-    latest: u64,
 }
 
 impl SlidingCounter {
@@ -30,17 +19,17 @@ impl SlidingCounter {
         at / self.length()
     }
 
-    fn running(&self, account: &Account, at: u64) -> u64 {
+    fn running(&self, account: &Counts, at: u64) -> u64 {
         self.number(at).max(account.latest)
     }
 
     /// The oldest sub-bucket that counts.
-    fn oldest(&self, account: &Account, at: u64) -> u64 {
+    fn oldest(&self, account: &Counts, at: u64) -> u64 {
         self.running(account, at)
             .saturating_sub(u64::from(self.buckets))
     }
 
-    fn used(&self, account: &Account, at: u64) -> u64 {
+    fn used(&self, account: &Counts, at: u64) -> u64 {
         account
             .counts
             .range(self.oldest(account, at)..)
@@ -49,7 +38,7 @@ impl SlidingCounter {
     }
 
     /// Moves each sub-bucket that counts, whole, into the sub-bucket of its last instant under `to`.
-    fn move_to(&self, to: &SlidingCounter, account: &mut Account, at: u64) {
+    fn move_to(&self, to: &SlidingCounter, account: &mut Counts, at: u64) {
         if (self.length(), self.buckets) == (to.length(), to.buckets) {
             return;
         }
@@ -59,9 +48,9 @@ impl SlidingCounter {
             true => last_instant(account.latest),
             false => at,
         };
-        let mut moved = Account {
+        let mut moved = Counts {
             latest: to.number(seen),
-            ..Account::default()
+            ..Counts::default()
         };
         for (number, count) in account.counts.range(self.oldest(account, at)..) {
             let place = to.number(last_instant(*number).min(seen));
@@ -69,75 +58,60 @@ impl SlidingCounter {
         }
         *account = moved;
     }
-
-    fn count(&self, account: &mut Account, cost: u64, at: u64) {
-        account.latest = self.running(account, at);
-        *account.counts.entry(account.latest).or_default() += cost;
-    }
 }
 
 impl Reference for SlidingCounter {
-    type Account = Account;
+    type Account = Counts;
 
     fn capacity(&self) -> u64 {
         self.limit
     }
 
-    fn open(&self) -> Account {
-        Account::default()
+    fn open(&self) -> Counts {
+        Counts::default()
     }
 
-    fn enter(&self, account: &mut Account, event: &Event<SlidingCounter>) {
-        match *event {
-            Event::Charged { cost, at } => self.count(account, cost, at),
-            Event::Overdrawn { cost, most, at } => {
-                let cost = cost.min(self.limit + most);
-                let used = self.used(account, at);
-                // Usage that is deeper already stays.
-                let deepest = used.max(self.limit + most);
-                let excess = (used + cost).saturating_sub(deepest);
-                let oldest = self.oldest(account, at);
-                take_off(
-                    account.counts.range_mut(oldest..).map(|(_, count)| count),
-                    excess,
-                );
-                self.count(account, cost, at);
-            }
-            Event::Refunded {
-                cost,
-                charged_at,
-                at,
-            } => {
-                let (oldest, newest) = (self.oldest(account, at), self.number(charged_at));
-                if oldest <= newest {
-                    let newest_first = account.counts.range_mut(oldest..=newest).rev();
-                    take_off(newest_first.map(|(_, count)| count), cost);
-                }
-            }
-            Event::Changed {
-                ref to,
-                how: CarryOver::Reset,
-                ..
-            } => *account = to.open(),
-            Event::Changed { ref to, how, at } => {
-                self.move_to(to, account, at);
-                if how == CarryOver::Proportional {
-                    let newest_first = account.counts.values_mut().rev();
-                    scale(newest_first, self.limit, to.limit);
-                }
-            }
+    fn charge(&self, account: &mut Counts, cost: u64, at: u64) {
+        account.add(cost, self.running(account, at));
+    }
+
+    fn overdraw(&self, account: &mut Counts, cost: u64, most: u64, at: u64) {
+        let cost = cost.min(self.limit + most);
+        let used = self.used(account, at);
+        // Usage that is deeper already stays.
+        let deepest = used.max(self.limit + most);
+        let excess = (used + cost).saturating_sub(deepest);
+        let oldest = self.oldest(account, at);
+        let oldest_first = account.counts.range_mut(oldest..);
+        take_off(oldest_first.map(|(_, count)| count), excess);
+        self.charge(account, cost, at);
+    }
+
+    fn refund(&self, account: &mut Counts, cost: u64, charged_at: u64, at: u64) {
+        let (oldest, newest) = (self.oldest(account, at), self.number(charged_at));
+        if oldest <= newest {
+            let newest_first = account.counts.range_mut(oldest..=newest).rev();
+            take_off(newest_first.map(|(_, count)| count), cost);
         }
     }
 
-    fn fits(&self, account: &Account, cost: u64, at: u64) -> bool {
+    fn carry_over(&self, account: &mut Counts, to: &SlidingCounter, share: bool, at: u64) {
+        self.move_to(to, account, at);
+        if share {
+            let newest_first = account.counts.values_mut().rev();
+            scale(newest_first, self.limit, to.limit);
+        }
+    }
+
+    fn fits(&self, account: &Counts, cost: u64, at: u64) -> bool {
         self.used(account, at) + cost <= self.limit
     }
 
-    fn left(&self, account: &Account, at: u64) -> i128 {
+    fn left(&self, account: &Counts, at: u64) -> i128 {
         i128::from(self.limit) - i128::from(self.used(account, at))
     }
 
-    fn is_forgotten(&self, account: &Account, at: u64) -> bool {
+    fn is_forgotten(&self, account: &Counts, at: u64) -> bool {
         self.used(account, at) == 0
     }
 }

@@ -1,8 +1,6 @@
 //! Sliding log: every cost with its instant, summed while it is in the window.
 
-use tollgate_core::CarryOver;
-
-use super::{Event, Reference, scale, take_off};
+use super::{Reference, scale, take_off};
 
 #[derive(Clone, Debug)]
 pub(crate) struct SlidingLog {
@@ -53,57 +51,40 @@ impl Reference for SlidingLog {
         Account::default()
     }
 
-    fn enter(&self, account: &mut Account, event: &Event<SlidingLog>) {
-        match *event {
-            Event::Charged { cost, at } => {
-                self.leave(account, at);
-                account.costs.push(Cost {
-                    at: account.seen,
-                    amount: cost,
-                });
-            }
-            Event::Overdrawn { cost, most, at } => {
-                self.leave(account, at);
-                let cost = cost.min(self.limit + most);
-                let total: u64 = account.costs.iter().map(|cost| cost.amount).sum();
-                // Usage that is deeper already stays.
-                let deepest = total.max(self.limit + most);
-                let excess = (total + cost).saturating_sub(deepest);
-                take_off(
-                    account.costs.iter_mut().map(|cost| &mut cost.amount),
-                    excess,
-                );
-                account.costs.push(Cost {
-                    at: account.seen,
-                    amount: cost,
-                });
-            }
-            Event::Refunded {
-                cost,
-                charged_at,
-                at,
-            } => {
-                self.leave(account, at);
-                let newest_first = account.costs.iter_mut().rev();
-                let not_newer = newest_first.filter(|cost| cost.at <= charged_at);
-                take_off(not_newer.map(|cost| &mut cost.amount), cost);
-            }
-            Event::Changed {
-                ref to,
-                how: CarryOver::Reset,
-                ..
-            } => *account = to.open(),
-            Event::Changed { ref to, how, at } => {
-                let scales = how == CarryOver::Proportional && self.limit.min(to.limit) > 0;
-                if scales || to.window != self.window {
-                    self.leave(account, at);
-                }
-                if scales {
-                    let newest_first = account.costs.iter_mut().rev();
-                    let amounts = newest_first.map(|cost| &mut cost.amount);
-                    scale(amounts, self.limit, to.limit);
-                }
-            }
+    fn charge(&self, account: &mut Account, amount: u64, at: u64) {
+        self.leave(account, at);
+        let at = account.seen;
+        account.costs.push(Cost { at, amount });
+    }
+
+    fn overdraw(&self, account: &mut Account, cost: u64, most: u64, at: u64) {
+        self.leave(account, at);
+        let cost = cost.min(self.limit + most);
+        let total: u64 = account.costs.iter().map(|cost| cost.amount).sum();
+        // Usage that is deeper already stays.
+        let deepest = total.max(self.limit + most);
+        let excess = (total + cost).saturating_sub(deepest);
+        let oldest_first = account.costs.iter_mut();
+        take_off(oldest_first.map(|cost| &mut cost.amount), excess);
+        self.charge(account, cost, at);
+    }
+
+    fn refund(&self, account: &mut Account, cost: u64, charged_at: u64, at: u64) {
+        self.leave(account, at);
+        let newest_first = account.costs.iter_mut().rev();
+        let not_newer = newest_first.filter(|cost| cost.at <= charged_at);
+        take_off(not_newer.map(|cost| &mut cost.amount), cost);
+    }
+
+    fn carry_over(&self, account: &mut Account, to: &SlidingLog, share: bool, at: u64) {
+        let scales = share && self.limit.min(to.limit) > 0;
+        if scales || to.window != self.window {
+            self.leave(account, at);
+        }
+        if scales {
+            let newest_first = account.costs.iter_mut().rev();
+            let amounts = newest_first.map(|cost| &mut cost.amount);
+            scale(amounts, self.limit, to.limit);
         }
     }
 

@@ -3,21 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use tollgate_core::CarryOver;
-
-use super::{Event, Reference};
+use super::{Counts, Reference};
 
 #[derive(Clone, Debug)]
 pub(crate) struct TwoWindow {
     pub(crate) limit: u64,
     pub(crate) window: u64,
-}
-
-#[derive(Default)]
-pub(crate) struct Account {
-    counts: BTreeMap<u64, u64>,
-    /// The latest window of any event.
-    latest: u64,
 }
 
 impl TwoWindow {
@@ -31,11 +22,11 @@ impl TwoWindow {
         at / self.window
     }
 
-    fn running(&self, account: &Account, at: u64) -> u64 {
+    fn running(&self, account: &Counts, at: u64) -> u64 {
         self.number(at).max(account.latest)
     }
 
-    fn count(&self, account: &Account, number: Option<u64>) -> u64 {
+    fn count(&self, account: &Counts, number: Option<u64>) -> u64 {
         number
             .and_then(|number| account.counts.get(&number))
             .copied()
@@ -43,7 +34,7 @@ impl TwoWindow {
     }
 
     /// Returns the counts of the current window and of the one before.
-    fn counts(&self, account: &Account, at: u64) -> (u64, u64) {
+    fn counts(&self, account: &Counts, at: u64) -> (u64, u64) {
         let running = self.running(account, at);
         (
             self.count(account, Some(running)),
@@ -52,7 +43,7 @@ impl TwoWindow {
     }
 
     /// Returns the estimate in fractions of `1/window`.
-    fn estimate(&self, account: &Account, at: u64) -> u128 {
+    fn estimate(&self, account: &Counts, at: u64) -> u128 {
         let running = self.running(account, at);
         let passed = match running > self.number(at) {
             true => 0,
@@ -64,7 +55,7 @@ impl TwoWindow {
     }
 
     /// Makes the estimate, rounded up, the count of the current window under `to`.
-    fn move_to(&self, to: &TwoWindow, account: &mut Account, at: u64) {
+    fn move_to(&self, to: &TwoWindow, account: &mut Counts, at: u64) {
         let running = self.running(account, at);
         let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
         // A clock behind the latest window is treated as if it stood at the end of that window.
@@ -74,7 +65,7 @@ impl TwoWindow {
         };
         let latest = to.number(seen);
         let counts = BTreeMap::from([(latest, u64::try_from(estimate).unwrap())]);
-        *account = Account { counts, latest };
+        *account = Counts { counts, latest };
     }
 
     /// Returns the most that is counted: times the ticks of the window, it is exact in a double.
@@ -88,96 +79,83 @@ impl TwoWindow {
 }
 
 impl Reference for TwoWindow {
-    type Account = Account;
+    type Account = Counts;
 
     fn capacity(&self) -> u64 {
         self.limit
     }
 
-    fn open(&self) -> Account {
-        Account::default()
+    fn open(&self) -> Counts {
+        Counts::default()
     }
 
-    fn enter(&self, account: &mut Account, event: &Event<TwoWindow>) {
-        match *event {
-            Event::Charged { cost, at } => {
-                account.latest = self.running(account, at);
-                *account.counts.entry(account.latest).or_default() += cost;
-            }
-            Event::Overdrawn { cost, most, at } => {
-                account.latest = self.running(account, at);
-                let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
-                let room =
-                    u128::from((self.limit + most).min(self.most())).saturating_sub(estimate);
-                let taken = u64::try_from(room.min(u128::from(cost))).unwrap();
-                *account.counts.entry(account.latest).or_default() += taken;
-            }
-            Event::Refunded {
-                cost,
-                charged_at,
-                at,
-            } => {
-                account.latest = self.running(account, at);
-                let charged = self.number(charged_at).min(account.latest);
-                // The window two before does not count, so a refund to it changes nothing.
-                if let Some(count) = account.counts.get_mut(&charged) {
-                    *count = count.saturating_sub(cost);
-                }
-            }
-            Event::Changed {
-                ref to,
-                how: CarryOver::Reset,
-                ..
-            } => *account = to.open(),
-            Event::Changed { ref to, how, at } => {
-                if self.window != to.window {
-                    self.move_to(to, account, at);
-                }
-                let scales = how == CarryOver::Proportional && self.limit.min(to.limit) > 0;
-                let [latest, previous] = [Some(account.latest), account.latest.checked_sub(1)];
-                let counts = [latest, previous].map(|number| self.count(account, number));
-                let counts = if scales {
-                    let share = |used: u64| {
-                        let parts = u128::from(used) * u128::from(to.limit);
-                        parts.div_ceil(u128::from(self.limit))
-                    };
-                    let most = u128::from(to.most());
-                    let first = share(counts[0]);
-                    let second = match first > most {
-                        true => share(counts[1]),
-                        false => share(counts[0] + counts[1]) - first,
-                    };
-                    [first.min(most), second.min(most)]
-                } else {
-                    // An overdrawn count stays overdrawn by as much.
-                    counts.map(|count| {
-                        let above = count.saturating_sub(self.limit);
-                        u128::from(count.min(to.limit + above).min(to.most()))
-                    })
-                };
-                account.counts.clear();
-                for (number, count) in [latest, previous].into_iter().zip(counts) {
-                    if let Some(number) = number {
-                        account.counts.insert(number, u64::try_from(count).unwrap());
-                    }
-                }
+    fn charge(&self, account: &mut Counts, cost: u64, at: u64) {
+        account.add(cost, self.running(account, at));
+    }
+
+    fn overdraw(&self, account: &mut Counts, cost: u64, most: u64, at: u64) {
+        account.latest = self.running(account, at);
+        let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
+        let deepest = u128::from((self.limit + most).min(self.most()));
+        let taken = u128::from(cost).min(deepest.saturating_sub(estimate));
+        self.charge(account, u64::try_from(taken).unwrap(), at);
+    }
+
+    fn refund(&self, account: &mut Counts, cost: u64, charged_at: u64, at: u64) {
+        account.latest = self.running(account, at);
+        let charged = self.number(charged_at).min(account.latest);
+        // The window two before does not count, so a refund to it changes nothing.
+        if let Some(count) = account.counts.get_mut(&charged) {
+            *count = count.saturating_sub(cost);
+        }
+    }
+
+    fn carry_over(&self, account: &mut Counts, to: &TwoWindow, share: bool, at: u64) {
+        if self.window != to.window {
+            self.move_to(to, account, at);
+        }
+        let [latest, previous] = [Some(account.latest), account.latest.checked_sub(1)];
+        let counts = [latest, previous].map(|number| self.count(account, number));
+        let counts = if share && self.limit.min(to.limit) > 0 {
+            let share = |used: u64| {
+                let parts = u128::from(used) * u128::from(to.limit);
+                parts.div_ceil(u128::from(self.limit))
+            };
+            let most = u128::from(to.most());
+            let first = share(counts[0]);
+            let second = match first > most {
+                true => share(counts[1]),
+                false => share(counts[0] + counts[1]) - first,
+            };
+            [first.min(most), second.min(most)]
+        } else {
+            // An overdrawn count stays overdrawn by as much.
+            counts.map(|count| {
+                let above = count.saturating_sub(self.limit);
+                u128::from(count.min(to.limit + above).min(to.most()))
+            })
+        };
+        account.counts.clear();
+        for (number, count) in [latest, previous].into_iter().zip(counts) {
+            if let Some(number) = number {
+                account.counts.insert(number, u64::try_from(count).unwrap());
             }
         }
     }
 
-    fn fits(&self, account: &Account, cost: u64, at: u64) -> bool {
+    fn fits(&self, account: &Counts, cost: u64, at: u64) -> bool {
         // A cost of 0 always fits.
         let cost_in_fractions = u128::from(cost) * u128::from(self.window);
         cost == 0 || self.estimate(account, at) + cost_in_fractions <= self.limit_in_fractions()
     }
 
-    fn left(&self, account: &Account, at: u64) -> i128 {
+    fn left(&self, account: &Counts, at: u64) -> i128 {
         let fractions = |it: u128| i128::try_from(it).unwrap();
         let left = fractions(self.limit_in_fractions()) - fractions(self.estimate(account, at));
         left.div_euclid(i128::from(self.window))
     }
 
-    fn is_forgotten(&self, account: &Account, at: u64) -> bool {
+    fn is_forgotten(&self, account: &Counts, at: u64) -> bool {
         self.counts(account, at) == (0, 0)
     }
 }

@@ -145,8 +145,8 @@ fn shared(text: &str) -> Arc<str> {
 pub(crate) fn taken_by(charge: &Charge<'_>, units: u64, allowed: bool) -> u64 {
     let cost = charge.cost.saturating_mul(units);
     match charge.limit {
-        _ if !allowed => 0,
         Limit::Backoff(_) => 0,
+        _ if !allowed => 0,
         Limit::Concurrency(_) => cost.min(1),
         _ => cost,
     }

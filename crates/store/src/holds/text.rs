@@ -38,7 +38,10 @@ const STATES: [(&str, HoldState); 4] = [
     ("released", HoldState::Released),
     ("expired", HoldState::Expired),
 ];
+const LEDGERED: [(&str, bool); 2] = [("ledgered", true), ("plain", false)];
 const TICKS: [(&str, Tick); 2] = [("us", Tick::Micro), ("ms", Tick::Milli)];
+
+type Read<T> = Result<T, RecordError>;
 
 /// Why a text is not a record of a hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -116,7 +119,7 @@ impl HoldRecord {
                 Enforcement::Shadow => to.write_str(" shadow")?,
                 Enforcement::Instead(place) => write!(to, " instead-{place}")?,
             }
-            let ledgered = if charge.ledgered { "ledgered" } else { "plain" };
+            let ledgered = name(&LEDGERED, charge.ledgered);
             let (carry_over, overdraft) = (charge.carry_over.name(), charge.overdraft);
             write!(to, " {carry_over} {ledgered} {overdraft} {} ", charge.taken)?;
             write_limit(to, &charge.limit)?;
@@ -206,27 +209,18 @@ fn write_limit(to: &mut String, limit: &Limit) -> fmt::Result {
         }
         Limit::Backoff(it) => {
             let it = it.schedule();
-            let [base, max, forget, penalty] =
-                [it.base, it.max, it.forget, it.penalty].map(Span::as_micros);
-            let (after, factor) = (it.after, it.factor);
-            write!(
-                to,
-                "backoff {after} {base} {factor} {max} {forget} {penalty}"
-            )
+            let (base, max) = (it.base.as_micros(), it.max.as_micros());
+            write!(to, "backoff {} {base} {} {max}", it.after, it.factor)?;
+            let (forget, penalty) = (it.forget.as_micros(), it.penalty.as_micros());
+            write!(to, " {forget} {penalty}")
         }
         Limit::Quota(it) => {
-            let name = if it.is_closed() {
-                "closed-quota"
-            } else {
-                "quota"
-            };
-            let [limit, grace, rollover] = it.numbers();
-            let calendar = it.calendar();
-            let (every, unit) = calendar.unit();
+            let closed = if it.is_closed() { "closed-" } else { "" };
+            let ([limit, grace, rollover], calendar) = (it.numbers(), it.calendar());
+            let (every, unit) = (calendar.unit().0, calendar.unit().1.name());
             write!(
                 to,
-                "{name} {limit} {grace} {rollover} {every} {} ",
-                unit.name()
+                "{closed}quota {limit} {grace} {rollover} {every} {unit} "
             )?;
             match calendar.anchor() {
                 Anchor::First => to.write_str("first")?,
@@ -257,17 +251,15 @@ impl<'t> Words<'t> {
         RecordError::Word { line, wanted }
     }
 
-    fn next(&mut self, wanted: &'static str) -> Result<&'t str, RecordError> {
+    fn next(&mut self, wanted: &'static str) -> Read<&'t str> {
         let rest = self.rest.ok_or_else(|| self.wrong(wanted))?;
-        let (word, rest) = match rest.split_once(' ') {
-            Some((word, rest)) => (word, Some(rest)),
-            None => (rest, None),
-        };
-        self.rest = rest;
+        let mut words = rest.splitn(2, ' ');
+        let word = words.next().unwrap_or_default();
+        self.rest = words.next();
         Ok(word)
     }
 
-    fn end(&self) -> Result<(), RecordError> {
+    fn end(&self) -> Read<()> {
         match self.rest {
             None => Ok(()),
             Some(_) => Err(self.wrong("the end of the line")),
@@ -278,35 +270,25 @@ impl<'t> Words<'t> {
         &mut self,
         wanted: &'static str,
         read: impl FnOnce(&'t str) -> Option<T>,
-    ) -> Result<T, RecordError> {
+    ) -> Read<T> {
         let word = self.next(wanted)?;
         read(word).ok_or_else(|| self.wrong(wanted))
     }
 
-    fn named<T: Copy>(
-        &mut self,
-        wanted: &'static str,
-        names: &[(&'static str, T)],
-    ) -> Result<T, RecordError> {
-        self.one_of(wanted, |word| {
-            let named = names.iter().find(|(name, _)| *name == word)?;
-            Some(named.1)
-        })
+    fn named<T: Copy>(&mut self, wanted: &'static str, names: &[(&'static str, T)]) -> Read<T> {
+        let find = |word| names.iter().find(|(name, _)| *name == word);
+        self.one_of(wanted, find).map(|(_, value)| *value)
     }
 
-    fn number<N: FromStr>(&mut self, wanted: &'static str) -> Result<N, RecordError> {
+    fn number<N: FromStr>(&mut self, wanted: &'static str) -> Read<N> {
         self.one_of(wanted, digits)
     }
 
-    fn span(&mut self) -> Result<Span, RecordError> {
+    fn span(&mut self) -> Read<Span> {
         self.number(SPAN).map(Span::from_micros)
     }
 
-    fn hex<N: TryFrom<u128>>(
-        &mut self,
-        wanted: &'static str,
-        length: usize,
-    ) -> Result<N, RecordError> {
+    fn hex<N: TryFrom<u128>>(&mut self, wanted: &'static str, length: usize) -> Read<N> {
         self.one_of(wanted, |word| {
             let is_hex = word.bytes().all(|byte| byte.is_ascii_hexdigit());
             let number = (word.len() == length && is_hex).then_some(word)?;
@@ -314,14 +296,14 @@ impl<'t> Words<'t> {
         })
     }
 
-    fn unescaped(&mut self, wanted: &'static str, most: usize) -> Result<Arc<str>, RecordError> {
+    fn unescaped(&mut self, wanted: &'static str, most: usize) -> Read<Arc<str>> {
         self.one_of(wanted, |word| {
             let text = unescaped(word)?;
             (text.len() <= most).then(|| text.into())
         })
     }
 
-    fn charge(mut self) -> Result<HeldCharge, RecordError> {
+    fn charge(mut self) -> Read<HeldCharge> {
         let charge = HeldCharge {
             key: Key::from_bits(self.hex("a key", 32)?),
             overflow: Key::from_bits(self.hex("an overflow key", 32)?),
@@ -336,10 +318,7 @@ impl<'t> Words<'t> {
             carry_over: self.one_of("a manner of carrying over", |word| {
                 CarryOver::ALL.into_iter().find(|it| it.name() == word)
             })?,
-            ledgered: self.named(
-                "`ledgered` or `plain`",
-                &[("ledgered", true), ("plain", false)],
-            )?,
+            ledgered: self.named("`ledgered` or `plain`", &LEDGERED)?,
             overdraft: self.one_of("an overdraft", |word| {
                 digits(word).filter(|it| *it <= MAX_AMOUNT)
             })?,
@@ -350,7 +329,7 @@ impl<'t> Words<'t> {
         Ok(charge)
     }
 
-    fn limit(&mut self) -> Result<Limit, RecordError> {
+    fn limit(&mut self) -> Read<Limit> {
         const AMOUNT: &str = "an amount";
         let name = self.next("an algorithm")?;
         let limit = match name {
@@ -366,18 +345,15 @@ impl<'t> Words<'t> {
             "gcra" => self.meter()?.map(Limit::Gcra),
             "leaky-bucket" => {
                 let meter = self.meter()?;
-                let shapes =
-                    self.named("`police` or `shape`", &[("police", false), ("shape", true)])?;
-                let leaky = match (shapes, self.rest) {
-                    (false, _) => Leaky::Police,
-                    (true, None) => Leaky::Shape { max_wait: None },
-                    (true, Some(_)) => Leaky::Shape {
-                        max_wait: Some(self.span()?),
-                    },
+                let modes = [("police", false), ("shape", true)];
+                let leaky = if self.named("`police` or `shape`", &modes)? {
+                    let max_wait = self.rest.map(|_| self.span()).transpose()?;
+                    Leaky::Shape { max_wait }
+                } else {
+                    Leaky::Police
                 };
-                meter
-                    .and_then(|meter| LeakyBucket::of_parts(meter, leaky))
-                    .map(Limit::LeakyBucket)
+                let bucket = meter.and_then(|meter| LeakyBucket::of_parts(meter, leaky));
+                bucket.map(Limit::LeakyBucket)
             }
             "backoff" => Limit::backoff(Schedule {
                 after: self.number("a number of free denials")?,
@@ -388,11 +364,8 @@ impl<'t> Words<'t> {
                 penalty: self.span()?,
             }),
             "quota" | "closed-quota" => {
-                let [limit, grace, rollover] = [
-                    self.number(AMOUNT)?,
-                    self.number(AMOUNT)?,
-                    self.number(AMOUNT)?,
-                ];
+                let (limit, grace) = (self.number(AMOUNT)?, self.number(AMOUNT)?);
+                let rollover = self.number(AMOUNT)?;
                 let every = self.number("a number of time units")?;
                 let unit = self.one_of("a time unit", |word| {
                     Unit::ALL.into_iter().find(|it| it.name() == word)
@@ -412,7 +385,7 @@ impl<'t> Words<'t> {
         limit.map_err(|error| RecordError::Limit { line, error })
     }
 
-    fn meter(&mut self) -> Result<Result<Meter, ParamError>, RecordError> {
+    fn meter(&mut self) -> Read<Result<Meter, ParamError>> {
         let (capacity, per_tick) = (self.number("a capacity")?, self.number("a rate")?);
         let (token, tick) = (self.number("a token")?, self.named("a tick", &TICKS)?);
         Ok(Meter::of_parts(capacity, per_tick, token, tick))

@@ -11,10 +11,8 @@ pub(super) type Looks = SmallVec<[Look; 6]>;
 
 /// Returns whether every enforcing charge allows the request.
 pub(super) fn all_allow(charges: &[Charge<'_>], looks: &[Look]) -> bool {
-    charges
-        .iter()
-        .zip(looks)
-        .all(|(charge, look)| !charge.enforces() || look.verdict.is_allowed())
+    let mut both = charges.iter().zip(looks);
+    both.all(|(charge, look)| !charge.enforces() || look.verdict.is_allowed())
 }
 
 /// Returns whether the usage of an enforcing charge has to be restored first.
@@ -44,12 +42,11 @@ fn stands_in(charges: &[Charge<'_>], looks: &[Look], charge: &Charge<'_>) -> boo
     if usize::from(place) >= charges.len() {
         return false;
     }
-    let others = charges.iter().zip(looks).enumerate();
-    others
-        .filter(|(i, (other, _))| {
-            *i != usize::from(place) && other.on_denied != OnDenied::Strike(place)
-        })
-        .all(|(_, (other, look))| !other.enforces() || look.verdict.is_allowed())
+    let mut all = charges.iter().zip(looks).enumerate();
+    all.all(|(i, (other, look))| {
+        let is_replaced = i == usize::from(place) || other.on_denied == OnDenied::Strike(place);
+        is_replaced || !other.enforces() || look.verdict.is_allowed()
+    })
 }
 
 /// Returns whether the charge that `charge` watches denies the request.
@@ -65,18 +62,14 @@ fn is_struck(looks: &[Look], charge: &Charge<'_>) -> bool {
 pub(super) fn weight(charges: &[Charge<'_>], i: usize) -> u64 {
     let key = charges[i].key;
     let same = charges[..i].iter().filter(|charge| charge.key == key);
-    same.fold(charges[i].cost, |sum, charge| {
-        sum.saturating_add(charge.cost)
-    })
+    let costs = same.map(|charge| charge.cost);
+    costs.fold(charges[i].cost, u64::saturating_add)
 }
 
 /// Returns how many units fit into all charges, up to `most`.
 pub(super) fn available_units(charges: &[Charge<'_>], looks: &[Look], most: u64) -> u64 {
-    units_within(
-        charges,
-        looks.iter().map(|look| look.verdict.available),
-        most,
-    )
+    let available = looks.iter().map(|look| look.verdict.available);
+    units_within(charges, available, most)
 }
 
 /// Returns how many units fit into the `available` amount of each charge, up to `most`.

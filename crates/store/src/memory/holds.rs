@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::concurrency::Holder;
+use tollgate_core::concurrency::{Holder, State};
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
 
 use super::all_charges::{Looks, all_allow};
@@ -26,7 +26,11 @@ impl<C: Clock> MemoryStore<C> {
         units: u64,
         new: &NewHold<'_>,
     ) -> Result<Held, StoreError> {
-        check_charges(charges)?;
+        if charges.len() > MAX_CHARGES {
+            let count = charges.len();
+            let why = format!("a hold has at most {MAX_CHARGES} charges, and this one has {count}");
+            return Err(StoreError::Script(why.into()));
+        }
         let mut records = self.records.lock(new.id);
         if let Some(known) = records.find(new.id) {
             let known = Arc::clone(known);
@@ -56,7 +60,10 @@ impl<C: Clock> MemoryStore<C> {
                 ahead = shards.wait(charges, &looks, units, wait, now);
             }
             if ahead.is_none() {
-                shards.leave_queues(charges, wait.ticket);
+                for charge in charges {
+                    let shard = shards.of(charge.key);
+                    shard.change_known_slots(charge, |slots| slots.leave(wait.ticket));
+                }
             }
         }
         let mut applied = Applied::default();
@@ -70,15 +77,14 @@ impl<C: Clock> MemoryStore<C> {
             let outcome = match charge.limit {
                 Limit::Concurrency(numbers) => {
                     let shard = shards.of(charge.key);
-                    let admission = looks[i].verdict.admission;
-                    let costs = charge.cost.saturating_mul(units) > 0;
+                    let verdict = looks[i].verdict;
                     if let Some(holder) = &slots
-                        && costs
-                        && looks[i].verdict.is_allowed()
+                        && taken_by(charge, units, verdict.is_allowed()) > 0
                     {
-                        shard.take_slot(charge, numbers, holder.clone(), now);
+                        let take = |slots: &mut State| slots.take(holder.clone());
+                        shard.change_slots(charge, numbers, now, take);
                     }
-                    shard.slot_outcome(charge, numbers, admission, ticket, now)
+                    shard.slot_outcome(charge, numbers, verdict.admission, ticket, now)
                 }
                 _ => shards.write(charges, &looks, i, units, allowed, now),
             };
@@ -93,8 +99,7 @@ impl<C: Clock> MemoryStore<C> {
             HeldCharge::of(charge, taken)
         });
         let fence = slots.map_or(0, |it| it.fence);
-        let record = HoldRecord::new(new, units, fence, taken.collect(), now);
-        let record = Arc::new(record);
+        let record = Arc::new(HoldRecord::new(new, units, fence, taken.collect(), now));
         records.add(Arc::clone(&record), now);
         Ok(Held::Taken { applied, record })
     }
@@ -131,7 +136,8 @@ impl<C: Clock> MemoryStore<C> {
                 return 0;
             }
             if held.is_slot() {
-                shard.free_slot(charge, id.bits(), record.expires_at);
+                let free = |slots: &mut State| slots.free(id.bits(), record.expires_at);
+                shard.change_known_slots(charge, free);
                 return 0;
             }
             let due = record.due(held, how);
@@ -179,8 +185,7 @@ impl<C: Clock> MemoryStore<C> {
                 return Extended::Lapsed(Arc::clone(record));
             }
         }
-        let to = now + ttl.min(MAX_TTL);
-        let to = to.max(from);
+        let to = from.max(now + ttl.min(MAX_TTL));
         for charge in &slots {
             let shard = shards.of(charge.key);
             shard.renew_slot(charge, id.bits(), from, to);
@@ -226,27 +231,7 @@ impl<C: Clock> MemoryStore<C> {
     }
 }
 
-/// Rejects more charges than a record can hold.
-fn check_charges(charges: &[Charge<'_>]) -> Result<(), StoreError> {
-    if charges.len() > MAX_CHARGES {
-        let why = format!(
-            "a hold has at most {MAX_CHARGES} charges, and this one has {}",
-            charges.len()
-        );
-        return Err(StoreError::Script(why.into()));
-    }
-    Ok(())
-}
-
 impl<C: Clock> Locked<'_, C> {
-    fn leave_queues(&mut self, charges: &[Charge<'_>], ticket: u128) {
-        for charge in charges {
-            if matches!(charge.limit, Limit::Concurrency(_)) {
-                self.of(charge.key).leave_queue(charge, ticket);
-            }
-        }
-    }
-
     /// Gives a denied hold a place in the queue of each limit that it needs a slot of, if nothing but slots is
     /// missing. Returns the most clients before it.
     fn wait(
@@ -271,9 +256,9 @@ impl<C: Clock> Locked<'_, C> {
                 && charge.cost.saturating_mul(units) > 0
             {
                 let deadline = now + wait.patience.min(MAX_TTL);
+                let join = |slots: &mut State| slots.wait(wait.ticket, deadline, now);
                 let shard = self.of(charge.key);
-                let ahead = shard.wait_for_slot(charge, numbers, wait.ticket, deadline, now)?;
-                longest = longest.max(ahead);
+                longest = longest.max(shard.change_slots(charge, numbers, now, join)??);
             }
         }
         Some(longest)
@@ -293,11 +278,11 @@ impl<C: Clock> Locked<'_, C> {
         let mut fence = None;
         for (charge, look) in charges.iter().zip(looks) {
             if let Limit::Concurrency(numbers) = charge.limit
-                && look.verdict.is_allowed()
-                && charge.cost.saturating_mul(units) > 0
+                && taken_by(charge, units, look.verdict.is_allowed()) > 0
             {
-                let next = self.of(charge.key).fence(charge, numbers, now);
-                fence = fence.max(Some(next.max(now.as_micros())));
+                let next = |slots: &mut State| slots.fence(now);
+                let shard = self.of(charge.key);
+                fence = fence.max(shard.change_slots(charge, numbers, now, next));
             }
         }
         Some(Holder {

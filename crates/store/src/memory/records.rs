@@ -1,6 +1,6 @@
 //! The records of holds in memory.
 //!
-//! They are spread over parts, each under its own lock. A caller that needs a part and shards of states
+//! Records are spread over parts, each under its own lock. A caller that needs a part and shards of states
 //! locks the part first.
 
 use std::cmp::Reverse;
@@ -32,19 +32,12 @@ impl Records {
     /// Returns room for `max_keys` records, at most [`MAX_HOLDS`].
     pub(super) fn new(max_keys: usize) -> Records {
         let most = max_keys.min(MAX_HOLDS).div_ceil(PARTS).max(1);
-        let part = || {
-            Mutex::new(Part {
-                most,
-                charges: 0,
-                records: HashMap::new(),
-                open: 0,
-                expiries: BinaryHeap::new(),
-                ended: BTreeSet::new(),
-            })
+        let part = |_| Part {
+            most,
+            ..Part::default()
         };
-        Records {
-            parts: (0..PARTS).map(|_| part()).collect(),
-        }
+        let parts = (0..PARTS).map(part).map(Mutex::new).collect();
+        Records { parts }
     }
 
     /// Locks the part of a hold.
@@ -73,13 +66,13 @@ impl Records {
         for part in &self.parts {
             let mut part = part.lock();
             part.forget(usize::MAX, now);
-            let (len, capacity) = (part.records.len(), part.records.capacity());
-            if capacity > 64 && len < capacity / 8 {
-                part.records.shrink_to(len * 2);
+            let is_mostly_empty = |len, capacity| capacity > 64 && len < capacity / 8;
+            let (records, expiries) = (part.records.len(), part.expiries.len());
+            if is_mostly_empty(records, part.records.capacity()) {
+                part.records.shrink_to(records * 2);
             }
-            let (len, capacity) = (part.expiries.len(), part.expiries.capacity());
-            if capacity > 64 && len < capacity / 8 {
-                part.expiries.shrink_to(len * 2);
+            if is_mostly_empty(expiries, part.expiries.capacity()) {
+                part.expiries.shrink_to(expiries * 2);
             }
         }
     }
@@ -99,6 +92,7 @@ impl Records {
 }
 
 /// A part of the records.
+#[derive(Default)]
 pub(super) struct Part {
     most: usize,
     /// The number of charges in all records.
@@ -133,13 +127,16 @@ impl Part {
     /// Adds a hold that is not known yet.
     pub(super) fn add(&mut self, record: Arc<HoldRecord>, now: Time) {
         self.charges += record.charges.len();
-        let (id, until) = (record.id, record.expires_at);
+        let id = record.id;
         if record.is_open() {
-            self.records.insert(id, record);
-            self.open(id, until);
+            self.open += 1;
+            self.expiries.push(Reverse((record.expires_at, id)));
         } else {
             self.end(&record, now);
-            self.records.insert(id, record);
+        }
+        self.records.insert(id, record);
+        if self.expiries.len() > 2 * self.open + SLACK {
+            self.drop_ended_expiries();
         }
     }
 
@@ -158,14 +155,6 @@ impl Part {
             self.end(&record, now);
         }
         Some(record)
-    }
-
-    fn open(&mut self, id: HoldId, until: Time) {
-        self.open += 1;
-        self.expiries.push(Reverse((until, id)));
-        if self.expiries.len() > 2 * self.open + SLACK {
-            self.drop_ended_expiries();
-        }
     }
 
     /// Removes the expiries of ended holds, and duplicates of ids that were used again.
@@ -214,14 +203,11 @@ impl Part {
 
     fn forget(&mut self, most: usize, now: Time) {
         for _ in 0..most {
-            match self.ended.first() {
-                Some((at, id)) if *at <= now => {
-                    let id = *id;
-                    self.ended.pop_first();
-                    self.remove(id);
-                }
+            match self.ended.first().copied() {
+                Some((at, id)) if at <= now => self.remove(id),
                 _ => return,
             }
+            self.ended.pop_first();
         }
     }
 }
@@ -276,9 +262,9 @@ mod tests {
         assert!(extended.is_some());
         assert_eq!(records.due(now + Span::MINUTE, 10), []);
         assert_eq!(records.due(later, 10), [id]);
-        records
-            .lock(id)
-            .change(id, now, |it| it.end(Settle::Expire));
+        let mut part = records.lock(id);
+        part.change(id, now, |it| it.end(Settle::Expire));
+        drop(part);
         assert_eq!(records.due(later, 10), []);
     }
 }

@@ -61,7 +61,7 @@ impl Shard {
     }
 
     /// Changes the slots of `charge`, and creates them if needed.
-    fn change_slots<T>(
+    pub(super) fn change_slots<T>(
         &mut self,
         charge: &Charge<'_>,
         numbers: &Concurrency,
@@ -75,9 +75,8 @@ impl Shard {
         }
         let index = table.find(id)?;
         table.state(index, numbers, charge.carry_over, now);
-        let long_over = Time::from_micros(now.as_micros().saturating_sub(GRACE.as_micros()));
         let (changed, expires_at) = table.change(index, |state| {
-            state.forget(long_over);
+            state.forget(now - GRACE);
             (change(state), numbers.expires_at(state))
         })?;
         if shared {
@@ -87,52 +86,14 @@ impl Shard {
         Some(changed)
     }
 
-    /// Returns the smallest fence that a slot of `charge` may have.
-    pub(super) fn fence(&mut self, charge: &Charge<'_>, numbers: &Concurrency, now: Time) -> u64 {
-        let fence = self.change_slots(charge, numbers, now, |state| state.fence(now));
-        fence.unwrap_or(now.as_micros())
-    }
-
-    pub(super) fn take_slot(
-        &mut self,
-        charge: &Charge<'_>,
-        numbers: &Concurrency,
-        holder: Holder,
-        now: Time,
-    ) {
-        self.change_slots(charge, numbers, now, |state| state.take(holder));
-    }
-
-    /// Gives `ticket` a place in the queue until `deadline`, and returns how many are before it, or `None`
-    /// if the queue is full.
-    pub(super) fn wait_for_slot(
-        &mut self,
-        charge: &Charge<'_>,
-        numbers: &Concurrency,
-        ticket: u128,
-        deadline: Time,
-        now: Time,
-    ) -> Option<u64> {
-        let wait = |state: &mut State| state.wait(ticket, deadline, now);
-        self.change_slots(charge, numbers, now, wait).flatten()
-    }
-
     /// Changes the slots of `charge`, its own and the shared ones, if they exist.
-    fn change_known_slots(&mut self, charge: &Charge<'_>, change: impl Fn(&mut State)) {
+    pub(super) fn change_known_slots(&mut self, charge: &Charge<'_>, change: impl Fn(&mut State)) {
         for key in [charge.key, charge.overflow] {
             let table = &mut self.others.slots;
             if let Some(index) = table.find(Id::of(key)) {
                 table.change(index, &change);
             }
         }
-    }
-
-    pub(super) fn leave_queue(&mut self, charge: &Charge<'_>, ticket: u128) {
-        self.change_known_slots(charge, |state| state.leave(ticket));
-    }
-
-    pub(super) fn free_slot(&mut self, charge: &Charge<'_>, hold: u128, expires_at: Time) {
-        self.change_known_slots(charge, |state| state.free(hold, expires_at));
     }
 
     /// Returns whether `hold` still has its slot of `charge`. A reset removes slots.

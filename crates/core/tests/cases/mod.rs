@@ -1,0 +1,17 @@
+//! How many random cases a proof runs, and where its failures are kept.
+
+use proptest::test_runner::{Config, FileFailurePersistence};
+
+/// Returns the config of `base` cases, times `TOLLGATE_PROOF_CASES`. Failures are kept in the file `kept`,
+/// and run first. The path is relative to the crate, where Cargo runs the tests.
+#[allow(clippy::expect_used, reason = "a wrong number fails the test")]
+pub(crate) fn cases(base: u32, kept: &'static str) -> Config {
+    let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
+    let times = times.map_or(1, |it| it.parse().expect("a whole number"));
+    Config {
+        cases: base * times,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(kept))),
+        max_local_rejects: u32::MAX,
+        ..Config::default()
+    }
+}
