@@ -3,6 +3,7 @@
 use std::fmt;
 
 /// Rows under headings. All columns but the first are aligned to the right.
+#[derive(Debug)]
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -57,7 +58,7 @@ impl fmt::Display for Table {
 }
 
 /// The target of a ratio or a figure.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Bar {
     /// No target.
     None,

@@ -87,6 +87,12 @@ pub struct Resp {
     stream: BufReader<Box<dyn Stream>>,
 }
 
+impl std::fmt::Debug for Resp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Resp").finish_non_exhaustive()
+    }
+}
+
 impl Resp {
     /// Connects to `address`, such as `127.0.0.1:20001`.
     pub fn connect(address: &str) -> io::Result<Resp> {

@@ -102,6 +102,12 @@ pub struct TenantReader<'p> {
     files: HashMap<Box<str>, Arc<str>>,
 }
 
+impl std::fmt::Debug for TenantReader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TenantReader").finish_non_exhaustive()
+    }
+}
+
 impl<'p> TenantReader<'p> {
     /// Starts with the tenants of `policy`.
     #[must_use]

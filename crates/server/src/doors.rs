@@ -26,6 +26,7 @@ const HOLD_ROUNDS: usize = 64;
 const LEDGER_EVERY: Duration = Duration::from_secs(10);
 
 /// Bound listeners, ready to serve.
+#[derive(Debug)]
 pub struct Doors {
     http: Listener,
     grpc: Option<Listener>,

@@ -54,6 +54,7 @@ pub enum ListenError {
 }
 
 /// A bound address, ready to accept.
+#[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
     tls: Option<Arc<Tls>>,

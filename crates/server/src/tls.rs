@@ -37,6 +37,7 @@ pub enum TlsError {
 }
 
 /// The current TLS configuration.
+#[derive(Debug)]
 pub struct Tls {
     files: TlsFiles,
     protocols: Vec<Vec<u8>>,

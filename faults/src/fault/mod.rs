@@ -20,7 +20,7 @@ use tollgate_redis::{Address, Options};
 use crate::clock::OffsetClock;
 
 /// A fault.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Fault {
     /// The name on the command line.
     pub name: &'static str,

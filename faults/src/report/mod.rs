@@ -18,6 +18,7 @@ pub const RUNS: u32 = 3;
 const WIDTH: usize = 100;
 
 /// A fault, its observations, and the verdicts.
+#[derive(Debug)]
 pub struct Finding {
     /// The fault.
     pub fault: Fault,

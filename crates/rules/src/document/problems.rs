@@ -89,6 +89,7 @@ impl From<ParamError> for BadValue {
 }
 
 /// Collects the problems of one source while it is read.
+#[derive(Debug)]
 pub struct Problems<'s> {
     source: &'s str,
     /// Where each line starts.

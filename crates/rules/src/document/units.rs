@@ -167,6 +167,7 @@ fn scaled(text: &str, amount: u64, unit: &str) -> Result<Span, BadValue> {
 }
 
 /// Shows a text cut to a length that fits into a sentence, without parts that may be secret.
+#[derive(Debug)]
 pub struct Short<'t>(pub &'t str);
 
 impl fmt::Display for Short<'_> {

@@ -157,6 +157,12 @@ impl Entry {
 #[derive(Clone)]
 pub struct Audit(Option<Arc<Writer>>);
 
+impl std::fmt::Debug for Audit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Audit").finish_non_exhaustive()
+    }
+}
+
 struct Writer {
     path: PathBuf,
     queue: mpsc::Sender<Letter>,

@@ -22,6 +22,12 @@ pub struct Source {
     first: Stamps,
 }
 
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Source").finish_non_exhaustive()
+    }
+}
+
 type Finish = Box<dyn Fn(Config) -> Result<Config, String> + Send + Sync>;
 
 /// Identifies one version of a file: its device, inode, size, and the time of its last change.

@@ -76,6 +76,12 @@ pub struct Webhook {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
+impl std::fmt::Debug for Webhook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Webhook").finish_non_exhaustive()
+    }
+}
+
 /// How many events had each result, and how many wait.
 #[derive(Default)]
 struct Counts {

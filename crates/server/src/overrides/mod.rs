@@ -55,6 +55,12 @@ pub struct Overrides {
     unreadable: SyncMutex<Vec<Arc<StoredOverride>>>,
 }
 
+impl std::fmt::Debug for Overrides {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Overrides").finish_non_exhaustive()
+    }
+}
+
 /// Where overrides are stored.
 enum Storage {
     /// In this process only.

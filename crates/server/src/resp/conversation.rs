@@ -41,6 +41,12 @@ pub struct Conversation {
     uncounted: u64,
 }
 
+impl std::fmt::Debug for Conversation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Conversation").finish_non_exhaustive()
+    }
+}
+
 /// A command that waits.
 enum Waiting {
     Asks(Pending),

@@ -66,6 +66,12 @@ pub struct Door {
     pub(super) counts: Counts,
 }
 
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Door").finish_non_exhaustive()
+    }
+}
+
 impl Door {
     /// Opens a door to `engine`.
     #[must_use]

@@ -47,6 +47,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct TraceError(String);
 
 /// Sends spans to a collector.
+#[derive(Debug)]
 pub struct Exporter(SdkTracerProvider);
 
 /// Returns a layer that sends the spans of decisions to the collector of the config, and the handle
