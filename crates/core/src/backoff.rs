@@ -1,22 +1,22 @@
 //! Back-off: a subject that keeps asking after denials is blocked for longer and longer.
 //!
 //! A back-off counts denials, not costs. It accompanies another charge of the same request
-//! ([`OnDenied::Strike`](crate::OnDenied::Strike)) and watches it: a denial by that charge is a strike.
-//! The first `after` strikes are free. The next strike blocks for `base`, and each further strike
-//! `factor` times as long, up to `max`. A block denies every request that costs anything. A denial by
-//! the block is not a strike; it adds `penalty` to the block. After `forget` without a denial, and
-//! without a block, the state is forgotten.
+//! ([`OnDenied::Strike`](crate::OnDenied::Strike)) and watches that charge: a denial by the watched
+//! charge is a strike. The first `after` strikes are free. The next strike blocks for `base`. Each
+//! further strike blocks `factor` times as long, up to `max`. A block denies every request with a cost
+//! above 0. A denial by the block is not a strike; it adds `penalty` to the block. After `forget`
+//! without a denial, and without a block, the state is forgotten.
 //!
 //! # Promise
-//! A block ends at most `max` after the last denial that counted, and a denial names the exact
-//! microsecond. Only a denial lengthens a block, and only a change of numbers or a reset shortens it. A
-//! request during a block counts as a denial if there is a penalty, and changes nothing otherwise. If
-//! time goes backwards, a block ends at the same instant as before, and a penalty never takes it beyond
-//! `max` from the current time.
+//! A block ends at most `max` after the last denial that counted. A denial names the exact microsecond
+//! at which the block ends. Only a denial lengthens a block, and only a change of numbers or a reset
+//! shortens it. A request during a block counts as a denial if there is a penalty, and changes nothing
+//! otherwise. If time goes backwards, a block ends at the same instant as before, and a penalty never
+//! takes it beyond `max` from the current time.
 //!
 //! # What it reports
-//! The capacity is `after`, the number of free denials. The available amount is the free denials that
-//! are left; 0 during a block. Nothing is ever taken from a back-off, so it bounds no amount.
+//! The capacity is `after`, the number of free denials. The available amount is the number of free
+//! denials left; 0 during a block. A request takes nothing from a back-off.
 //!
 //! # When the numbers change
 //! Strikes stay, and a block is cut to the new `max`. Under `proportional` the used share of the free
@@ -45,7 +45,7 @@ pub struct Schedule {
     pub max: Span,
     /// Strikes are forgotten after this time without a denial.
     pub forget: Span,
-    /// How much a request during a block adds to it; may be zero.
+    /// How much a request during a block adds to the block; may be zero.
     pub penalty: Span,
 }
 
@@ -64,7 +64,8 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the strikes, and the end of the block and the last denial in microseconds since the epoch.
+    /// Returns the strikes, the end of the block, and the last denial. Both instants are in microseconds
+    /// since the epoch.
     #[must_use]
     pub fn parts(self) -> (u32, u64, u64) {
         (self.strikes, self.blocked_until, self.last_denial)
@@ -93,7 +94,7 @@ pub fn new(schedule: Schedule) -> Result<Backoff, ParamError> {
 }
 
 impl Backoff {
-    /// Returns the numbers.
+    /// Returns the schedule of the blocks.
     #[must_use]
     pub fn schedule(&self) -> Schedule {
         self.schedule
@@ -151,7 +152,7 @@ impl Limiting for Backoff {
         Verdict::denied(Denial::Until(Time::from_micros(state.blocked_until)), 0)
     }
 
-    /// Always `None`: the short path of a store takes the cost, and nothing is taken here.
+    /// Always `None`: after a `Some`, a store takes the cost, and a back-off takes nothing.
     fn admits(&self, _state: &State, _cost: u64, _now: Time) -> Option<u64> {
         None
     }

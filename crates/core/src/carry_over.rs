@@ -1,9 +1,9 @@
 //! What happens to a state when the numbers of its limit change.
 //!
-//! Each algorithm converts its state in its own file; the parts they share are here. A capacity of 0
-//! has no shares: to and from it, [`CarryOver::Proportional`] does the same as [`CarryOver::Keep`]. An
-//! unlimited rule neither reads nor writes a state. When the rule gets a limit again, it finds the old
-//! state, unless that has expired.
+//! Each algorithm converts its state in its own file; the parts they share are here. A capacity of 0 has no
+//! shares: if the old or the new capacity is 0, [`CarryOver::Proportional`] does the same as
+//! [`CarryOver::Keep`]. An unlimited rule neither reads nor writes a state. A rule that gets a limit again
+//! finds its old state, unless the state has expired.
 
 /// What happens to a subject's state when the numbers of its limit change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -53,8 +53,8 @@ impl Change {
         u64::try_from(share).unwrap_or(u64::MAX)
     }
 
-    /// Scales `amounts`, which come newest first. Each running sum is scaled and rounded up once, so that
-    /// the sum of the newest is right however many of the oldest have left. The sum is at most `to`.
+    /// Scales `amounts`, given newest first. Each running sum is scaled and rounded up once. So the sum of
+    /// the newest amounts is right, however many of the oldest have left. The sum is at most `to`.
     pub(crate) fn scale<'a>(self, amounts: impl Iterator<Item = &'a mut u64>) {
         let (mut before, mut after) = (0, 0);
         for amount in amounts {

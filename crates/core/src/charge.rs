@@ -9,7 +9,7 @@ pub struct Charge<'a> {
     pub key: Key,
     /// The key of the state that new subjects of the rule share while the store is full.
     pub overflow: Key,
-    /// The rule's name, for stores whose keys people read.
+    /// The rule's name, for stores with readable keys.
     pub rule: &'a str,
     /// Keys with the same tag are stored on the same server.
     pub tag: Tag,
@@ -23,8 +23,9 @@ pub struct Charge<'a> {
     pub on_denied: OnDenied,
     /// What happens to a state that was written under other numbers.
     pub carry_over: CarryOver,
-    /// How its usage is recorded outside the store; `None` if it is not. A recorded charge without a
-    /// state has unknown usage: it has to be restored before the store can decide.
+    /// How the usage of the charge is recorded outside the store; `None` if it is not recorded. If a
+    /// recorded charge has no state, its usage is unknown: it has to be restored before the store can
+    /// decide.
     pub recorded: Option<Recorded<'a>>,
     /// How far a commit that exceeds its reservation may take the allowance below zero.
     pub overdraft: u64,
@@ -77,7 +78,8 @@ impl<'a> Charge<'a> {
         self.on_denied == OnDenied::Charge
     }
 
-    /// Returns whether a denied request may change the state, so that the store has to see it.
+    /// Returns whether a denied request may change the state. If so, the store has to see denied
+    /// requests.
     #[must_use]
     pub fn sees_denied(&self) -> bool {
         self.on_denied != OnDenied::Nothing
@@ -96,14 +98,14 @@ impl<'a> Charge<'a> {
     }
 }
 
-/// The names under which the usage of a charge is recorded, and how.
+/// How the usage of a charge is recorded: its names, and whether the answer waits for the record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recorded<'a> {
     /// The id of the rule. Several rules may share one allowance, which [`Charge::rule`] names.
     pub rule: &'a str,
-    /// The tenant of the request; empty if it names none.
+    /// The tenant of the request; empty if it has none.
     pub tenant: &'a str,
-    /// The action of the request; empty if it names none.
+    /// The action of the request; empty if it has none.
     pub action: &'a str,
     /// Whether the request is answered only after its usage was recorded.
     pub strict: bool,
@@ -121,7 +123,7 @@ impl Tag {
         Tag(number)
     }
 
-    /// Splits the keys of this tag into groups, and returns the tag of one of them.
+    /// Splits the keys of this tag into groups, and returns the tag of group number `group`.
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // A few groups.
     pub const fn group(self, group: u64) -> Tag {
@@ -146,8 +148,9 @@ pub enum Enforcement {
     /// The charge never denies. It is decided, and charged if its own limit allows.
     Shadow,
     /// A candidate for the charge at this index of the request. It never denies. It is charged if its
-    /// limit allows, and all enforcing charges allow except the one it would replace and the
-    /// back-offs that watch that one. Without a charge at this index, it acts as a shadow.
+    /// limit allows the request, and all other enforcing charges do. The charge that it would replace
+    /// does not matter here, nor do the back-offs that watch that charge. Without a charge at this
+    /// index, a candidate acts as a shadow.
     Instead(u8),
 }
 
@@ -163,8 +166,9 @@ pub enum OnDenied {
     /// and a penalty if the back-off itself does. Denials by other charges change nothing. Without a
     /// charge at this index there are no strikes.
     ///
-    /// The back-off should enforce if the watched charge does, cost 1 (a cost of 0 is neither denied nor
-    /// counted), and have the same tag: a charge in another cluster slot cannot be watched.
+    /// The back-off should enforce if the watched charge enforces, and have the same tag: a charge in
+    /// another cluster slot cannot be watched. The cost of the back-off should be 1: a cost of 0 is
+    /// neither denied nor counted.
     Strike(u8),
 }
 

@@ -5,15 +5,15 @@
 //! its lease ends without a renewal, and not a microsecond less.
 //!
 //! A hold takes one slot, whatever its cost. A request without a hold takes no slot: it passes if a slot
-//! is free, and is denied otherwise. A client that waits has a place in a queue. Clients that came later
-//! get a slot after it, whether they wait or not.
+//! is free, and is denied otherwise. A waiting client has a place in a queue. Later clients get a slot
+//! only after this client, whether they wait or not.
 //!
 //! A denial names the instant at which the first lease, or the first place in the queue, ends by itself.
 //! A slot may become free sooner, so this is the latest instant to ask again, not the earliest.
 //!
-//! Every slot has a **fence**: a number above the fences of all slots taken before. It is the time in
-//! microseconds, or the last fence plus 1. So it grows even if the state is lost, unless the clock went
-//! back meanwhile.
+//! Every slot has a **fence**: a number above the fences of all slots taken before. A fence is the time in
+//! microseconds, or the last fence plus 1 if that is larger. So fences grow even if the state is lost,
+//! unless the clock has gone back meanwhile.
 //!
 //! # When time goes backwards
 //! Slots are held longer.
@@ -59,7 +59,8 @@ pub struct Holder {
 /// The holders of one subject's slots, and the clients that wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Fence and owner, by the end of the lease in microseconds since the epoch, and the hold.
+    /// Fence and owner of each slot. The key is the end of the lease in microseconds since the epoch, and
+    /// the hold.
     holders: BTreeMap<(u64, u128), (u64, Arc<str>)>,
     /// The smallest fence that the next slot may have.
     next_fence: u64,
@@ -82,7 +83,7 @@ impl State {
         (self.holders.len() - ended) as u64
     }
 
-    /// Returns how many clients wait before `ticket`; all of them if it does not wait.
+    /// Returns how many clients wait before `ticket`; all of them if `ticket` is not in the queue.
     fn ahead(&self, ticket: Option<u128>, now: Time) -> u64 {
         let live = self.waiters.iter();
         let live = live.filter(|(_, deadline)| *deadline > now.as_micros());
@@ -113,15 +114,16 @@ impl State {
         self.holders.contains_key(&(expires_at.as_micros(), hold))
     }
 
-    /// Moves the end of the lease of `hold` from `from` to `to`, if it [has](State::has) one.
+    /// Moves the end of the lease of `hold` from `from` to `to`. Does nothing if `hold` [has](State::has)
+    /// no such slot.
     pub fn renew(&mut self, hold: u128, from: Time, to: Time) {
         if let Some(holder) = self.holders.remove(&(from.as_micros(), hold)) {
             self.holders.insert((to.as_micros(), hold), holder);
         }
     }
 
-    /// Gives `ticket` a place in the queue until `deadline`, or extends the place it has. Returns how many
-    /// are before it, or `None` if the queue is full.
+    /// Gives `ticket` a place in the queue until `deadline`, or extends its place. Returns how many
+    /// clients are before `ticket`, or `None` if the queue is full.
     pub fn wait(&mut self, ticket: u128, deadline: Time, now: Time) -> Option<u64> {
         let (deadline, now) = (deadline.as_micros(), now.as_micros());
         self.waiters.retain(|(_, deadline)| *deadline > now);
@@ -151,7 +153,7 @@ impl State {
         self.waiters.retain(|(_, deadline)| *deadline > until);
     }
 
-    /// Returns up to `most` holders, those whose lease ends first in front.
+    /// Returns up to `most` holders, ordered by the end of their leases.
     pub fn holders(&self, now: Time, most: usize) -> impl Iterator<Item = Holder> + '_ {
         let after = Bound::Excluded((now.as_micros(), u128::MAX));
         let live = self.holders.range((after, Bound::Unbounded)).take(most);
@@ -195,8 +197,8 @@ impl Concurrency {
         Span::from_micros(self.lease)
     }
 
-    /// Decides whether a slot is free at `now` for the client with this ticket, or without a place in the
-    /// queue. A cost of 0 needs no slot.
+    /// Decides whether a slot is free at `now` for the client with this ticket. A client without a ticket
+    /// has no place in the queue. A cost of 0 needs no slot.
     #[must_use]
     pub fn decide_for(&self, state: &State, ticket: Option<u128>, cost: u64, now: Time) -> Verdict {
         let taken = state.held(now) + state.ahead(ticket, now);
@@ -211,7 +213,7 @@ impl Concurrency {
         let first_lease = leases.find(|it| *it > now.as_micros());
         let places = state.waiters.iter().map(|(_, deadline)| *deadline);
         let first_place = places.filter(|it| *it > now.as_micros()).min();
-        // Without a holder or a waiting client there would be a free slot.
+        // There is at least one holder or waiting client: otherwise a slot would be free.
         let ends = first_lease.into_iter().chain(first_place).min();
         let until = ends.map_or(now, Time::from_micros);
         Verdict::denied(Denial::Until(until), 0)
@@ -249,7 +251,7 @@ impl Limiting for Concurrency {
         Time::from_micros(places.fold(last_lease.max(state.next_fence), u64::max))
     }
 
-    /// Does nothing: holders keep their slots under any numbers, also where other states are reset.
+    /// Does nothing: holders keep their slots under any numbers, even under [`CarryOver::Reset`].
     fn carry_over(&self, _: &Concurrency, _: &mut State, _: CarryOver, _: Time) {}
 
     fn keep(&self, _: &Concurrency, _: &mut State, _: CarryOver, _: Time) {}

@@ -12,7 +12,7 @@
 //!
 //! # When the numbers change
 //! Usage of the running window is carried into the running window of the new length. A raised limit
-//! acts at once; a lowered limit counts what is already used. A later refund counts as one of the new
+//! acts at once. Under a lowered limit, the used amount still counts. A later refund counts in the new
 //! window, and gives back at most the usage counted there. Under `proportional` the used share of the
 //! limit is carried over, rounded up.
 //! Proof: `tests/properties.rs`.

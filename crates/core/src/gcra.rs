@@ -6,13 +6,14 @@
 //!
 //! # Promise
 //! In any span `t`, at most `burst + rate × t` is admitted; error bound 0. The long-run rate is
-//! `rate` exactly: nothing drifts, not even at 7 an hour or 333 a second. (With a burst of 1 and an
-//! interval that is not a whole number of microseconds, a client that asks at the promised
-//! microsecond loses the fraction: the state cannot save it.) After any idle time at most `burst`
-//! passes at once. A denial names the exact microsecond at which the request would be admitted.
+//! `rate` exactly: nothing drifts, not even at 7 an hour or 333 a second. There is one exception: a
+//! burst of 1 and an interval that is not a whole number of microseconds. A client that asks at the
+//! promised microsecond then loses the fraction, because the state cannot store it. After any idle
+//! time at most `burst` passes at once. A denial names the exact microsecond at which the request
+//! would be admitted.
 //!
-//! [`crate::meter`] does the arithmetic. Its docs say how long a state lives, and what a change of
-//! numbers does to a state.
+//! [`crate::meter`] does the arithmetic. See there for the lifetime of a state, and for changes of
+//! the numbers.
 //! Proof: `tests/properties.rs`, `tests/long_run.rs`.
 
 use crate::meter::Meter;

@@ -10,8 +10,8 @@ const START: &str = "h1-";
 /// The start, 8 digits of the tag, a dash, and 32 digits.
 const LENGTH: usize = START.len() + 8 + 1 + 32;
 
-/// Identifies a hold: 128 random bits that cannot be guessed, and a tag, which places the record on the
-/// server that has the keys of this tag.
+/// Identifies a hold by 128 random bits that cannot be guessed, and a tag. The record of the hold is
+/// stored on the server that has the keys of this tag.
 ///
 /// ```
 /// use tollgate_core::{HoldId, Tag};

@@ -1,7 +1,7 @@
 //! Keys: names of the state of one subject under one rule.
 //!
-//! A subject is the values of a rule's `per` attributes. They may be API keys, e-mail addresses or
-//! IP addresses, so they leave this module only as a keyed 128-bit hash. Every part is prefixed with
+//! A subject is the values of a rule's `per` attributes. The values may be API keys, e-mail addresses
+//! or IP addresses, so they leave this module only as a keyed 128-bit hash. Every part is prefixed with
 //! its length, and the namespace, the key version and the attribute names are part of the hash key. So
 //! different subjects, namespaces or rules have different keys, except with a probability of 2^-128.
 
@@ -104,8 +104,8 @@ impl<'k> Gather<'k> {
         }
     }
 
-    /// Adds one part: its length in a byte, and its bytes. A length byte of 255 announces eight more
-    /// bytes, so that the encoding stays one-to-one.
+    /// Adds one part: its length in a byte, and its bytes. After a length byte of 255, the length
+    /// follows in eight bytes, so that the encoding stays one-to-one.
     #[inline]
     fn part(&mut self, bytes: &[u8]) {
         let end = self.used + 1 + bytes.len();
@@ -166,8 +166,8 @@ impl Subject {
         self.0
     }
 
-    /// Returns a number in `0..range` that depends on the subject alone, for stable rollouts. It is
-    /// independent of the bits that place the key in a store.
+    /// Returns a number in `0..range` that depends on the subject alone, for stable rollouts. The
+    /// number is independent of the bits that place the key in a store.
     #[must_use]
     pub fn draw(self, range: u64) -> u64 {
         let mixed =
@@ -179,7 +179,7 @@ impl Subject {
         drawn
     }
 
-    /// Returns the tag of the subject's keys. It is independent of [`draw`](Self::draw).
+    /// Returns the tag of the subject's keys. The tag is independent of [`draw`](Self::draw).
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // 32 bits are enough.
     pub fn tag(self) -> Tag {
@@ -268,7 +268,7 @@ impl Key {
         Subject(self.0 ^ salt.0)
     }
 
-    /// Returns the key with these bits. They have to be spread evenly.
+    /// Returns the key with these bits, which have to be uniformly distributed.
     #[must_use]
     pub const fn from_bits(bits: u128) -> Key {
         Key(bits)

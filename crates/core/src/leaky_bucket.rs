@@ -8,13 +8,13 @@
 //!   than `max_wait`.
 //!
 //! # Promise
-//! In any span `t`, at most `queue + 1 + rate × t` is admitted; error bound 0. When shaping, turns
-//! are whole ticks: at most `rate × t`, one tick of `rate`, and the cost of the last request leave in
-//! any span `t`. A denial names the exact microsecond at which the request would be admitted.
+//! In any span `t`, at most `queue + 1 + rate × t` is admitted; error bound 0. When shaping, turns are
+//! whole ticks. Then at most `rate × t`, plus one tick of `rate`, plus the cost of the last request
+//! leaves in any span `t`. A denial names the exact microsecond at which the request would be admitted.
 //!
-//! [`crate::meter`] keeps the level of the bucket. Its docs say how long a state lives, and what a change
-//! of numbers does to a state. A request keeps the turn it was given. A change of only the mode or the
-//! longest wait leaves the level alone, also under `reset`.
+//! [`crate::meter`] keeps the level of the bucket. See there for the lifetime of a state, and for changes
+//! of the numbers. A request keeps the turn it was given. A change of only the mode or the longest wait
+//! leaves the level alone, also under `reset`.
 //! Proof: `tests/properties.rs`.
 
 use crate::limiting::{Admission, Denial, Limiting, Verdict};
@@ -26,9 +26,9 @@ use crate::{CarryOver, ParamError};
 /// What a leaky bucket does with a request that finds others before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Leaky {
-    /// Admits it at once if there is room, and denies it otherwise.
+    /// Admits the request at once if there is room, and denies it otherwise.
     Police,
-    /// Tells it to wait for its turn.
+    /// Tells the request to wait for its turn.
     Shape {
         /// The longest wait. A request that would wait longer is denied.
         max_wait: Option<Span>,
@@ -72,8 +72,8 @@ impl LeakyBucket {
         LeakyBucket { meter, ..*self }
     }
 
-    /// Returns a bucket with the same queue that leaks `amount` in each `period`. With an amount of 0 it has
-    /// no room, not even for a request being served.
+    /// Returns a bucket with the same queue that leaks `amount` in each `period`. With an amount of 0 the
+    /// bucket has no room, not even for a request being served.
     pub(crate) fn renumbered(&self, amount: u64, period: Span) -> Result<LeakyBucket, ParamError> {
         if amount == 0 {
             let meter = Meter::new(0, Rate::new(1, period)?, "queue", "rate")?;

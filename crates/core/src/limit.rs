@@ -101,14 +101,15 @@ impl Limit {
 }
 
 impl Limit {
-    /// Returns a rule of `algorithm` without a limit.
+    /// Returns a limit that admits everything, for a rule of `algorithm`.
     #[must_use]
     pub fn unlimited(algorithm: Algorithm) -> Limit {
         Limit::Unlimited(algorithm)
     }
 
-    /// Returns the limit at `numerator / denominator` of its size, rounded down to whole units and whole
-    /// ticks of refill, and at least 1: the share of one of several instances. A back-off stays as it is.
+    /// Returns the share of one of several instances: `numerator / denominator` of the limit. The share
+    /// is rounded down to whole units and whole ticks of refill, and is at least 1 unless the limit is 0.
+    /// A back-off stays as it is.
     ///
     /// ```
     /// # use tollgate_core::{Limit, Rate, Span};
@@ -186,14 +187,14 @@ impl Limit {
         }
     }
 
-    /// Returns whether the limit only watches another: nothing is taken from it, and it bounds no amount.
+    /// Returns whether the limit only watches another limit. A request takes nothing from such a limit.
     #[must_use]
     pub fn is_companion(&self) -> bool {
         matches!(self, Limit::Backoff(_))
     }
 
-    /// Returns whether a request takes an amount from the limit. Nothing is taken from a back-off, and a
-    /// hold takes one slot of a concurrency limit, whatever it costs.
+    /// Returns whether a request takes an amount from the limit. A request takes nothing from a back-off.
+    /// A hold takes one slot of a concurrency limit, whatever its cost.
     #[must_use]
     pub fn has_amount(&self) -> bool {
         !matches!(self, Limit::Backoff(_) | Limit::Concurrency(_))
@@ -233,7 +234,8 @@ impl Limit {
         }
     }
 
-    /// Returns the amount from which a quota warns: the capacity without a quota's grace.
+    /// Returns the amount from which a quota warns: the limit without the grace. For other limits,
+    /// returns the capacity.
     #[must_use]
     pub fn soft_limit(&self) -> u64 {
         match self {

@@ -5,9 +5,9 @@ use crate::units::{Span, Time};
 
 /// An algorithm with its validated numbers.
 ///
-/// `decide` changes nothing. A caller asks every limit of a request first. If all allow the request, it
-/// calls `charge` on each; if one denies, it calls nothing, and no state has changed. So a decision
-/// over several limits is all-or-nothing.
+/// `decide` changes nothing. A caller asks every limit of a request first. If all limits allow the
+/// request, the caller calls `charge` on each. If one denies, the caller charges none, and no state has
+/// changed. So a decision over several limits is all-or-nothing.
 ///
 /// Time may go backwards between calls. An algorithm then acts as if time stood still: it never
 /// refills the same span twice.
@@ -36,9 +36,9 @@ pub trait Limiting: Clone + PartialEq {
     /// Takes `cost` at `now`. Call it only after `decide` has allowed this cost at this instant.
     fn charge(&self, state: &mut Self::State, cost: u64, now: Time);
 
-    /// Takes as much of `cost` as leaves the allowance at most `most` below zero, and returns how much
-    /// that was. An allowance that is lower already stays as it is. A log or a counter with sub-buckets
-    /// records the whole `cost` now, and drops as much of its oldest entries as does not fit.
+    /// Takes `cost`, or the part of it that leaves the allowance at most `most` below zero. Returns the
+    /// amount taken. An allowance that is already lower stays as it is. A log or a counter with
+    /// sub-buckets records the whole `cost` now, and drops the excess from its oldest entries.
     ///
     /// With a `most` of 0, this counts a denied request (`charge_denied`): the state moves towards a
     /// spent allowance, and never beyond.
@@ -59,8 +59,8 @@ pub trait Limiting: Clone + PartialEq {
         self.expires_at(state)
     }
 
-    /// Converts a state that was written under the other numbers `from`, as `how` says. Done once, at
-    /// the first check after the change.
+    /// Converts a state that was written under the other numbers `from`, as `how` says. A store does
+    /// this once, at the first check after the change.
     fn carry_over(&self, from: &Self, state: &mut Self::State, how: CarryOver, now: Time) {
         match how {
             CarryOver::Reset => *state = Self::State::default(),

@@ -1,8 +1,8 @@
 //! The meter: exact refill arithmetic, shared by token bucket, GCRA and leaky bucket.
 //!
-//! The three are one algorithm in three pictures: missing tokens, a theoretical arrival time that is
-//! ahead, water in a bucket. The meter keeps the only number they need, the instant at which the
-//! allowance is full again (`full_at`), as a whole tick and a fraction.
+//! The three are one algorithm, described in three ways: missing tokens, a theoretical arrival time in the
+//! future, water in a bucket. The meter keeps the only number that all of them need: the instant at which
+//! the allowance is full again (`full_at`), as a whole tick and a fraction.
 //!
 //! # Exactness
 //! With the rate reduced to `n` tokens per `p` ticks (no common divisor), a tick refills `n` units
@@ -16,13 +16,13 @@
 //! most `capacity` at once. An overdrawn amount has to refill first. A clock that goes backwards
 //! refills nothing: until it has caught up, the allowance is what it was, or less.
 //!
-//! In millisecond ticks, the refill of a tick is available from its first microsecond on: `t` is then
-//! counted in whole ticks, at most one more.
+//! With millisecond ticks, the refill of a tick is available from its first microsecond on. Then `t` is
+//! counted in whole ticks: at most one tick more.
 //!
 //! # Refunds
-//! The time since a charge has refilled a part of it already. A refund does not give that part back
-//! again, so it never admits more than if the charge had not been made. The price: a late refund
-//! gives back less than it could if the meter has not been full since.
+//! The time since a charge has refilled a part of it already. A refund does not give that part back again,
+//! so it never admits more than if the charge had not been made. The price: if the meter has not been full
+//! since the charge, a late refund gives back less than it could.
 //!
 //! # When the numbers change
 //! The missing amount stays missing, in whole tokens (rounded up, so at most one token is lost) and at
@@ -76,7 +76,7 @@ impl State {
 }
 
 impl Meter {
-    /// Returns a meter that holds `capacity` and refills at `rate`. Errors name the two fields.
+    /// Returns a meter that holds `capacity` and refills at `rate`. Errors name the two fields as given.
     pub(crate) fn new(
         capacity: u64,
         rate: Rate,
@@ -164,7 +164,7 @@ impl Meter {
         u64::from(self.per_tick)
     }
 
-    /// Returns the missing units at `tick`. They exceed a full meter if it is overdrawn, or the clock has
+    /// Returns the missing units at `tick`: more than a full meter if it is overdrawn, or if the clock has
     /// gone back.
     #[inline]
     fn missing(&self, state: State, tick: u64) -> u64 {
@@ -182,8 +182,8 @@ impl Meter {
         self.missing(state, tick).min(self.full)
     }
 
-    /// Returns the most units that may be missing if up to `most` tokens may be overdrawn. Fewer tokens count
-    /// if more could not be counted exactly, or would not refill within [`Span::MAX`].
+    /// Returns the most units that may be missing if up to `most` tokens may be overdrawn. The overdraft is
+    /// cut to the tokens that can be counted exactly, and that refill within [`Span::MAX`].
     fn deepest(&self, most: u64) -> u64 {
         let in_time = (Span::MAX.as_micros() / self.tick.micros()).saturating_mul(self.rate());
         let room = in_time.min(EXACT - 1).saturating_sub(self.full);

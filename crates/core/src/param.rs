@@ -58,7 +58,7 @@ impl ParamProblem {
 }
 
 impl ParamError {
-    /// Returns the remedy.
+    /// Returns the help text: how to fix the number.
     #[must_use]
     pub fn help(&self) -> String {
         let fixed = match &self.problem {

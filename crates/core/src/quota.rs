@@ -10,16 +10,16 @@
 //! whole periods counts as new, and carries nothing over.
 //!
 //! A state lasts to the end of its period, even if nothing was used; with a rollover, to the end of the
-//! second period after it. So a missing state always means unknown usage, never unused.
+//! second period after it. So a missing state always means unknown usage, never zero usage.
 //!
 //! # When time goes backwards
 //! The latest period stays in force until time has caught up with it.
 //!
 //! # When the numbers change
-//! The usage of the period stays, or its share of the limit. In another calendar it counts in the period
-//! in force at the first check, if its own period has not ended by then. The rest of an ended period is
-//! carried over by the numbers it was left under, within the new bound. A reset gives the whole limit,
-//! and drops what was carried over or granted.
+//! The usage of the period stays, or its share of the limit. After a change of the calendar, the usage
+//! counts in the period in force at the first check, if its own period has not ended by then. The unused
+//! rest of an ended period is computed with the old numbers, and carried over within the new bound. A reset
+//! gives the whole limit, and drops the amounts that were carried over or granted.
 //!
 //! A closed quota admits nothing, whatever was granted, and keeps its counts.
 //! Proof: `tests/quotas.rs`.
@@ -44,8 +44,8 @@ pub struct Quota {
 /// The usage of one subject.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Charges from this instant on are counted here, in microseconds since the epoch: the start of the
-    /// period, or after a change of the calendar that of the period in which the state was made.
+    /// The instant from which charges are counted here, in microseconds since the epoch: the start of the
+    /// period. After a change of the calendar, it is the start of the period in which the state was made.
     starts_at: u64,
     /// The end of the period, in microseconds since the epoch; 0 before the first.
     ends_at: u64,
@@ -55,8 +55,8 @@ pub struct State {
 }
 
 impl State {
-    /// Returns the instant from which charges are counted and the end of the period, in microseconds since
-    /// the epoch, the usage, and the amount beyond the limit.
+    /// Returns the instant from which charges are counted, the end of the period, the usage, and the amount
+    /// beyond the limit. Both instants are in microseconds since the epoch.
     #[must_use]
     pub fn parts(self) -> (u64, u64, u64, u64) {
         (self.starts_at, self.ends_at, self.used, self.extra)
@@ -66,7 +66,7 @@ impl State {
 /// The usage of one subject in a period, to be recorded outside the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balance {
-    /// The end of the period; the epoch for none.
+    /// The end of the period; the epoch if there is no period.
     pub ends_at: Time,
     /// The usage, which may be above the limit.
     pub used: u64,
@@ -132,7 +132,7 @@ impl Quota {
         if self.is_closed { 0 } else { self.limit }
     }
 
-    /// Returns the amount above the limit from which the quota denies; 0 if it is closed.
+    /// Returns the amount above the limit that the quota still admits; 0 if it is closed.
     #[must_use]
     pub fn grace(&self) -> u64 {
         if self.is_closed { 0 } else { self.grace }
@@ -144,7 +144,7 @@ impl Quota {
         self.rollover
     }
 
-    /// Returns limit, grace and rollover, whether the quota is closed or not.
+    /// Returns limit, grace and rollover, even of a closed quota.
     #[must_use]
     pub fn numbers(&self) -> [u64; 3] {
         [self.limit, self.grace, self.rollover]

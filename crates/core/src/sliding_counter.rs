@@ -13,9 +13,10 @@
 //! A window that does not divide into N whole microseconds is lengthened to the next that does.
 //!
 //! # When the numbers change
-//! Each sub-bucket in the window moves, whole, into the new sub-bucket of its last instant: it counts up
-//! to one old sub-bucket longer, and never shorter. Under `proportional` each keeps its share. However
-//! many of the oldest have left, the sum of the others is the right share, rounded up once.
+//! Each sub-bucket in the window moves, whole, into the new sub-bucket that contains its last instant.
+//! So a cost counts up to one old sub-bucket longer, and never shorter. Under `proportional` each
+//! sub-bucket keeps its share. However many of the oldest have left, the sum of the others is the right
+//! share, rounded up once.
 //! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
@@ -138,7 +139,7 @@ impl SlidingCounter {
         state.newest = running;
     }
 
-    /// Returns the counts of `state`, which was written under `from`, in these sub-buckets.
+    /// Returns `state`, which was written under `from`, converted to these sub-buckets.
     fn moved(&self, from: &SlidingCounter, state: &State, now: Time) -> State {
         let end_of = |number: u64| (number + 1) * from.length - 1;
         // A clock behind the newest sub-bucket is treated as if it stood at the end of that one.
@@ -236,7 +237,8 @@ impl Limiting for SlidingCounter {
         if let Some(change) = how.change(from.limit, self.limit)
             && !state.counts.is_empty()
         {
-            // The counts are a ring: older ones precede the newest, and go on at the end of the slice.
+            // The counts are a ring buffer: older counts precede the newest, and continue at the end of
+            // the slice.
             let newest = state.index(state.newest);
             let (to_newest, oldest) = state.counts.split_at_mut(newest + 1);
             change.scale(to_newest.iter_mut().rev().chain(oldest.iter_mut().rev()));

@@ -5,9 +5,9 @@
 //! idles refills exactly as time passes, and never beyond `capacity`. A clock that goes backwards
 //! refills nothing, and no span refills twice. A state expires at the instant the bucket is full.
 //!
-//! [`crate::meter`] does the arithmetic: it keeps the missing amount in exact fractions of a token, and
-//! says what a change of numbers does to a bucket. A token bucket and [`crate::gcra`] with the same
-//! numbers decide the same, and a rule may change from one to the other without losing its state.
+//! [`crate::meter`] does the arithmetic, in exact fractions of a token. See there for changes of the
+//! numbers. A token bucket and [`crate::gcra`] with the same numbers decide the same, and a rule may
+//! change from one to the other without losing its state.
 //! Proof: `tests/properties.rs`, `tests/long_run.rs`.
 
 use crate::meter::Meter;

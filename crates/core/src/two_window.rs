@@ -1,12 +1,12 @@
-//! Sliding counter, two-window estimate: the count of the current window, plus the count of the previous
-//! window, weighted by the part of it that lies in the last `window`.
+//! Sliding counter, two-window estimate: the count of the current window, plus a share of the count of
+//! the previous window. The share is the part of the previous window that lies in the last `window`.
 //!
 //! # Promise
 //! When a request is admitted, the estimate `current + previous × remaining share` is at most `limit`.
-//! The estimate is exact if the traffic of the previous window was even. If all of it came at the end
-//! of that window, a span of one window can see almost `2 × limit`, but never as much
-//! (`the_worst_case_stays_below_twice_the_limit`). `cargo xtask bench accuracy` prints the error
-//! against the exact log on realistic traffic.
+//! The estimate is exact if the traffic of the previous window was even. If all of that traffic came at
+//! the end of the window, a span of one window can see almost `2 × limit`, but always less
+//! (`the_worst_case_stays_below_twice_the_limit`). `cargo xtask bench accuracy` prints the error against
+//! the exact log on realistic traffic.
 //! A denial names the exact instant at which the estimate leaves room. If time goes backwards, the
 //! later window stays in force.
 //!

@@ -1,8 +1,8 @@
 //! Proof: periods tile time, and begin by the clocks of their zone.
 //!
-//! The oracle finds the same answer another way. It takes the latest time that the clocks have ever shown,
-//! and computes by civil arithmetic the number of the period of that time. Both only grow, so a period
-//! is the span in which this number stays the same.
+//! The oracle finds the same answer another way. The oracle takes the latest time that the clocks have
+//! ever shown, and computes by civil arithmetic the number of the period of that time. Both only grow, so
+//! a period is the span in which this number stays the same.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failing helper fails its test.
 
 mod cases;
@@ -323,7 +323,7 @@ fn only_equal_calendars_have_the_same_fingerprint() {
         assert_ne!(month, other);
         assert_ne!(month.fingerprint(), other.fingerprint());
     }
-    // Stored states contain it: it must never change.
+    // Stored states contain the fingerprint: it must never change.
     let days = of(1, Unit::Day, Anchor::First, "UTC");
     assert_eq!(days.fingerprint(), 67_039_514_459_917_413);
 }

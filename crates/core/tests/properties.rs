@@ -138,8 +138,8 @@ fn admitted<N: Proven>(numbers: &N, start: u64, asks: &[(Pause, Cost)]) -> Vec<(
     admitted
 }
 
-/// Checks every run of admitted requests: it costs at most `most(earliest, latest)`, the bound for the
-/// span that the clock has passed meanwhile.
+/// Checks every run of consecutive admitted requests: its cost is at most `most(earliest, latest)`, the
+/// bound for the time from its earliest to its latest instant.
 fn never_above(
     admitted: &[(Admitted, u64)],
     most: impl Fn(u64, u64) -> Option<u128>,
@@ -160,7 +160,7 @@ fn never_above(
     Ok(())
 }
 
-/// The same, in any span of one window.
+/// Like [`never_above`], for any span of one window.
 fn never_above_in_a_window(
     admitted: &[(Admitted, u64)],
     window: u64,

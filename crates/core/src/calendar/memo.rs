@@ -1,5 +1,5 @@
-//! The boundaries that were computed last. Every request reads them, so a read writes nothing: readers on
-//! several processors do not wait for each other.
+//! Caches the boundaries that were computed last. Every request reads the cache, so a read writes
+//! nothing: readers on several processors do not wait for each other.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -14,18 +14,18 @@ pub(super) struct Memo {
 }
 
 impl Memo {
-    /// Returns what was written last; `None` during a write.
+    /// Returns the boundaries that were written last; `None` during a write.
     pub(super) fn read(&self) -> Option<Around> {
         let version = self.version.load(Ordering::Acquire);
         let starts = self.starts.each_ref();
         let starts = starts.map(|it| Time::from_micros(it.load(Ordering::Relaxed)));
-        // The boundaries are of one write if the version is the same before and after.
+        // The boundaries come from one write if the version is the same before and after.
         fence(Ordering::Acquire);
         let is_whole = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
         is_whole.then_some(Around { starts })
     }
 
-    /// Does nothing if another thread writes.
+    /// Replaces the boundaries. Does nothing if another thread writes.
     pub(super) fn write(&self, around: &Around) {
         let version = self.version.load(Ordering::Relaxed);
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);

@@ -6,8 +6,8 @@
 //!
 //! Boundaries are wall-clock times, counted from the epoch: periods of 3 months begin in January, April,
 //! July and October, periods of 2 weeks on every other Monday. If the clocks skip a boundary, the period
-//! begins at the instant of the skip. If they show it twice, the first time counts. So an hour that is
-//! shown twice is one period of two hours, and a skipped hour is not a period.
+//! begins at the instant of the skip. If the clocks show a boundary twice, the first time counts. So an
+//! hour that is shown twice is one period of two hours, and a skipped hour is not a period.
 
 mod memo;
 mod zone;
@@ -306,7 +306,7 @@ impl Calendar {
     }
 
     /// Returns when this period begins: the first instant at which the clocks show its boundary or a later
-    /// time. The epoch if that is before.
+    /// time. Instants before the epoch saturate there.
     fn start_of(&self, number: i64) -> Time {
         let zone = &self.0.zone.zone;
         let at = self.wall_clock_at(number).and_then(|wall_clock| {
@@ -360,7 +360,7 @@ impl Calendar {
 impl PartialEq for Calendar {
     fn eq(&self, other: &Calendar) -> bool {
         let (one, two) = (&*self.0, &*other.0);
-        // Most often they share their parts.
+        // Clones share their parts: the most common case.
         Arc::ptr_eq(&self.0, &other.0)
             || one.fingerprint == two.fingerprint
                 && (one.every, one.unit, one.anchor) == (two.every, two.unit, two.anchor)

@@ -61,7 +61,7 @@ fn is_never(admission: Admission) -> bool {
     matches!(admission, Admission::Denied(Denial::Never))
 }
 
-/// A look changes nothing. A charge takes exactly its cost.
+/// A decision changes nothing. A charge takes exactly its cost.
 pub(crate) fn takes_exactly_what_it_admits<N: Proven>(
     run: &mut Run<N>,
     cost: u64,
@@ -79,8 +79,8 @@ pub(crate) fn takes_exactly_what_it_admits<N: Proven>(
     Ok(())
 }
 
-/// An immediate refund leaves the subject as if it had not been charged; charging again, as if there had
-/// been no refund. A later refund leaves it with no more than that.
+/// An immediate refund leaves the subject as if it had not been charged. Another charge then leaves it as
+/// if there had been no refund. After a later refund, the subject never has more than without the charge.
 pub(crate) fn a_refund_undoes_a_charge<N: Proven>(
     run: &Run<N>,
     cost: u64,

@@ -18,8 +18,8 @@ pub(crate) struct Bucket {
     pub(crate) period: u64,
 }
 
-/// The level at an instant, as if the bucket had no upper and lower bound, in `1/period` of a token. A
-/// microsecond adds `amount` of those. Both are in lowest terms.
+/// The level at an instant in `1/period` of a token, as if the bucket had no upper and lower bound. A
+/// microsecond adds `amount` of these units. `amount` and `period` are in lowest terms.
 pub(crate) struct Level {
     level: i128,
     at: u64,
@@ -64,7 +64,7 @@ impl Bucket {
         i128::from(tokens) * i128::from(self.reduced().1)
     }
 
-    /// Returns as much of `most` as can be counted, and refills within 71 years.
+    /// Returns `most`, cut to the tokens that can be counted exactly and refill within 71 years.
     fn most(&self, most: u64) -> u64 {
         let (rate, token) = lowest(self.amount, self.period / self.grain());
         let in_time = u128::from((1 << 51) / self.grain()) * u128::from(rate);

@@ -1,9 +1,9 @@
 //! Reference models: the promise of each algorithm, written to be obvious, not fast.
 //!
-//! A [`Model`] keeps every event of a subject. It answers each question by replaying the whole log in
-//! exact integers (fractions have a common denominator). It does not compute the instant of a retry but
-//! searches for it: the first instant at which the answer would be yes. It calls no code of the crate's
-//! algorithms, and uses only the types of their answers.
+//! A [`Model`] keeps every event of a subject. To answer a question, the model replays the whole log in
+//! exact integers (fractions have a common denominator). The model does not compute the instant of a
+//! retry but searches for it: the first instant at which the answer would be yes. The model calls no code
+//! of the crate's algorithms, and uses only the types of their answers.
 
 pub(crate) mod bucket;
 pub(crate) mod fixed_window;
@@ -46,7 +46,7 @@ pub(crate) trait Reference: Clone + Debug {
 
     fn charge(&self, account: &mut Self::Account, cost: u64, at: u64);
 
-    /// Charges as much as does not take the account more than `most` below zero.
+    /// Charges `cost`, or the part of it that takes the account at most `most` below zero.
     fn overdraw(&self, account: &mut Self::Account, cost: u64, most: u64, at: u64);
 
     fn refund(&self, account: &mut Self::Account, cost: u64, charged_at: u64, at: u64);
@@ -172,7 +172,8 @@ impl<N: Reference> Model<N> {
     }
 }
 
-/// Returns the first instant from `from` on at which `holds`. From then on it holds for ever.
+/// Returns the first instant from `from` on at which `holds` is true. `holds` must stay true from then
+/// on.
 fn first(from: u64, holds: impl Fn(u64) -> bool) -> u64 {
     let (mut low, mut high) = (from, FAR);
     while low < high {
@@ -186,8 +187,8 @@ fn first(from: u64, holds: impl Fn(u64) -> bool) -> u64 {
     low
 }
 
-/// Returns the share of `to` that `used` is of `from`, rounded up, at most all of `to`. If one is 0, `used`
-/// stays as it is.
+/// Returns the share of `to` that `used` is of `from`, rounded up, at most all of `to`. If `from` or `to`
+/// is 0, `used` stays as it is.
 fn share(used: u64, from: u64, to: u64) -> u64 {
     if from == 0 || to == 0 {
         return used;

@@ -10,7 +10,7 @@ pub(crate) struct SlidingCounter {
 }
 
 impl SlidingCounter {
-    /// The microseconds in a sub-bucket: N of them cover the window.
+    /// The microseconds in a sub-bucket: N sub-buckets cover the window.
     fn length(&self) -> u64 {
         self.window.div_ceil(u64::from(self.buckets))
     }
@@ -78,7 +78,7 @@ impl Reference for SlidingCounter {
     fn overdraw(&self, account: &mut Counts, cost: u64, most: u64, at: u64) {
         let cost = cost.min(self.limit + most);
         let used = self.used(account, at);
-        // Usage that is deeper already stays.
+        // Usage that is already beyond the bound stays.
         let deepest = used.max(self.limit + most);
         let excess = (used + cost).saturating_sub(deepest);
         let oldest = self.oldest(account, at);

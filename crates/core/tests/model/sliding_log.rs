@@ -61,7 +61,7 @@ impl Reference for SlidingLog {
         self.leave(account, at);
         let cost = cost.min(self.limit + most);
         let total: u64 = account.costs.iter().map(|cost| cost.amount).sum();
-        // Usage that is deeper already stays.
+        // Usage that is already beyond the bound stays.
         let deepest = total.max(self.limit + most);
         let excess = (total + cost).saturating_sub(deepest);
         let oldest_first = account.costs.iter_mut();
