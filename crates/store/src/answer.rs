@@ -29,7 +29,7 @@ impl<'a, T: Send + 'a> Answer<'a, T> {
         }
     }
 
-    /// Returns this answer and another, which are waited for at the same time.
+    /// Waits for this answer and another at the same time, and returns both.
     pub fn and<U: Send + 'a>(self, other: Answer<'a, U>) -> Answer<'a, (T, U)> {
         match (self, other) {
             (Answer::Now(one), other) => other.map(|other| (one, other)),

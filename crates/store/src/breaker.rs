@@ -1,5 +1,5 @@
-//! A circuit breaker. A server that fails is not asked for a while, so that decisions cost microseconds and
-//! not timeouts; and when it recovers, a few probes reach it before the full load does.
+//! A circuit breaker. A failing server gets no requests for a while, so that a decision costs microseconds
+//! and not a timeout. When the server recovers, a few probes reach it before the full load does.
 //!
 //! * **Closed**: all requests pass. [`BreakerOptions::consecutive_failures`] in a row open the breaker.
 //! * **Open**: no request passes for [`BreakerOptions::timeout_duration`].
@@ -9,8 +9,8 @@
 //! A broken connection fails many requests at once. Failures within [`BURST`] of the first count as one, so
 //! that a single lost connection does not open the breaker.
 //!
-//! The breaker does not read a clock: callers pass `now`, which must be monotonic. It does not know what it
-//! guards either; a store with several servers has one breaker for each.
+//! The breaker does not read a clock: callers pass `now`, which must be monotonic. A store with several
+//! servers has one breaker for each.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ pub struct BreakerOptions {
     pub consecutive_failures: u32,
     /// How long the breaker stays open.
     pub timeout_duration: Duration,
-    /// How many probes pass when it is half open. All of them must succeed.
+    /// How many probes pass while the breaker is half open. All of them must succeed.
     pub half_open_max_requests: u32,
 }
 
@@ -136,7 +136,7 @@ impl Breaker {
         }
     }
 
-    /// Makes an open breaker half open: there is reason to believe that the server is back.
+    /// Makes an open breaker half open. Call this when the server is probably back.
     pub fn retry_now(&self) {
         self.rest.lock().start_probing(None);
     }
@@ -182,7 +182,7 @@ impl Permit<'_> {
             }
             rest.last_failure = Some(now);
             let failures = breaker.failures.fetch_add(1, Ordering::AcqRel) + 1;
-            // Requests that passed before the breaker opened do not prolong it.
+            // Requests that passed before the breaker opened do not keep it open longer.
             failures >= breaker.options.consecutive_failures && is_closed
         };
         if opens {
@@ -207,14 +207,14 @@ mod tests {
 
     const OPEN_FOR: Duration = Duration::from_secs(30);
 
-    /// A breaker and the time.
+    /// A breaker under test, and the time.
     struct Bench {
         breaker: Breaker,
         now: Instant,
     }
 
     impl Bench {
-        /// Three failures open it; two probes close it.
+        /// Returns a breaker that three failures open, and two probes close.
         #[allow(
             clippy::disallowed_methods,
             reason = "any instant will do: only differences count"

@@ -13,11 +13,12 @@ pub trait Clock: Send + Sync {
 
 /// The machine's clock: wall time, read through the processor's cycle counter.
 ///
-/// It reads the wall clock once a second and counts cycles in between, which is several times cheaper.
-/// It follows the wall clock forwards at once, and backwards by at most half a millisecond a second,
-/// so that small corrections of the host's clock have no effect. It follows a step back of more than a
-/// minute at once: a wrong hour for weeks is worse than limits that refill nothing until the clock has
-/// caught up.
+/// A `SystemClock` reads the wall clock once a second and counts cycles in between, which is several
+/// times cheaper. If the wall clock is ahead, a `SystemClock` follows at once. If the wall clock is
+/// behind, a `SystemClock` follows by at most half a millisecond a second, so that small corrections
+/// of the host's clock have no effect. After a step back of more than a minute, a `SystemClock`
+/// follows at once: a wrong hour for weeks is worse than limits that refill nothing until the clock
+/// has caught up.
 #[derive(Debug)]
 pub struct SystemClock {
     cycles: quanta::Clock,

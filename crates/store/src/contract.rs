@@ -15,42 +15,43 @@ pub const GRACE: Span = Span::SECOND;
 /// The answer of a store, or the reason why there is none.
 pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 
-/// State for many subjects, decided atomically.
+/// Keeps the states of many subjects, and decides requests atomically.
 ///
-/// * [`apply`](Store::apply) looks at all charges at one instant of the store's clock. Then it charges
+/// * [`apply`](Store::apply) looks at all charges at one instant of the store's clock, and then charges
 ///   all of them or none. A shadow charge is charged with the others if its own limit allows, and never
-///   keeps the request from passing. A charge that stands `Instead` of another does not need that one to
-///   allow the request: it is charged as if it had been asked in that charge's place.
+///   denies the request. A charge that stands `Instead` of another is charged as if it had been asked in
+///   that charge's place: a denial by the replaced charge does not matter to it.
 /// * A charge with [`OnDenied::Charge`](tollgate_core::OnDenied::Charge) also counts denied requests,
 ///   whichever charge denies them. A charge with [`OnDenied::Strike`](tollgate_core::OnDenied::Strike)
 ///   counts the denials of the charge it watches, and its own. It does not count a request that only
-///   other charges deny. The outcome of both describes the state after the count.
+///   other charges deny. The outcomes of both kinds describe the state after the count.
 /// * Charges of the same key in one request add up: the second sees what the first has taken.
 /// * When the numbers of a limit have changed since a state was written, the first `apply` carries the
 ///   state over, even if it denies the request. The charge's `carry_over` says how. Of several charges
 ///   of one key the first decides. A limit of another algorithm finds no state and leaves the old state
 ///   to expire; GCRA and token bucket count as one algorithm here.
 /// * Apart from these cases, a denied request leaves every state exactly as it was.
-/// * A charge whose usage is recorded elsewhere ([`Charge::needs_state`]) and whose key has no state at
-///   all answers [`Unrestored`](tollgate_core::Denial::Unrestored), whatever its cost. If it enforces,
-///   the request is denied and leaves no trace anywhere, not even where denied requests count: the
-///   caller restores the state and asks again. A state of an earlier period is a state.
-/// * A state is kept for [`GRACE`] after it has expired. A clock that steps back by less than that, or
-///   a delayed request, does not find a forgotten state and a full allowance.
+/// * A charge that [needs a state](Charge::needs_state) has its usage recorded elsewhere. If its key has no
+///   state at all, the charge answers [`Unrestored`](tollgate_core::Denial::Unrestored), whatever its
+///   cost. If such a charge enforces, the request is denied and changes no state, not even where denied
+///   requests count: the caller restores the state and asks again. A state of an earlier period is a
+///   state.
+/// * A state is kept for [`GRACE`] after it has expired. So a clock that steps back by less than that, or
+///   a delayed request, does not find a full allowance in place of the state.
 ///
 /// # Holds
 /// A hold is taken now and settled or given back later. Stores without holds keep the default methods,
 /// which answer [`StoreError::Unsupported`].
 ///
-/// * [`hold`](Store::hold) decides as `apply` does: all charges at one instant, all or none. It takes
-///   one slot of a concurrency limit if the charge costs anything, until the hold ends or its time is
+/// * [`hold`](Store::hold) decides as `apply` does: all charges at one instant, all or none. If a charge
+///   of a concurrency limit has a cost above 0, `hold` takes one slot until the hold ends or its time is
 ///   over. `apply` and `peek` only look whether a slot is free.
-/// * Slots are free when the time of their hold is over, whether or not the hold was ended. Its other
-///   charges come back when it is settled. A store does not settle by itself; it only says which holds
-///   are [due](Store::due_holds).
-/// * A hold that is due and not yet ended can still be committed, because its units were used. It can
-///   also be extended, unless it had slots: another hold may have these by then. A hold whose slots
-///   were [reset](Store::reset) cannot be extended either.
+/// * Slots are free when the time of their hold is over, whether or not the hold was ended. The other
+///   charges of the hold come back when the hold is settled. A store does not settle holds by itself; it
+///   only lists the holds that are [due](Store::due_holds).
+/// * A hold that is due and not yet ended can still be committed, because its units were used. Such a
+///   hold can also be extended, unless it had slots: another hold may have these slots by then. A hold
+///   whose slots were [reset](Store::reset) cannot be extended either.
 /// * If the numbers of a limit have changed since a hold was made, the hold is settled in the numbers
 ///   that the state has by then: settling carries nothing over. Usage that a change has reset is not
 ///   given back. Without a live state, the numbers are those of the hold.
@@ -61,8 +62,8 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 ///   forgotten to make room, nor soon after its time is over.
 ///
 /// # Wrappers
-/// A store that wraps another returns it from [`inner`](Store::inner) and implements only the methods
-/// to which it adds something. All others forward to the inner store.
+/// A store that wraps another returns the other from [`inner`](Store::inner), and implements only the
+/// methods to which it adds something. All other methods forward to the inner store.
 pub trait Store: Send + Sync {
     /// Returns the store that this one wraps, if it wraps one.
     fn inner(&self) -> Option<&dyn Store> {
@@ -74,7 +75,8 @@ pub trait Store: Send + Sync {
         self.inner().map_or("other", Store::name)
     }
 
-    /// Returns whether the state lives in this process only: it cannot fail, and it ends with the process.
+    /// Returns whether the state lives in this process only. Such a state cannot fail, and ends with the
+    /// process.
     fn is_local(&self) -> bool {
         self.inner().is_some_and(Store::is_local)
     }
@@ -85,11 +87,11 @@ pub trait Store: Send + Sync {
         self.inner().is_some_and(Store::records_usage)
     }
 
-    /// Decides `charges`, and takes what they ask for if all enforcing ones allow it.
+    /// Decides `charges`, and takes the units if all enforcing charges allow the request.
     fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied>;
 
-    /// The same as `apply`, with an answer that is there at once written to `applied`. Returns any other
-    /// answer. A store in memory implements it to save moves of the outcomes.
+    /// Like `apply`, but writes an answer that is ready at once to `applied`. Returns any other answer. A
+    /// store in memory implements this to save copies of the outcomes.
     fn apply_into<'a>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -149,7 +151,7 @@ pub trait Store: Send + Sync {
         forwarded(self.inner(), "balances", |it| it.balance(charge))
     }
 
-    /// Takes `units` of each charge if all enforcing ones allow it, and records them under an id.
+    /// Takes `units` of each charge if all enforcing charges allow it, and records the hold under its id.
     fn hold<'a>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -164,7 +166,7 @@ pub trait Store: Send + Sync {
         forwarded(self.inner(), HOLDS, |it| it.settle(id, how))
     }
 
-    /// Lets a hold last until `ttl` from now, if that is later than before. A lease needs its token, and a
+    /// Extends a hold to `ttl` from now, if that is later than its end. A lease needs its token, and a
     /// reservation has none.
     fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
         forwarded(self.inner(), HOLDS, |it| it.extend(id, ttl, token))
@@ -259,7 +261,7 @@ impl Store for Arc<dyn Store> {
     }
 }
 
-/// The units that a request asks for. A unit costs each charge its `cost`.
+/// The units that a request asks for. For each unit, a charge takes its `cost`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// This many units, or none.
@@ -341,7 +343,7 @@ pub struct Usage {
 /// Why a store could not decide. Nothing was taken, unless a variant says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The store did not answer in time. It may have taken the units.
+    /// The store did not answer in time. The store may have taken the units.
     #[error("the store did not answer in time")]
     Timeout,
     /// The connection broke before the answer. The store may have taken the units.

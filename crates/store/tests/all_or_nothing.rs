@@ -83,7 +83,7 @@ fn charges_of<'l>(items: &[Item], limits: &'l [Limit]) -> Vec<Charge<'l>> {
         .collect()
 }
 
-/// Returns what is left of each subject, and its state as text unless that has expired.
+/// Returns the amount left of each subject, and its state as text unless the state has expired.
 fn states(store: &MemoryStore<ManualClock>, limits: &[Limit]) -> Vec<(u64, Option<String>)> {
     let all = all_of(limits);
     let told = store.peek(&all, Ask::Exactly(0));

@@ -1,5 +1,5 @@
-//! A decision on known keys allocates nothing: for every algorithm, one to six charges, allowed, denied,
-//! as a shadow, and for up to some units. The counter counts this thread only.
+//! A decision on known keys allocates nothing. The tests try every algorithm, one to six charges,
+//! allowed and denied requests, shadows, and `Ask::UpTo`. The counter counts this thread only.
 
 mod common;
 
@@ -8,7 +8,7 @@ use tollgate_conformance::Kind;
 use tollgate_core::{Charge, Enforcement, OnDenied, Span};
 use tollgate_store::{Ask, ManualClock, MemoryStore};
 
-/// Requests at an even pace: the same number in every second.
+/// The time between requests, so that every second has the same number of them.
 const PACE: Span = Span::from_millis(5);
 
 fn allocations(run: impl FnOnce()) -> u64 {

@@ -187,8 +187,8 @@ const FIRST: &str = "hold/1 h1-00000002-00000000000000000000000000000001 reserva
 
 const KEYS: &str = "0000000000000000000000000000000a 0000000000000000000000000000000b";
 
-/// The text of one charge of version 1, and its limit. A text here is in the stores and ledgers of running
-/// deployments: never change one, add others.
+/// The text of one charge of version 1, and its limit. Running deployments have stored such texts: never
+/// change one, only add others.
 fn stored() -> Vec<(&'static str, Limit)> {
     let minute = |amount| Rate::new(amount, Span::MINUTE).unwrap();
     let days =

@@ -1,11 +1,11 @@
 //! Holds: units that are taken for a while, and settled or given back later.
 //!
-//! A **reservation** is a hold whose charges are provisional: they are taken when it is made. When it is
-//! settled, the unused rest is given back, or the overrun is taken. A **lease** is a hold of concurrency
-//! slots. Its other charges are final.
+//! A **reservation** is a hold with provisional charges. The store takes the charges when it makes the
+//! reservation. When the reservation is settled, the store gives the unused rest back, or takes the overrun.
+//! A **lease** is a hold of concurrency slots. The other charges of a lease are final.
 //!
-//! The record of a hold decides. It changes in the same step as the charges, moves only from
-//! [`HoldState::Reserved`] to one of the other states, and never changes after the end of the hold. So
+//! The record of a hold decides. The record changes in the same step as the charges. Its state changes only
+//! from [`HoldState::Reserved`] to one of the others. After the end of the hold, the record never changes. So
 //! each call may be repeated, and of two contradicting calls the first wins.
 
 mod record;
@@ -27,7 +27,7 @@ pub const RETAIN: Span = Span::HOUR;
 pub const MAX_OWNER: usize = 128;
 /// The most bytes of a memo. A longer memo is cut.
 pub const MAX_MEMO: usize = 16_384;
-/// The longest a hold lasts without being extended. A longer time to live counts as this.
+/// The longest time that a hold lasts without being extended. A longer time to live is cut to this.
 pub const MAX_TTL: Span = Span::from_secs(366 * 86_400);
 /// The most charges of a hold.
 pub const MAX_CHARGES: usize = 256;
@@ -78,15 +78,16 @@ fn cut(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-/// A place in the queue for slots. The client gets a place for every enforcing charge that needs a slot, also
-/// where slots are free, so that a client that needs several is not overtaken. In a cluster, this holds for
-/// the charges in one cluster slot. A waiting client asks again and again; a store does not wake it.
+/// A place in the queue for slots. The client gets a place for every enforcing charge that needs a slot, even
+/// where slots are free. So other clients do not overtake a client that needs several slots. In a cluster,
+/// this is true only for charges in one cluster slot. A store does not wake a waiting client: the client has
+/// to ask again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// Identifies the waiting client. A client that asks again with the same ticket keeps its place.
     pub ticket: u128,
     /// The client loses its place if it does not ask again within this time. A patience of zero means the
-    /// last try: the client is served by its place, and loses it at once.
+    /// last try: the client's place counts for this call, and is lost after it.
     pub patience: Span,
 }
 
@@ -108,9 +109,9 @@ pub enum Held {
     Denied {
         /// The decision on each charge.
         applied: Applied,
-        /// How many clients wait before it, if it waits. It waits only if nothing but slots is missing, no
-        /// queue is full, and its patience is not zero. Otherwise it has no place in a queue, and loses any
-        /// place it had.
+        /// How many clients wait before this client, if it waits. A client waits only if nothing but slots is
+        /// missing, no queue is full, and its patience is not zero. Otherwise the client has no place in a
+        /// queue, and loses any place it had.
         ahead: Option<u64>,
     },
 }
@@ -126,9 +127,9 @@ pub enum Settle {
     },
     /// Releases a reservation: all units are given back.
     Release,
-    /// Ends an expired hold: like a release, and for a lease only the slots.
+    /// Ends an expired hold. Gives back all units of a reservation, or the slots of a lease.
     Expire,
-    /// Gives the slots of a lease back. Its other charges stay.
+    /// Gives the slots of a lease back. The other charges of the lease stay.
     ReleaseLease {
         /// The secret of the owner.
         token: Token,
@@ -155,11 +156,12 @@ pub enum Settled {
 /// The answer to extending a hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Extended {
-    /// The hold lasts as the record says.
+    /// The hold lasts until the time in the record.
     Done(Arc<HoldRecord>),
     /// The hold has ended.
     Ended(Arc<HoldRecord>),
-    /// Its slots are gone: the hold has expired, or they were reset. Another hold may have them.
+    /// The slots of the hold are gone: it has expired, or the slots were reset. Another hold may have these
+    /// slots.
     Lapsed(Arc<HoldRecord>),
     /// The hold does not exist, or is forgotten.
     Unknown,

@@ -47,15 +47,15 @@ pub struct HoldRecord {
     pub charged_at: Time,
     /// The time of the expiry.
     pub expires_at: Time,
-    /// The hash of the request that made it.
+    /// The hash of the request that made the hold.
     pub fingerprint: u64,
-    /// The fence of its slots: larger than those of all earlier holders. 0 without slots.
+    /// The fence of the slots: larger than the fences of all earlier holders. 0 without slots.
     pub fence: u64,
     /// The secret of the owner of a lease.
     pub token: Token,
     /// The name of the owner.
     pub owner: Arc<str>,
-    /// A text that the caller stored with it.
+    /// A text that the caller stored with the hold.
     pub memo: Arc<str>,
     /// The charges that were taken.
     pub charges: Vec<HeldCharge>,
@@ -70,7 +70,7 @@ pub struct HeldCharge {
     pub overflow: Key,
     /// The rule's name.
     pub rule: Arc<str>,
-    /// The tag that places its keys.
+    /// The tag of its keys.
     pub tag: Tag,
     /// The algorithm and its numbers.
     pub limit: Limit,
@@ -80,13 +80,13 @@ pub struct HeldCharge {
     pub enforcement: Enforcement,
     /// What happens to a state under other numbers.
     pub carry_over: CarryOver,
-    /// Whether a ledger keeps it too.
+    /// Whether a ledger records the charge too.
     pub ledgered: bool,
     /// How far a commit may take the allowance below zero.
     pub overdraft: u64,
-    /// The amount charged so far: the cost of all held units, and after a settle the cost of the used
-    /// units, as far as the overdraft allows. For a concurrency limit, 1 while it holds a slot. 0 for a
-    /// shadow that would have denied.
+    /// The amount charged so far: the cost of all held units. After the hold is settled, it is the cost of
+    /// the used units, as far as the overdraft allows. For a concurrency limit, 1 while the hold has a slot.
+    /// 0 for a shadow that would have denied.
     pub taken: u64,
 }
 
@@ -140,7 +140,8 @@ fn shared(text: &str) -> Arc<str> {
     }
 }
 
-/// Returns what an allowed hold of `units` takes of a charge, given whether the charge itself allows it.
+/// Returns what an allowed hold of `units` takes from `charge`. `allowed` says whether the charge itself
+/// allows the hold.
 #[must_use]
 pub(crate) fn taken_by(charge: &Charge<'_>, units: u64, allowed: bool) -> u64 {
     let cost = charge.cost.saturating_mul(units);
@@ -191,7 +192,7 @@ impl HoldRecord {
         self.charges.iter().any(|it| it.is_slot() && it.taken > 0)
     }
 
-    /// Returns whether `how` is possible for this hold, and the caller may do it.
+    /// Returns whether this hold can end as `how` says, and the caller may end it so.
     #[must_use]
     pub fn may_settle(&self, how: Settle) -> bool {
         match (self.purpose, how) {
@@ -221,8 +222,8 @@ impl HoldRecord {
         charge.taken > 0 || !costs && !charge.is_slot() && !is_watching
     }
 
-    /// Returns the amount that a charge which [is settled](HoldRecord::settles) has taken in the end, if the hold
-    /// ends as `how` says. Slots are free then.
+    /// Returns the final amount of a charge that [is settled](HoldRecord::settles), if the hold ends as `how`
+    /// says. The slots of a lease are free then, although this returns their amount too.
     #[must_use]
     pub fn due(&self, charge: &HeldCharge, how: Settle) -> u64 {
         match (self.purpose, how) {

@@ -1,12 +1,13 @@
 //! Hold records as text, for stores and ledgers that outlive a process.
 //!
 //! The first line is the hold, each further line a charge with its limit. The text begins with its
-//! version. A layout that differs needs another version, and has to keep reading this one: running
-//! deployments have stored it. `tests/hold_text.rs` holds examples. The text is written by hand and not
-//! by serde: reading the stored texts takes this reader in any case, and serde would add a second form.
+//! version. Another layout needs another version. The reader has to keep reading this version, because
+//! running deployments have stored it. `tests/hold_text.rs` has examples. The code does not use serde:
+//! the stored texts need this reader in any case, and serde would add a second format.
 //!
-//! Reading checks everything, because others may write to the disk or server that the text comes from.
-//! A wrong text is an error that names the line, and never a limit that could not be configured.
+//! Reading checks everything, because other programs may write to the disk or server that the text comes
+//! from. A wrong text gives an error that names the line, and never a limit that a config could not
+//! have.
 
 use std::fmt::{self, Display, Formatter, Write};
 use std::str::FromStr;
@@ -57,7 +58,7 @@ pub enum RecordError {
     /// A word is missing or malformed.
     #[error("line {line} of the record: {wanted} is missing or malformed")]
     Word {
-        /// The line, from 1.
+        /// The line, counted from 1.
         line: usize,
         /// What the word means.
         wanted: &'static str,
@@ -65,7 +66,7 @@ pub enum RecordError {
     /// The numbers of a limit are out of range.
     #[error("line {line} of the record: {error}")]
     Limit {
-        /// The line, from 1.
+        /// The line, counted from 1.
         line: usize,
         /// What is wrong with the numbers.
         error: ParamError,
@@ -79,7 +80,7 @@ impl HoldRecord {
     /// Returns the record as text.
     #[must_use]
     pub fn to_text(&self) -> String {
-        // Large enough for most: every hold that leaves the process is written.
+        // Large enough for most records: every hold that leaves the process is written.
         let mut text = String::with_capacity(192 + self.memo.len() + 256 * self.charges.len());
         // Writing to a string does not fail.
         let _ = self.write_to(&mut text);
@@ -174,7 +175,8 @@ impl HoldRecord {
     }
 }
 
-/// Writes the algorithm and its numbers as they are counted with, so that they read back as the same limit.
+/// Writes the algorithm and the numbers that it computes with, so that the text reads back as the same
+/// limit.
 fn write_limit(to: &mut String, limit: &Limit) -> fmt::Result {
     let amount_in_window = |to: &mut String, name: &str| {
         let window = limit.window().as_micros();
@@ -239,7 +241,7 @@ fn name<T: Copy + PartialEq>(names: &[(&'static str, T)], value: T) -> &'static 
     named.map_or("", |(name, _)| name)
 }
 
-/// The rest of a line; none at its end.
+/// The unread rest of a line; `None` at its end.
 struct Words<'t> {
     line: usize,
     rest: Option<&'t str>,
@@ -404,7 +406,7 @@ fn anchor(word: &str) -> Option<Anchor> {
     parts.next().is_none().then_some(anchor)
 }
 
-/// Reads a number of digits only: `parse` alone would take a sign.
+/// Parses a number that has digits only: `parse` alone would accept a sign.
 fn digits<N: FromStr>(word: &str) -> Option<N> {
     let is_number = word.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| word.parse().ok()).flatten()

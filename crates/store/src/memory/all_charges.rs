@@ -21,7 +21,7 @@ pub(super) fn is_unrestored(charges: &[Charge<'_>], looks: &[Look]) -> bool {
     both.any(|(charge, look)| charge.enforces() && look.verdict.is_unrestored())
 }
 
-/// Returns what a request that is `allowed` or not means for `charge`.
+/// Returns the result of a request for `charge`, given whether the request is `allowed`.
 pub(super) fn result_for(
     charges: &[Charge<'_>],
     looks: &[Look],

@@ -232,8 +232,8 @@ impl<C: Clock> MemoryStore<C> {
 }
 
 impl<C: Clock> Locked<'_, C> {
-    /// Gives a denied hold a place in the queue of each limit that it needs a slot of, if nothing but slots is
-    /// missing. Returns the most clients before it.
+    /// Gives a denied hold a place in each queue for a slot that the hold needs, if nothing but
+    /// slots is missing. Returns how many clients are before it in the longest queue.
     fn wait(
         &mut self,
         charges: &[Charge<'_>],
@@ -264,8 +264,8 @@ impl<C: Clock> Locked<'_, C> {
         Some(longest)
     }
 
-    /// Returns the holder of the slots of an allowed hold, if it takes any. Its fence is above those of all its
-    /// slots.
+    /// Returns the holder of the slots of an allowed hold, if the hold takes any. The holder's
+    /// fence is above all earlier fences of these slots.
     fn slots(
         &mut self,
         charges: &[Charge<'_>],

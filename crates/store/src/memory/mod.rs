@@ -123,8 +123,8 @@ impl<C: Clock> MemoryStore<C> {
         applied
     }
 
-    /// The same as `apply`, but writes into `applied` and overwrites its content. This saves copies of a large
-    /// value, which benchmarks show.
+    /// Like `apply`, but writes into `applied` and overwrites its content. This saves copies of a large
+    /// value. Benchmarks show the difference.
     #[inline]
     pub fn apply_into(&self, charges: &[Charge<'_>], ask: Ask, applied: &mut Applied) {
         applied.outcomes.clear();
@@ -134,7 +134,7 @@ impl<C: Clock> MemoryStore<C> {
         }
     }
 
-    /// The most common request, without the bookkeeping of several charges.
+    /// Decides the most common request, without the bookkeeping of several charges.
     #[inline]
     fn apply_one(&self, charge: &Charge<'_>, units: u64, applied: &mut Applied) {
         let cost = charge.cost.saturating_mul(units);
@@ -396,7 +396,7 @@ impl<C: Clock> Locked<'_, C> {
         let shard = self.of(charge.key);
         let result = result_for(charges, looks, charge, allowed);
         let write = match !allowed && is_unrestored(charges, looks) {
-            // No trace: the caller restores the state and asks again.
+            // Changes nothing: the caller restores the state and asks again.
             true => Write::Nothing,
             false => Write::of(charge, &look.verdict, result),
         };
@@ -413,7 +413,8 @@ impl<C: Clock> Locked<'_, C> {
         outcome
     }
 
-    /// Returns the cost of a unit for other new subjects before charge `i` that share its state.
+    /// Returns the cost of a unit for other new subjects before charge `i` that share the state of charge
+    /// `i`.
     fn drawn_by_others(&self, charges: &[Charge<'_>], looks: &[Look], i: usize) -> u64 {
         let stranger = &charges[i];
         let shard = self.store.shard_of(stranger.key);

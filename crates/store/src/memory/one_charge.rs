@@ -86,8 +86,8 @@ impl Write {
 }
 
 /// Decides and writes the only `charge` of a request, if its key has a state in these numbers that
-/// cannot grow. It writes the outcome to its destination: returning it through the match over
-/// algorithms would copy it twice.
+/// cannot grow. Adds the outcome to `outcomes`: returning it through the match over algorithms would
+/// copy it twice.
 #[inline]
 pub(super) fn apply_own<A: Kept>(
     table: &mut Table<A>,
@@ -132,7 +132,7 @@ pub(super) fn charge_admitted<A: Kept>(
     }
 }
 
-/// The rare half of [`apply_own`]: a charge that is denied, has to wait, or costs nothing.
+/// The rare cases of [`apply_own`]: a charge that is denied, has to wait, or costs nothing.
 #[inline(never)]
 fn apply_rarely<A: Kept>(
     numbers: &A,
@@ -166,8 +166,9 @@ pub(super) fn look_own<A: Kept>(
     })
 }
 
-/// Returns the first state of a new key: fresh, or a copy of the shared one while that is in use. The
-/// subject may have used the shared state, so a fresh one would give it a second allowance.
+/// Returns the first state of a new key: a copy of the shared state while that is in use, and a fresh
+/// state otherwise. The subject may have used the shared state, so a fresh one would give it a second
+/// allowance.
 pub(super) fn starting_state<A: Kept>(
     table: &Table<A>,
     numbers: &A,

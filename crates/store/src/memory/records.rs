@@ -175,7 +175,7 @@ impl Part {
         self.ended.insert((until, record.id));
     }
 
-    /// Adds up to `most` open holds that have expired.
+    /// Adds up to `most` open holds that have expired to `due`.
     fn due(&mut self, now: Time, most: usize, due: &mut Vec<(Time, HoldId)>) {
         let before = due.len();
         while due.len() - before < most
@@ -190,7 +190,7 @@ impl Part {
                 None => {}
             }
         }
-        // They stay listed until they are settled.
+        // Due holds stay listed until they are settled.
         self.expiries
             .extend(due[before..].iter().copied().map(Reverse));
     }

@@ -20,7 +20,7 @@ use crate::contract::Outcomes;
 
 /// The buckets to search for expired states when a new key comes.
 const SWEEP: usize = 8;
-/// The same while the shard is full.
+/// The buckets to search while the shard is full.
 const SWEEP_FULL: usize = 64;
 /// The bytes outside a table that count as one key.
 const BYTES_PER_KEY: usize = 64;
@@ -206,7 +206,8 @@ impl Shard {
             return unrestored(cost);
         }
         if let Limit::Backoff(numbers) = charge.limit {
-            // Most subjects never have one. A shared one would block subjects for the denials of others.
+            // Most subjects never have the state of a back-off. A shared state would block subjects for
+            // the denials of others.
             return Look {
                 verdict: numbers.decide(&Default::default(), cost, now),
                 asked: cost,
@@ -356,9 +357,9 @@ impl Shard {
         self.others.quotas.find(Id::of(charge.key)).is_some()
     }
 
-    /// Takes as much of `cost` as the overdraft of `charge` allows, and returns how much that was. Uses the
-    /// present numbers of the state, like [`give_back`](Self::give_back), or those of the charge if it has
-    /// no state.
+    /// Takes as much of `cost` as the overdraft of `charge` allows, and returns the amount taken. Uses the
+    /// present numbers of the state, like [`give_back`](Self::give_back), or the numbers of the charge if
+    /// there is no state.
     pub(super) fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> u64 {
         if let Some((taken, _)) = self.overdraw_at(charge.key, charge, cost, now) {
             return taken;

@@ -1,8 +1,8 @@
-//! The slots of concurrency limits in a shard. Holds take and free them.
+//! The slots of concurrency limits in a shard, which holds take and free.
 //!
-//! While the store is full, new subjects share slots as they share other states. They share them until no
-//! client holds or waits for one of these slots. With a separate state earlier, a subject would get its slots
-//! twice.
+//! While the store is full, new subjects share slots as they share other states. The subjects share these
+//! slots until no client holds or waits for one of them. If a subject got a separate state earlier, it would
+//! get its slots twice.
 
 use tollgate_core::concurrency::{Concurrency, Holder, State};
 use tollgate_core::{Admission, Charge, Limiting, Outcome, Time};
@@ -42,7 +42,7 @@ impl Shard {
         (state, shared)
     }
 
-    /// Decides whether there is a slot for the client with this ticket, or without one.
+    /// Decides whether a slot is free for the client with this ticket, or for a client without a ticket.
     pub(super) fn look_slot(
         &mut self,
         charge: &Charge<'_>,

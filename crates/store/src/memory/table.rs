@@ -236,7 +236,7 @@ impl<A: Kept> Table<A> {
         Some(format!("{:?}", entry.state))
     }
 
-    /// Changes the state at `index`, which is in the numbers of the caller.
+    /// Changes the state at `index`, which was written under the numbers of the caller.
     #[inline]
     pub(super) fn change<T>(
         &mut self,
@@ -350,7 +350,8 @@ impl<A: Kept> Table<A> {
 
 /// The distinct numbers under which the states of a table were written.
 ///
-/// A state is too small to contain its numbers, and without them it could not be converted to others.
+/// A state does not contain its numbers, so that it stays small. A change of the numbers needs the old
+/// ones to convert the state.
 struct Numbers<A> {
     known: Vec<A>,
     indexes: HashMap<A, u32>,

@@ -6,7 +6,7 @@ use tollgate_conformance::key;
 use tollgate_core::{Charge, Limit, Time};
 use tollgate_store::{ManualClock, MemoryStore};
 
-/// The edge of an hour.
+/// The start of an hour.
 pub(crate) const START: Time = Time::from_micros(1_699_999_200_000_000);
 
 pub(crate) fn store(max_keys: u64) -> MemoryStore<ManualClock> {
