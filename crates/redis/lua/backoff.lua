@@ -108,7 +108,7 @@ local function block(n, before)
   return math.min(length, n.max)
 end
 
--- Does nothing: nothing was charged.
+-- Counts a strike, or adds the penalty to a block. Charges nothing.
 local function overdraw(k, n)
   if expires(k, n) <= now then
     clear(k)

@@ -52,7 +52,8 @@ local function held(k)
   return next_fence(k) > now and count - 1 or count
 end
 
--- Returns how many wait before the caller: those before its place in the queue, or all if it has none.
+-- Returns how many clients wait before the caller: those before its place in the queue, or all if it
+-- has no place.
 local function ahead(k)
   local place = hold.ticket and call('ZSCORE', KEYS[k], 'o' .. hold.ticket)
   if place then
@@ -118,7 +119,8 @@ end
 
 local slots = { next_fence = next_fence }
 
--- Keeps a place in the queue until a time. Returns how many wait before it, or nil if there is no place.
+-- Keeps a place in the queue until `ends`. Returns how many clients wait before it, or nil if the queue
+-- is full.
 function slots.wait(k, ends)
   local place = call('ZSCORE', KEYS[k], 'o' .. hold.ticket)
   if not place then

@@ -91,7 +91,7 @@ local function take(units, allowed, elsewhere)
       end
       touch(k)
     end
-    -- Read now, before later charges of the same key change it.
+    -- Read the amount now, before later charges of the same key change it.
     local _, _, left = judge(i, 0)
     lefts[i], resets[i] = left, reset_at(k, n)
   end

@@ -122,7 +122,7 @@ end
 
 local function store(k, n, at)
   if standing[k] == ends_at[k] then
-    -- Keeps its expiry.
+    -- SETRANGE keeps the expiry of the key.
     call('SETRANGE', KEYS[k], '22', pack('<I7', used[k]))
   else
     keep(k, pack('<c15I7I7', n.head, ends_at[k], used[k]), at)

@@ -19,7 +19,7 @@ for _ = 1, runs do
     if used > limit then
       done = false
     elseif is_running then
-      -- Keeps its expiry.
+      -- SETRANGE keeps the expiry of the key.
       done = call('SETRANGE', KEYS[k], '22', pack('<I7', used))
     elseif not value then
       -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.

@@ -53,8 +53,8 @@
 --          `when` is the delay if allowed, and the time otherwise. `reset` is the time at which the whole allowance
 --          is available again.
 --
--- If the first write fails, for example because the server is out of memory, nothing has changed. Later writes
--- then do not fail.
+-- If the first write fails, for example because the server is out of memory, nothing has changed. If the
+-- first write succeeds, the later writes do not fail.
 
 local call, pack, unpack_at, sub = redis.call, struct.pack, struct.unpack, string.sub
 

@@ -17,8 +17,9 @@ local function div(a, b)
   return quotient
 end
 
--- How a state that was written under other numbers is carried over; by default its usage is kept. A hold is settled
--- in the numbers of the state as written: nothing is carried over for a charge from before the change.
+-- How a state that was written under other numbers is carried over; by default its usage is kept. A settled
+-- hold uses AS_WRITTEN: the state stays in the numbers that it was written under, and nothing is carried
+-- over.
 local SHARE, FORGET, AS_WRITTEN = 1, 2, 3
 
 -- Returns `used / from * to`, rounded up; neither `from` nor `to` is 0. If the product would not

@@ -10,7 +10,7 @@ if value then
   return { now, sub(value, 49, 56) == fingerprint and ALREADY or CONFLICT, value, 0 }
 end
 
--- A part of a hold that has expired: no instance would end it.
+-- The hold of this part has expired: no instance would end the part.
 if absolute and now >= time then
   return { now, UNKNOWN, '', 0 }
 end
@@ -53,8 +53,8 @@ local function write_record(chosen)
     end
     head = head .. pack('<I7', cost)
   end
-  -- Kept longer than the hold lasts: its charges are returned only if an instance finds the record. NX, because GET
-  -- does not show a value that is not a string, and it must not be replaced.
+  -- The record is kept longer than the hold lasts: the charges are returned only if an instance finds the
+  -- record. NX: a value that is not a string must not be replaced, and GET does not show such a value.
   local kept = floor((math.max(hold.expires - now, 0) + retain) / 1000) + 1
   if not call('SET', record_key, head .. ARGV[4], 'PX', kept, 'NX') then
     return nil

@@ -173,7 +173,7 @@ end
 
 local function overdraw(k, n, cost, most)
   local owed, token = missing_at(k, n, n.here), n.token
-  -- At most as many tokens as refill in 71 years, which can be counted exactly.
+  -- At most as many tokens as can be counted exactly, and refill in 71 years.
   local bound = math.min(floor(2 ^ 51 / n.tick) * n.rate, 2 ^ 53 - 1)
   local deepest = n.full + math.min(most, div(math.max(bound - n.full, 0), token)) * token
   if owed >= deepest then
@@ -190,7 +190,7 @@ local function refund(k, n, cost, charged_at)
     cost = n.capacity
   end
   local units = cost * n.token
-  -- A charge that is undone did not stop the bucket from refilling.
+  -- An undone charge is given back whole: the refill since the charge is not subtracted.
   local ticks = undoing and 0 or n.here - floor(charged_at / n.tick)
   if ticks > div(units, rate) then
     units = 0

@@ -1,5 +1,6 @@
--- Several algorithms in one call: each function calls that of the limit's algorithm. `algorithms`, which comes before
--- this file, has the functions of each by the byte at the start of its limits.
+-- Several algorithms in one call: each function calls that of the limit's algorithm. `algorithms`,
+-- which comes before this file, has the functions of each algorithm. Its index is the byte at the
+-- start of a limit.
 
 local function read(l)
   local it = algorithms[string.byte(plan, l)]

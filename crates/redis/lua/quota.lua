@@ -1,5 +1,6 @@
--- Quota: see quota.rs. The script does not know the calendar: a limit has the boundaries of periods around the time of
--- the caller, and a time beyond them counts as the nearest one within.
+-- Quota: see quota.rs. The script does not know the calendar: a limit has the boundaries of periods
+-- around the time of the caller. A time beyond these boundaries counts as the nearest time within
+-- them.
 --
 -- Limit  The head of its states: 'q', or 'Q' if it is closed, the limit, the grace, the most that is carried over,
 --        the fingerprint of the calendar (7 bytes each). Then the starts of the two previous periods, of the current
@@ -31,8 +32,8 @@ local function carried(n, spent, more)
   return math.min(math.max(n.limit + more - spent, 0), n.rollover)
 end
 
--- Returns the end of the current period, its usage, the amount beside the limit, and since when. A period that has
--- ended did so under the numbers `by`.
+-- Returns the end of the current period, its usage, the amount beside the limit, and the time since
+-- which charges are in the usage. `by` has the numbers under which an ended period ended.
 local function current(k, n, by)
   local ending = ends_at[k]
   if n.now < ending then
@@ -68,9 +69,10 @@ local function carry_over(k, n, from, how)
   end
 end
 
--- Returns the numbers of a head. Its calendar may differ from the one in the plan; then only the period of the state is
--- known. That is enough until the period ends. After that the state counts as expired, and what would have been
--- carried over is lost if something is charged before the next check.
+-- Returns the numbers of a head. The calendar of the head may differ from the one in the plan. Then
+-- only the period of the state is known, which is enough until that period ends. After that the
+-- state counts as expired. If something is charged before the next check, the amount to carry over
+-- is lost.
 local function as_written(n, head)
   local own = { quota = quota, head = head, starts = n.starts, place = n.place, lasts = n.lasts }
   own.limit, own.grace, own.rollover, own.calendar = unpack_at('<I7I7I7I7', head, 2)
@@ -176,7 +178,7 @@ end
 local function store(k, n, at)
   local value = n.head .. pack('<I7I7I7I7', ends_at[k], used[k], extra[k], starts_at[k])
   if n.is_strange then
-    -- The script does not know how long that is kept.
+    -- The script does not know how long such a state is kept, so it keeps the time to live.
     call('SET', KEYS[k], value, 'KEEPTTL')
   else
     keep(k, value, at)

@@ -20,7 +20,7 @@ local function take_all(units)
   end
 end
 
--- Returns as many units as every charge that may deny has, and at least one.
+-- Returns as many of `units` as fit into every charge that may deny, and at least one.
 local function most(units)
   if not decide_all(0) then
     return 1
@@ -74,8 +74,8 @@ local function update_quotas()
   end
 end
 
--- Answers the current request, for `units`, or for as many of them as there are. `elsewhere` means that another
--- cluster slot has denied it.
+-- Answers the current request, for `units`, or for as many of them as there are. `elsewhere` means
+-- that another cluster slot has denied the request.
 local function answer(units, up_to, elsewhere)
   if operation == RESET then
     for i = 1, count do
@@ -88,8 +88,8 @@ local function answer(units, up_to, elsewhere)
     return update_quotas()
   end
   if operation == REFUND then
-    -- The last key remembers a refund that must not happen twice. After the time for which it remembers, the refund
-    -- is not made at all.
+    -- The last key remembers a refund that must not happen twice. A refund that comes later than
+    -- the key would remember is not made at all.
     local in_time = not ARGV[3] or now - ARGV[2] < ARGV[3] * 1000
     if in_time and (not ARGV[3] or call('SET', KEYS[#KEYS], 1, 'NX', 'PX', ARGV[3])) then
       refund_all(units, tonumber(ARGV[2]))

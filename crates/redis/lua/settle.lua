@@ -80,7 +80,8 @@ else
     fence,
     charges
   ) .. taken
-  -- Kept at least until the expiry: until then a ledger may still have the hold as open.
+  -- The record is kept at least until the expiry: until then a ledger may still have the hold as
+  -- open.
   local kept = floor((math.max(ends - now, 0) + retain) / 1000) + 1
   call('SET', record_key, head .. sub(value, rest), 'PX', kept)
 end

@@ -77,7 +77,7 @@ local function move(k, n, buckets, length)
   counts[k], newest[k] = moved, running
 end
 
--- Carries the state over, if the numbers differ.
+-- Returns the numbers of a state if they differ from `n`.
 local function other(n, buckets, length, limit)
   if n.buckets ~= buckets or n.length ~= length or n.limit ~= limit then
     return { buckets = buckets, length = length, limit = limit }
@@ -121,7 +121,7 @@ local function load(k, n, value, how)
     return nil
   end
   local list = { unpack_at(format_of(kind, buckets), value, 24) }
-  -- The end of the sub-bucket.
+  -- The last value is the position after the counts, not a count.
   list[buckets + 2] = nil
   newest[k], counts[k] = last, list
   if how == AS_WRITTEN then
@@ -165,7 +165,7 @@ local function overdraw(k, n, cost, most)
   local list = advance(k, running_at(k, n.length), n.buckets)
   local spent = sum_from(list, 1)
   cost = math.min(cost, deepest)
-  -- Usage that is above that already stays.
+  -- Usage that is already above `deepest` stays.
   local excess = math.max(cost - math.max(deepest - spent, 0), 0)
   local left = excess
   for i = 1, last do

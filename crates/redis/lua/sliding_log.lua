@@ -39,8 +39,8 @@ local function entry(k, i)
   return at, sum
 end
 
--- Returns the first entry that has not expired and for which `holds` is true, as it is for all later ones; count + 1
--- if there is none.
+-- Returns the first entry that has not expired and for which `holds` is true; count + 1 if there is none.
+-- `holds` must be true for all later entries too.
 local function first_where(k, holds)
   local low, high, step = gone[k] + 1, count[k] + 1, 1
   -- The entry is most often near the front.
@@ -239,7 +239,7 @@ local function overdraw(k, n, cost, most)
   trim(k, n.window)
   local spent = last_sum(k) - gone_sum[k]
   cost = math.min(cost, deepest)
-  -- Usage that is above that already stays.
+  -- Usage that is already above `deepest` stays.
   local excess = math.max(cost - math.max(deepest - spent, 0), 0)
   if excess > 0 then
     forget(k, gone_sum[k] + excess)

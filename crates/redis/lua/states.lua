@@ -1,7 +1,7 @@
 -- The states of the keys, and the charges of the current request. Each state is read once, in the numbers of the
 -- first limit that needs it, and written at the end if it has changed.
 
--- Whether a key without a value in MGET exists: then it has a value that is not a string, of another program.
+-- Whether a key that has no value in MGET exists. Then another program wrote a value that is not a string.
 local hidden
 local function is_hidden(k)
   if k <= in_runs then
@@ -36,8 +36,8 @@ local function touch(k)
   end
 end
 
--- Brings the state of a key into the numbers of a limit, or leaves it as written. Returns the numbers that it is in
--- then, or nil if another program wrote it.
+-- Converts the state of a key to the numbers of a limit, or leaves it as written. Returns the numbers that
+-- the state is in then, or nil if another program wrote the value.
 local function prepare(k, l, flag)
   local n, from = numbers[l], under[k]
   if not n then

@@ -1,5 +1,5 @@
-//! The plan of a call: the requests in the binary layout that the script reads, which `frame.lua` describes.
-//! Says which requests go in runs, and which keys the call has.
+//! The plan of a call: its requests in the binary layout that the script reads. `frame.lua` describes the
+//! layout. The plan says which requests go in runs, and which keys the call has.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,8 @@ const HEADER: usize = 21;
 /// Requests of the same operation, cluster slot and families, in the order of the plan.
 #[derive(Debug, Default)]
 pub(crate) struct CallPlan {
-    /// The numbers of the requests in the order of the plan, and of the replies: first those in runs.
+    /// The numbers of the requests, in the order of the plan and of the replies: requests in runs come
+    /// first.
     pub(crate) order: Vec<usize>,
     pub(crate) in_runs: usize,
     /// For each key the numbers of a request and a charge that use it.
@@ -277,7 +278,7 @@ fn put_quota(bytes: &mut Vec<u8>, quota: &Quota, now: Time) {
     for start in quota.calendar().around(now).starts {
         put(bytes, start.as_micros(), 7);
     }
-    // At least three periods: real ones may be longer than the nominal one.
+    // At least three periods: a real period may be longer than the nominal one.
     let three = quota.calendar().nominal().as_micros() * 4 + Span::DAY.as_micros();
     put(bytes, Time::from_micros(three).as_micros(), 7);
 }

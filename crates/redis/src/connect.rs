@@ -167,7 +167,7 @@ impl Options {
         while let Some(answer) = answers.next().await {
             match answer {
                 Ok(address) => return Ok(address),
-                // The error of a Sentinel that answers says more than that of one that does not.
+                // The error of a Sentinel that answers says more than a failed connection.
                 Err(error) if error.cause != Cause::Unreachable => last = Some(error),
                 Err(error) => last = last.or(Some(error)),
             }

@@ -11,7 +11,7 @@ use crate::script::Family;
 /// How many slots a Redis Cluster has.
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The version of the layout of keys and states. Any change of the layout changes it.
+/// The version of the layout of keys and states. Any change of the layout needs another version.
 const VERSION: &str = "v1";
 
 /// The name of a key. Most fit without an allocation.
@@ -115,7 +115,7 @@ pub(crate) enum Content<'n> {
     Hold,
     /// The index of due holds: a sorted set.
     Due,
-    /// The memory of a refund.
+    /// A marker that a refund was made.
     Undone,
     /// Overrides: a hash that does not expire.
     Overrides,

@@ -6,8 +6,8 @@
 //!   `call_plan` lays them out for the script, and `reply` reads its answers.
 //! * Each server is a `node` with a queue, a breaker, and workers with a connection each. Requests that wait
 //!   for the same server leave in one call.
-//! * In a cluster, a request goes to the server of its cluster slot. `multi_slot` charges requests with keys
-//!   in several cluster slots one by one, and refunds them if one denies.
+//! * In a cluster, a request goes to the server of its cluster slot. If the keys of a request are in several
+//!   cluster slots, `multi_slot` charges slot by slot, and refunds the charges if a later slot denies.
 //! * `holds` keeps the records of reservations and leases.
 //! * [`SharedValues`] has the few texts that instances share: overrides.
 //! * [`inspect()`] checks the servers for `doctor`.

@@ -11,7 +11,7 @@ const LATENCY_BOUNDS: [u64; 12] = [
 /// Upper bounds of the batch size buckets.
 const BATCH_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
-/// The names of scripts, in the order of the counters.
+/// The names of scripts, in the order of the counters. Any other script counts as the last one.
 const SCRIPTS: [&str; 7] = [
     "meter",
     "leaky-bucket",
@@ -22,9 +22,9 @@ const SCRIPTS: [&str; 7] = [
     "mixed",
 ];
 
-/// The kinds of errors, in the order of the counters: those of
-/// [`StoreError::kind`](tollgate_store::StoreError::kind), and `noscript` for a script that the server did not
-/// have.
+/// The kinds of errors, in the order of the counters: the [kinds of
+/// `StoreError`](tollgate_store::StoreError::kind) that a call can have, and `noscript` for a
+/// script that the server did not have.
 const ERRORS: [&str; 8] = [
     "timeout",
     "disconnected",

@@ -1,17 +1,17 @@
 //! Requests whose keys are in several cluster slots.
 //!
-//! Each cluster slot gets one atomic call, the one most likely to deny first. When one denies or fails, what
-//! the earlier ones have taken is refunded, each at most once: the refund and the memory of it are one atomic
-//! call, so that it can be repeated when its outcome is unknown.
+//! Each cluster slot gets one atomic call. The slot that is most likely to deny comes first. When a call
+//! denies or fails, the charges of the earlier calls are refunded, each at most once. A refund and the marker
+//! that it was made are one atomic call, so a refund can be repeated when its outcome is unknown.
 //!
 //! # What can go wrong
-//! If this process dies between two calls, or an answer is lost, the charges of the earlier calls stay, as
-//! those of any admitted request, until they expire or refill. Nothing is refunded that was not charged. A late
-//! refund may return units that have refilled meanwhile, if the bucket was full when they were charged. A
-//! caller that stops waiting changes nothing: the request is finished without it.
+//! If this process dies between two calls, or an answer is lost, the charges of the earlier calls stay until
+//! they expire or refill, like those of any admitted request. Nothing is refunded that was not charged. A
+//! late refund may return units that have refilled meanwhile, if the bucket was full when they were charged.
+//! If a caller stops waiting, the request is still finished.
 //!
-//! A quota that has to be restored from the ledger in one slot is a denial for the other slots, and counts where
-//! denied requests count.
+//! If a quota in one slot has to be restored from the ledger, the other slots treat this as a denial. It
+//! counts where denied requests count.
 //!
 //! A charge that replaces one in another cluster slot is treated as a shadow.
 
@@ -35,7 +35,7 @@ const ATTEMPTS: u32 = 5;
 struct Part {
     slot: u16,
     tag: Tag,
-    /// Their indexes in the request.
+    /// The indexes of these charges in the request.
     indexes: Vec<usize>,
     request: Request,
 }
@@ -128,7 +128,8 @@ impl MultiSlot {
     async fn apply(&self) -> Result<Applied, StoreError> {
         let mut ask = self.ask;
         if let Ask::UpTo(2..) = ask {
-            // All are asked for what the scarcest has, so that little is charged only to be refunded.
+            // Ask all slots for the units that the slot with the fewest has, so that few units are charged
+            // and then refunded.
             ask = Ask::UpTo(fewest(&self.peek_all(ask).await?).max(1));
         }
         let mut told: Vec<Applied> = Vec::new();
@@ -154,7 +155,7 @@ impl MultiSlot {
                 }
             }
         }
-        // The first may have granted more than the last.
+        // An earlier slot may have granted more units than the last.
         let granted = told.last().map_or(0, |it| it.granted);
         for (part, taken) in self.parts.iter().zip(&mut told) {
             let (all, more) = (0..part.indexes.len(), taken.granted - granted);
@@ -166,7 +167,7 @@ impl MultiSlot {
     /// Finishes a denied request: the last answer denies. Refunds what the others took, except where denied requests
     /// count.
     async fn deny(&self, mut told: Vec<Applied>) -> Result<Applied, StoreError> {
-        // A request for as many units as there are is denied as one unit.
+        // A denied `Ask::UpTo` counts as one unit.
         let units = match self.ask {
             Ask::Exactly(units) => units,
             Ask::UpTo(units) => units.min(1),
@@ -189,7 +190,7 @@ impl MultiSlot {
             others_deny |= part.request.denies(&seen.outcomes, |_, _| true);
             told.push(seen);
         }
-        // A charge that replaced the one that denied was charged before these denials were known.
+        // A candidate for the charge that denied was charged before these denials were known.
         if others_deny
             && let (Some(part), Some(taken)) = (self.parts.get(earlier), told.get_mut(earlier))
         {
@@ -201,8 +202,9 @@ impl MultiSlot {
         Ok(applied)
     }
 
-    /// Refunds `units` of the charges of a part at `indexes`, and updates what remains, if that is known before the
-    /// deadline. The caller does not wait longer; the refund goes on.
+    /// Refunds `units` of the charges of a part at `indexes`. Updates the remaining amounts in `taken`, if
+    /// they are known before the deadline. After the deadline the caller stops waiting, and the refund goes
+    /// on.
     async fn refund(&self, part: &Part, taken: &mut Applied, mut indexes: Vec<usize>, units: u64) {
         // A shadow that would have denied has taken nothing.
         indexes.retain(|index| taken.outcomes[*index].is_allowed());
@@ -232,7 +234,7 @@ impl MultiSlot {
             }
         }
         Applied {
-            // The earliest: a later refund then leaves out what has refilled since.
+            // The earliest time: then a later refund does not return what has refilled since.
             now: told.iter().map(|it| it.now).min().unwrap_or_default(),
             allowed,
             granted: if allowed { granted } else { 0 },
@@ -242,8 +244,8 @@ impl MultiSlot {
     }
 }
 
-/// Makes a refund, which the key `once` remembers, and repeats it while its outcome is unknown. Only the answer of
-/// the first attempt is sent to `tell`.
+/// Makes a refund, and repeats it while its outcome is unknown. The key `once` remembers the refund. Only the
+/// answer of the first attempt is sent to `tell`.
 async fn refund_once(
     shared: Arc<Shared>,
     slot: u16,

@@ -29,7 +29,7 @@ use crate::store::Shared;
 /// How often a request follows a cluster slot to another server.
 const MAX_REDIRECTS: u8 = 5;
 
-/// How long to wait before a request is sent again whose keys are split between two servers.
+/// How long to wait before a request is sent again, if its keys are split between two servers.
 const SPLIT_RETRY: Duration = Duration::from_millis(5);
 
 /// How long Redis remembers a refund that must not happen twice.
@@ -115,9 +115,9 @@ impl Node {
         self.breaker.state(Instant::now().into_std())
     }
 
-    /// Puts a request into the queue. The caller bounds how many there are.
+    /// Puts a request into the queue. The caller bounds the number of queued requests.
     pub(crate) fn send(&self, pending: Pending) {
-        // Without workers, as when the runtime shuts down, the caller sees its channel closed.
+        // If there are no workers, as when the runtime shuts down, the caller sees its channel closed.
         let _ = self.queue.send(pending);
     }
 }
@@ -272,7 +272,7 @@ impl Call<'_> {
                 true
             }
             Err(Failure::UnknownScript) => {
-                // The second attempt sent the source, so a server cannot answer this.
+                // The second attempt sent the source of the script, so a correct server never answers this.
                 let why = "the server does not run a script that was sent to it";
                 self.fail(&StoreError::Script(why.into()));
                 true
@@ -292,7 +292,7 @@ impl Call<'_> {
                     self.shared.topology_may_have_changed();
                 }
                 if reconnect {
-                    // Before callers are answered: their next request may come at once.
+                    // Count the loss before callers are answered: their next request may come at once.
                     self.losses.fetch_add(1, Ordering::AcqRel);
                 }
                 self.fail(&error);
@@ -322,7 +322,7 @@ impl Call<'_> {
             let (shared, address) = (Arc::downgrade(self.shared), self.address.clone());
             tokio::spawn(async move {
                 sleep(SPLIT_RETRY).await;
-                // Without a store, the caller sees its channel closed.
+                // If the store is gone, the caller sees its channel closed.
                 if let Some(shared) = shared.upgrade() {
                     shared.node_at(&address).send(pending);
                 }

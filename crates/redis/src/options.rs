@@ -35,7 +35,7 @@ pub struct Options {
     pub clock: ClockSource,
     /// The prefix of all keys.
     pub key_prefix: String,
-    /// The namespace of holds: only instances with the same one expire them.
+    /// The namespace of holds. Only instances of the same namespace expire these holds.
     pub namespace: String,
     /// When to stop asking a failing server.
     pub breaker: BreakerOptions,

@@ -1,5 +1,5 @@
-//! Requests in the form in which they wait in a queue: all values are owned. `call_plan` lays them out for the
-//! script, and `reply` reads its answers; `frame.lua` describes both layouts.
+//! Requests in the form in which they wait in a queue: all values are owned. `call_plan` lays requests out
+//! for the script, and `reply` reads the script's answers. `frame.lua` describes both layouts.
 
 use std::sync::Arc;
 
@@ -39,7 +39,8 @@ pub(crate) struct Request {
     pub(crate) operation: Operation,
     pub(crate) families: Families,
     pub(crate) ask: Ask,
-    /// Whether another cluster slot has denied it: only charges that count denied requests are charged.
+    /// Whether another cluster slot has denied the request. Then only charges that count denied requests are
+    /// charged.
     pub(crate) denied: bool,
     /// For refund: when the units were charged.
     pub(crate) charged_at: Time,
@@ -86,7 +87,7 @@ const STRIKES: u8 = 16;
 const NEEDS_STATE: u8 = 32;
 
 impl Request {
-    /// Makes the request for `charges`. Unlimited ones are left out: see [`crate::reply::fill`].
+    /// Makes the request for `charges`. Unlimited charges are left out: see [`crate::reply::fill`].
     pub(crate) fn new(
         naming: &KeyNames,
         operation: Operation,
@@ -203,8 +204,8 @@ impl Request {
         }
     }
 
-    /// Returns the request with only the charges at these sorted indexes. A charge that refers to one that is left
-    /// out no longer refers to it.
+    /// Returns the request with only the charges at these sorted indexes. References to charges that are left
+    /// out are removed.
     pub(crate) fn only(&self, indexes: &[usize]) -> Request {
         let charges = indexes.iter().map(|index| {
             let item = &self.charges[*index];
@@ -224,8 +225,8 @@ impl Request {
         }
     }
 
-    /// Returns the indexes of the charges that denied requests are charged to, or of the others. Charges without
-    /// an amount are left out.
+    /// Returns the indexes of the charges that denied requests are charged to, or of the others if `wanted`
+    /// is false. Charges without an amount are left out.
     pub(crate) fn charged_when_denied(&self, wanted: bool) -> Vec<usize> {
         let chosen = self.charges.iter().enumerate().filter(|(_, item)| {
             item.limit.has_amount() && (item.flags & CHARGED_WHEN_DENIED != 0) == wanted
@@ -233,7 +234,7 @@ impl Request {
         chosen.map(|(index, _)| index).collect()
     }
 
-    /// Whether an enforced charge that `counts`, by its index and itself, denies.
+    /// Whether an enforcing charge denies. Only charges for which `counts` returns true are looked at.
     pub(crate) fn denies(
         &self,
         outcomes: &[Outcome],
@@ -245,8 +246,8 @@ impl Request {
         })
     }
 
-    /// Returns the indexes of charges that were charged although the request is denied, because they would have
-    /// allowed it in place of another.
+    /// Returns the indexes of candidates that were charged although the request is denied: they would have
+    /// allowed it in place of another charge.
     pub(crate) fn charged_instead(&self, outcomes: &[Outcome]) -> Vec<usize> {
         let charged = self.charges.iter().enumerate().filter(|(_, charged)| {
             let instead = charged.instead;
@@ -274,7 +275,8 @@ impl Request {
         }
     }
 
-    /// Returns the fewest units that fit into any enforced charge: the smaller, the likelier a denial.
+    /// Returns the fewest units that fit into any enforced charge. The fewer units fit, the likelier is a
+    /// denial.
     pub(crate) fn fewest_that_fit(&self) -> u64 {
         let bounds = |item: &&Item| item.flags & ENFORCES != 0 && item.limit.has_amount();
         let enforcing = self.charges.iter().filter(bounds);

@@ -81,19 +81,20 @@ impl Family {
         }
     }
 
-    /// Returns the letter at the end of its keys. With another algorithm, a rule has other keys, and does not read
-    /// the states of the old one.
+    /// Returns the letter at the end of the keys of this family. So a rule with a new algorithm has other
+    /// keys, and does not read the old states.
     pub(crate) fn letter(self) -> u8 {
         self.facts().0
     }
 
-    /// Whether its states are read whole. Logs may be long, and slots are a sorted set: neither is.
+    /// Whether states of this family are read whole. Logs may be long, and slots are a sorted set: neither is
+    /// read whole.
     pub(crate) fn is_whole(self) -> bool {
         !matches!(self, Family::SlidingLog | Family::Concurrency)
     }
 
-    /// Returns the letter of its keys, its name in metrics, its fast path for requests of one charge, which may be
-    /// empty, and its files.
+    /// Returns the facts about this family: the letter of its keys, its name in metrics, its fast path for
+    /// requests of one charge (or ""), and its files.
     fn facts(self) -> (u8, &'static str, &'static str, &'static [&'static str]) {
         match self {
             Family::Meter => (b'm', "meter", METER_RUNS, &[METER]),
@@ -187,8 +188,8 @@ impl Script {
         Script { name, source, sha }
     }
 
-    /// Returns the scripts to load before the first call: those with one algorithm, except for backoff, which never
-    /// comes alone.
+    /// Returns the scripts to load before the first call: those with one algorithm. Back-off is left out,
+    /// because it never comes alone.
     pub(crate) fn common() -> impl Iterator<Item = &'static Script> {
         let alone = |family| Script::of(Families::from_iter([family]));
         let common = |family: &Family| *family != Family::Backoff;

@@ -1,7 +1,7 @@
 //! A few named texts that all instances share: the overrides of a deployment.
 //!
-//! They are the fields of one hash. One more field counts the changes, so that an instance that polls has little
-//! to read. This uses its own connection, so that requests never wait for it.
+//! The texts are the fields of one hash. One more field counts the changes, so that an instance that polls
+//! has little to read. The commands use their own connection, so that requests never wait for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::key_name::{KeyName, slot_of};
 use crate::options::Address;
 use crate::store::{RedisStore, Shared};
 
-/// How long an answer may take. No request waits for it.
+/// How long an answer may take. No request waits for such an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The field that counts the changes. No text has this name.
@@ -82,7 +82,7 @@ impl SharedValues {
     /// Returns the number of changes so far, and all texts by name.
     ///
     /// # Errors
-    /// If the server does not answer, or has more than `most` texts, which are not read then.
+    /// If the server does not answer, or has more than `most` texts. Too many texts are not read.
     pub async fn all(&self, most: usize) -> Result<(u64, Vec<(String, String)>), StoreError> {
         let fields: usize = self.ask(redis::cmd("HLEN").arg(&*self.key)).await?;
         // One of the fields counts the changes.
@@ -113,7 +113,8 @@ impl SharedValues {
         Ok(edition >= 0)
     }
 
-    /// Removes the text of this name; if `only` is given, only if the text equals it. Returns whether it did.
+    /// Removes the text of this name. If `only` is given, removes the text only if it equals `only`. Returns
+    /// whether a text was removed.
     ///
     /// # Errors
     /// If the server does not confirm. The text may have been removed then.

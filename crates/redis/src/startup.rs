@@ -135,7 +135,7 @@ pub(crate) async fn description(
     connection: &mut MultiplexedConnection,
     address: &Address,
 ) -> Result<String, StartError> {
-    // Not "everything", which a Sentinel does not know.
+    // `all` and not `everything`, which a Sentinel does not know.
     let info = info(connection, "all").await;
     Ok(info.map_err(|error| connect_error(address, &error))?)
 }
@@ -160,7 +160,7 @@ pub(crate) fn is_in_mode(
     address: &Address,
     in_cluster: bool,
 ) -> Result<(), StartError> {
-    // Valkey has another name for it.
+    // Valkey has another name for this field.
     let mode = field(info, "redis_mode").or_else(|| field(info, "server_mode"));
     let clustered = field(info, "cluster_enabled") == Some("1");
     let (what, help) = if mode == Some("sentinel") {
@@ -204,7 +204,7 @@ pub(crate) async fn load_scripts(
 /// Reads, writes and gets the time, as the scripts do, and changes nothing.
 const PROBE: &str = "redis.call('TIME') redis.call('MGET', KEYS[1]) redis.call('DEL', KEYS[1])";
 
-/// Checks that a script may read and write there.
+/// Checks that a script may read and write on this server.
 async fn check_rights(
     connection: &mut MultiplexedConnection,
     address: &Address,

@@ -31,8 +31,8 @@ use crate::topology::{self, Map};
 
 /// State in Redis, shared by all instances that use the same servers, namespace and secret.
 ///
-/// Every decision is one call of one script. If the charges are in several slots of a cluster, it is one call for
-/// each cluster slot; if one of them denies, the charges of the earlier calls are refunded.
+/// Every decision is one call of one script. If the charges are in several slots of a cluster, there is one
+/// call for each cluster slot. If one of these calls denies, the charges of the earlier calls are refunded.
 ///
 /// An answer takes no longer than [`Options::timeout`]; otherwise it is a [`StoreError`].
 #[derive(Clone, Debug)]
@@ -72,7 +72,7 @@ impl RedisStore {
         Ok(store)
     }
 
-    /// Returns a store on servers that may not be there yet. Requests fail until they are.
+    /// Returns a store on servers that may not be there yet. Requests fail until the servers are there.
     #[must_use]
     pub fn unchecked(options: Options) -> RedisStore {
         let options = Arc::new(options);

@@ -23,7 +23,7 @@ pub(super) struct Part {
     pub(super) slot: u16,
     /// The tag of the record in this cluster slot.
     pub(super) tag: Tag,
-    /// Their indexes in the hold.
+    /// The indexes of these charges in the hold.
     pub(super) indexes: Vec<usize>,
 }
 
@@ -85,11 +85,11 @@ pub(super) const UNDO: u8 = 5;
 pub(super) enum HoldReply {
     /// Done. Without a record if the hold was undone.
     Done(Option<StoredHold>),
-    /// It was done, or the hold has ended, before.
+    /// The same call was made before, or the hold has ended before.
     Already(StoredHold),
     /// A different hold has this id.
     Conflict(StoredHold),
-    /// A charge denies; with the length of the queue before it, if it waits.
+    /// A charge denies the hold. If the hold waits: how many clients are before it in the queue.
     Denied(Option<u64>),
     Unknown,
     NotYours,
@@ -97,12 +97,12 @@ pub(super) enum HoldReply {
     Lapsed(StoredHold),
     /// A quota has no state here, and the ledger must restore it first.
     Unrestored,
-    /// Another hold was made under this id since.
+    /// Another hold has this id now.
     Replaced,
 }
 
-/// Makes a call about the charges of `part`. `request` has the limited ones, in the same order. Returns the decision
-/// too, if the call made one.
+/// Makes a call about the charges of `part`. `request` has the limited charges of the part, in the same
+/// order. Also returns the decision, if the call made one.
 pub(super) async fn ask(
     shared: &Shared,
     record: &HoldRecord,
@@ -274,7 +274,7 @@ pub(super) fn items(
 ) -> Request {
     let held = indexes.iter().map(|index| &charges[*index]);
     let held = held.filter(|it| wanted(it)).map(|it| Charge {
-        // The hold was decided when it was made.
+        // The hold was decided when it was made: no charge denies it now.
         enforcement: Enforcement::Shadow,
         on_denied: OnDenied::Nothing,
         ..it.as_charge()

@@ -52,7 +52,8 @@ impl Creation {
         let ask = Ask::Exactly(units);
         let whole = Request::new(&shared.naming, Operation::Hold, charges, ask);
         let parts = parts(shared, new.id, charges.iter().map(|it| it.tag));
-        // The script gets only limited charges: indexes among all become indexes among these.
+        // The script gets only limited charges: each index among all charges becomes an index among
+        // these.
         let bounded = |charge: &Charge<'_>| Family::of(charge.limit).is_some();
         let item_of = |index: usize| {
             let earlier = charges[..index].iter().filter(|it| bounded(it));
@@ -149,8 +150,9 @@ impl Creation {
         Ok(Held::Taken { applied, record })
     }
 
-    /// The fence of a hold is the largest of its parts. A part with a smaller fence, because the clock of its server
-    /// is behind, must not give out any fence up to the largest again.
+    /// The fence of a hold is the largest fence of its parts. A part has a smaller fence if the clock of
+    /// its server is behind. The server of such a part must not give out a fence up to the largest
+    /// again.
     async fn raise_fences(&self, taken: &[Taken]) -> Result<(), StoreError> {
         let next = (self.record.fence + 1).to_string();
         for (part, taken) in self.parts.iter().zip(taken) {
@@ -250,8 +252,8 @@ impl Creation {
         }
     }
 
-    /// Releases the parts up to `number`, whose outcome is unknown. The record stays. If a
-    /// part cannot be released now, it is released when the hold is due.
+    /// Releases the parts up to part `number`. The outcome of that part is unknown. The record stays. If
+    /// a part cannot be released now, it is released when the hold is due.
     async fn give_up(&self, number: usize) {
         if !self.shared.is_cluster() {
             return;

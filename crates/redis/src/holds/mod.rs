@@ -1,21 +1,26 @@
-//! Holds in Redis: their records, and their charges, changed in the same step.
+//! Holds in Redis. A record and its charges change in the same step.
 //!
-//! A hold has a record in the cluster slot of its id, which decides. If its charges are in several cluster slots,
-//! each slot has a part of the hold: a record of the charges there. The hold is made slot by slot, the deciding
-//! one first, and undone if a later one denies. It ends in the deciding slot first, and then in the others.
+//! The record of a hold in the cluster slot of its id decides. If the charges of a hold are in several
+//! cluster slots, each slot has a part of the hold: a record of the charges there. A hold is made slot by
+//! slot, the deciding slot first, and undone if a later slot denies. A hold ends in the deciding slot
+//! first, and then in the others.
 //!
-//! An index lists when holds are due. Outside a cluster the script updates it in the same step. In a cluster the
-//! index may be on another server, so that is another call: if it fails, the hold is released.
+//! An index lists when holds are due. Outside a cluster, the script updates the index in the same step. In
+//! a cluster, the index may be on another server, so another call updates it. If that call fails, the hold
+//! is released.
 //!
-//! The record of an open hold is kept for a week after it has expired, so that its charges are returned even if
-//! no instance was running to expire it. The record of an ended hold is kept as long as the contract says.
+//! The record of an open hold is kept for a week after the hold has expired. So its charges are returned
+//! even if no instance was running to expire it. The record of an ended hold is kept as long as the
+//! contract says.
 //!
 //! # What can go wrong
-//! In a cluster, if this process dies between making a hold and adding it to the index, no instance finds it when
-//! it is due. Its slots expire by time, and its charges of rates refill; its charges of a quota return with the
-//! next period, or when the store is reconciled with the ledger. If the process dies between two cluster slots,
-//! the charges of the first are returned when the hold is due. A repeated call that arrives while a hold is being
-//! made in several cluster slots may see it before a later slot denies it.
+//! In a cluster, this process may die after making a hold and before adding it to the index. Then no
+//! instance finds the hold when it is due. Its slots expire by time, and its charges of rates refill. Its
+//! charges of a quota return with the next period, or when the store is reconciled with the ledger.
+//!
+//! If the process dies between two cluster slots, the charges of the first are returned when the hold is
+//! due. A repeated call may arrive while a hold is being made in several cluster slots. Such a call may see
+//! the hold before a later slot denies it.
 
 mod call;
 mod create;
@@ -44,10 +49,10 @@ use crate::request::{Operation, Request};
 use crate::script::Family;
 use crate::store::Shared;
 
-/// How long the record of an open hold is kept after it has expired. An instance has to end it in this time, or
-/// its charges are not returned.
+/// How long the record of an open hold is kept after the hold has expired. An instance has to end the hold
+/// in this time, or its charges are not returned.
 pub(crate) const ABANDONED: Span = Span::from_secs(7 * 86_400);
-/// When a due hold that could not be ended is due again.
+/// How long until a due hold that could not be ended is due again.
 const RETRY_DUE: Span = Span::from_secs(10);
 /// How often a record is read again because another hold has its id by now.
 const ATTEMPTS: usize = 3;
@@ -93,8 +98,9 @@ impl Shared {
         parts(self, record.id, record.charges.iter().map(|it| it.tag))
     }
 
-    /// Updates the index of due holds; `None` removes the hold. Does nothing outside a cluster, where the script has
-    /// done it. An entry that is out of date is corrected when the hold is found to be due.
+    /// Updates the index of due holds; `None` removes the hold. Does nothing outside a cluster, where the
+    /// script has updated the index. An entry that is out of date is corrected when the hold is found to be
+    /// due.
     async fn note_due(&self, id: HoldId, due: Option<Time>) -> Result<(), StoreError> {
         if !self.is_cluster() {
             return Ok(());
@@ -149,8 +155,8 @@ impl Shared {
                     value.update_charges(record, &part.indexes);
                 }
                 Ok(_) => {
-                    // The server has lost the part, or the hold is still being made; the latter ends when the hold
-                    // expires.
+                    // The server has lost the part, or the hold is still being made. The second case ends
+                    // when the hold expires.
                     finished &= self.now() >= record.expires_at;
                     for index in &part.indexes {
                         let charge = &mut record.charges[*index];
@@ -226,7 +232,7 @@ impl Shared {
         }
     }
 
-    /// Returns `None` if another hold has this id by now.
+    /// Tries to end a hold. Returns `None` if another hold has this id by now.
     async fn settle_once(&self, id: HoldId, how: Settle) -> Result<Option<Settled>, StoreError> {
         let Some(made) = self.made(id).await? else {
             self.note_due_at(id, None).await?;
@@ -309,7 +315,7 @@ impl Shared {
         })
     }
 
-    /// Returns `None` if another hold has this id by now.
+    /// Tries to extend a hold. Returns `None` if another hold has this id by now.
     async fn extend_once(
         &self,
         id: HoldId,
@@ -367,7 +373,7 @@ impl Shared {
                     return Ok(None);
                 }
                 _ if number == 0 => return Ok(Some(Extended::Unknown)),
-                // Its slots expired meanwhile. The parts that were extended expire later.
+                // The slots of this part expired meanwhile. The parts that were extended expire later.
                 _ if has_slots => return self.lapsed(id).await.map(Some),
                 // The hold ended meanwhile: the next attempt reads that from the deciding record.
                 _ => continue,

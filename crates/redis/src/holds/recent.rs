@@ -1,8 +1,8 @@
 //! The holds that this process has made recently.
 //!
-//! The charges of a hold never change, so settling a hold that was made here need not read its record first. Its
-//! id may belong to another hold by now: idempotency keys are used again hours later. So a call that settles
-//! names the hold by its id and by the time when it was charged.
+//! The charges of a hold never change, so settling a hold that was made here need not read its record first.
+//! The id may belong to another hold by now: clients use idempotency keys again hours later. So a call that
+//! settles names the hold by its id and by the time when it was charged.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tollgate_core::HoldId;
 use tollgate_store::HoldRecord;
 
-/// How many holds are remembered. The records of others are read.
+/// How many holds are remembered. For other holds, the record is read.
 const MOST: usize = 10_000;
 
 /// Records by id, as they were made: only their charges and their owner are still true.

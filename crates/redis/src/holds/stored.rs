@@ -102,7 +102,7 @@ impl StoredHold {
         })
     }
 
-    /// Brings a record, as it was made, up to date from the deciding slot.
+    /// Updates a record, given as it was made, from the deciding slot.
     pub(super) fn update(&self, record: &mut HoldRecord, indexes: &[usize]) {
         record.state = self.state;
         record.units = self.units;
@@ -113,7 +113,7 @@ impl StoredHold {
         self.update_charges(record, indexes);
     }
 
-    /// Brings the charges of another cluster slot up to date.
+    /// Updates the charges of another cluster slot.
     pub(super) fn update_charges(&self, record: &mut HoldRecord, indexes: &[usize]) {
         record.fence = record.fence.max(self.fence);
         for (index, taken) in indexes.iter().zip(&self.taken) {

@@ -215,7 +215,8 @@ impl Sample {
         (count > 0).then(|| format!("{count} of {all} keys {problem}, such as {first}"))
     }
 
-    /// Keys with one tag are in one cluster slot, and so on one server. Returns `None` without keys of Tollgate.
+    /// Checks how the keys are spread over tags: keys with one tag are in one cluster slot, and so on
+    /// one server. Returns `None` without keys of Tollgate.
     fn placement(&self) -> Option<Finding> {
         let (tag, most) = self.by_tag.iter().max_by_key(|(_, count)| **count)?;
         let (count, tags) = (self.count(), self.by_tag.len());
@@ -233,7 +234,7 @@ impl Sample {
 pub(super) struct Share {
     pub(super) address: Address,
     pub(super) slots: u64,
-    /// About how many keys of Tollgate it has.
+    /// About how many keys of Tollgate the master has.
     pub(super) keys: u64,
 }
 

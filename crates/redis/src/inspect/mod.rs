@@ -36,7 +36,8 @@ use crate::topology::Ranges;
 /// How long a server may take to answer. Longer than a decision would wait, so that slow answers are measured.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How many tags are tried to find one whose keys are on a server. If it has one slot, one tag in 16,384 is.
+/// How many tags are tried to find one whose keys are on a given server. If the server has one slot, one tag
+/// in 16,384 fits.
 const TAGS: u32 = 1 << 20;
 
 /// Checks the servers of a store. Loads the scripts there, as a start does, and changes no data.
@@ -126,7 +127,7 @@ impl Inspection {
         keys
     }
 
-    /// Asks each Sentinel for the master. Returns the one that most of them name.
+    /// Asks each Sentinel for the master. Returns the master that most Sentinels name.
     async fn sentinels(
         &mut self,
         sentinels: &[Address],

@@ -17,7 +17,7 @@ pub(super) struct Server<'i> {
     pub(super) given: &'i Options,
     pub(super) store: &'i RedisStore,
     pub(super) address: &'i Address,
-    /// A tag of keys that it has.
+    /// A tag whose keys are on this server.
     pub(super) tag: Tag,
     pub(super) in_cluster: bool,
     pub(super) connection: MultiplexedConnection,

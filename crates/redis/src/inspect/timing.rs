@@ -25,7 +25,7 @@ const ROUNDS: usize = 50;
 /// How long all measurements may take in total.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Compares the clock of the server with that of this host, or with the one that decides.
+/// Compares the clock of the server with the clock of this host, or with the clock that decides.
 pub(super) async fn clock(connection: &mut MultiplexedConnection, source: &ClockSource) -> Finding {
     let host = SystemClock::new();
     let (here, by_caller): (&dyn Clock, bool) = match source {
@@ -76,7 +76,7 @@ fn judge_clock(Reading { ahead, error }: Reading, by_caller: bool) -> Finding {
         if ahead < 0 { "behind" } else { "ahead of" },
         show(Duration::from_micros(error))
     );
-    // The certain part.
+    // The difference that is certain, without the possible error.
     let apart = Duration::from_micros(apart.saturating_sub(error));
     let (level, help) = if apart <= APART {
         (Level::Ok, "")
