@@ -46,8 +46,8 @@ impl Kind {
     ];
 
     /// Returns a limit of `capacity` that comes back in `window`. A leaky bucket has at least 1. A back-off
-    /// has that many free denials, and forgets in a window; some have a penalty. A quota has hours or days
-    /// of some zone; some have grace or a rollover.
+    /// has `capacity` free denials, and forgets after one window; some back-offs have a penalty. A quota
+    /// has hours or days of some zone; some quotas have grace or a rollover.
     #[must_use]
     pub fn limit(self, capacity: u64, window: Span) -> Limit {
         let rate = Rate::new(capacity.max(1), window);
@@ -104,8 +104,8 @@ impl Kind {
     }
 }
 
-/// Returns a quota whose other numbers depend on both, for random sequences. These jump to promised
-/// instants, so that even days pass.
+/// Returns a quota for random sequences. `capacity` and `window` also choose its other numbers. Random
+/// sequences jump to promised instants, so that even days pass.
 fn quota(capacity: u64, window: Span) -> Result<Limit, ParamError> {
     let (every, unit, zone) = match window.as_micros() {
         0..1_000 => (1, Unit::Hour, "UTC"),

@@ -14,7 +14,7 @@
 //! 1. Implement `Store`, with holds, and with a clock that a test can set.
 //! 2. Add `tollgate-conformance` to the `[dev-dependencies]`.
 //! 3. Implement [`Fixture`] for a type that holds an empty store.
-//! 4. Call [`conformance_suite!`] in a file under `tests/`. It makes one `#[test]` of each case and
+//! 4. Call [`conformance_suite!`] in a file under `tests/`. The macro makes one `#[test]` of each case and
 //!    each random sequence. Each test builds a store of its own.
 //!
 //! ```
@@ -66,7 +66,7 @@ use tollgate_store::{NewHold, Purpose, Store};
 
 pub use kind::Kind;
 
-/// The time at which every case and every random sequence starts: the edge of a second.
+/// The time at which every case and every random sequence starts: the start of a second.
 pub const START: Time = Time::from_micros(1_700_000_000_000_000);
 
 /// The number of steps of a random sequence in an ordinary run.

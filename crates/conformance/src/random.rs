@@ -278,7 +278,8 @@ impl Script {
         items
     }
 
-    /// A back-off watches a charge that may not exist. Others may count denied requests.
+    /// Returns how a charge treats denials. A back-off watches a charge that may not exist. Other charges
+    /// may count denied requests.
     fn on_denied(&mut self, subject: usize) -> OnDenied {
         let watches = self.subjects[subject].kind == Kind::Backoff;
         // On different servers, one charge counts while another still needs a restore.

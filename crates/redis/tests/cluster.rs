@@ -191,7 +191,8 @@ fn hot() -> Limit {
     Kind::Gcra.limit(5_000, LONG)
 }
 
-/// Callers that keep charging one shared subject, and in between a new one, twice.
+/// Callers that keep charging one shared subject. In between, each caller charges a new subject
+/// twice.
 struct Traffic {
     over: Arc<AtomicBool>,
     requests: Arc<AtomicU64>,
@@ -268,7 +269,7 @@ impl Fixture for InOneSlot {
     }
 }
 
-/// The same with keys in four cluster slots.
+/// Like [`InOneSlot`], with keys in four cluster slots.
 struct AcrossSlots {
     store: Spread,
     clock: ManualClock,
@@ -302,7 +303,8 @@ impl Fixture for AcrossSlots {
     }
 }
 
-/// Gives each charge the tag of its key. The suite expects atomic answers, so this store reports them as atomic.
+/// Gives each charge the tag of its key. The suite expects atomic answers, so this store reports
+/// its answers as atomic.
 struct Spread(RedisStore);
 
 impl Spread {

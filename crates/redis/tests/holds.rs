@@ -1,5 +1,5 @@
-//! Holds on real servers: made once however often they are asked for, settled by any instance, and without anything
-//! left behind.
+//! Holds on real servers. Repeated calls make a hold once, any instance can settle it, and nothing is left
+//! behind.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -95,7 +95,7 @@ fn a_hold_of_one_instance_is_settled_by_another() {
     let record = done(&other, 1, Settle::Commit { actual: 3 });
     assert_eq!(record.state, HoldState::Consumed);
     assert_eq!((left(&one, both[0]), left(&one, both[1])), (97, 1));
-    // The first still remembers the hold as it was made.
+    // The first instance still remembers the hold as it was made.
     let late = block_on(one.settle(id(1), Settle::Release)).unwrap();
     assert_eq!(late, Settled::Already(record));
     common::every_key_expires(&redis);
@@ -326,7 +326,7 @@ fn leaving_a_queue_does_not_count_a_second_denial() {
     assert_eq!(left(&store, slot), 1, "the queue is empty");
 }
 
-/// As if the process that ended the hold had died half-way.
+/// Simulates a process that died while it ended the hold.
 #[test]
 fn open_parts_are_ended_when_the_hold_is_due() {
     let cluster = Cluster::start(3, 0);
@@ -361,7 +361,7 @@ fn open_parts_are_ended_when_the_hold_is_due() {
     assert_eq!(block_on(store.due_holds(9)).unwrap(), []);
 }
 
-/// As if the server of one slot had lost its data.
+/// Simulates a server that has lost the data of one slot.
 #[test]
 fn a_lease_with_a_lost_slot_is_not_renewed() {
     let cluster = Cluster::start(3, 0);

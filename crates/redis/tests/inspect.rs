@@ -13,7 +13,7 @@ use tollgate_redis::{Address, ClockSource, Finding, Level, Login, Options, Serve
 use tollgate_rig::{Cluster, Fault, Proxy, Redis, RedisBuilder, Sentinels, Version, versions};
 use tollgate_store::ManualClock;
 
-/// Returns a server without problems. More arguments change that.
+/// Returns a server without problems. Tests add arguments that cause problems.
 fn good_server() -> RedisBuilder {
     Redis::with().args(["--maxmemory", "100mb"])
 }

@@ -115,7 +115,7 @@ fn a_silent_server_is_not_asked_for_a_while() {
         let answer = in_time(take(&store, 1, &limit));
         assert_eq!(answer, Err(StoreError::BreakerOpen));
     }
-    // A probe is sent after a while, and then none again.
+    // After a while one probe is sent, and then no request again.
     wait::until("probes", LIMIT, || state() == BreakerState::HalfOpen);
     assert_eq!(in_time(take(&store, 1, &limit)), Err(StoreError::Timeout));
     assert_eq!(state(), BreakerState::Open);

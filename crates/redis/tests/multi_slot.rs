@@ -1,5 +1,5 @@
-//! Requests with keys in several cluster slots: charges in one slot are refunded once if another denies, and a
-//! process that dies in between leaves at most the charges of one request.
+//! Requests with keys in several cluster slots. Charges in one slot are refunded once if another slot
+//! denies. A process that dies in between leaves at most the charges of one request.
 //!
 //! A cluster takes seconds to start, so all cases share one, each with its own store.
 
@@ -76,7 +76,7 @@ impl<'c> Slots<'c> {
         }
     }
 
-    /// The same with a clock that advances by `step` at every call.
+    /// Like [`Slots::new`], with a clock that advances by `step` at every call.
     fn stepping(cluster: &'c Cluster, step: Span) -> Slots<'c> {
         let mut slots = Slots::new(cluster, PATIENCE);
         let micros = AtomicU64::new(1_700_000_000_000_000);
@@ -313,7 +313,7 @@ fn a_back_off_watches_its_own_slot(cluster: &Cluster) {
         }
         assert!(slots.apply(&charges[own..=own], free(charges[own])).allowed);
         let before = slots.left(&charges);
-        // In another slot it counts nothing.
+        // In another slot the back-off counts nothing.
         assert!(!ask(apart, 1).allowed);
         assert_eq!(free(apart), 1);
         for blocked in [false, true, true] {

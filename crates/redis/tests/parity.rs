@@ -86,7 +86,7 @@ impl<A: Limiting> Model<A> {
     }
 }
 
-/// Runs the same random steps in both, and compares after each.
+/// Runs the same random steps in Lua and in Rust, and compares after each step.
 fn same_in_both<A: Limiting>(
     kind: Kind,
     inner: fn(&Limit) -> &A,

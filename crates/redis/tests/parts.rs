@@ -1,5 +1,5 @@
-//! Holds in several cluster slots, one of which fails half-way: nothing is lost, and the rest is done when the hold
-//! is due.
+//! Holds in several cluster slots. If one slot fails half-way, nothing is lost, and the rest is done when
+//! the hold is due.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -100,7 +100,7 @@ fn at(tag: Tag, charge: Charge<'_>) -> Charge<'_> {
     Charge { tag, ..charge }
 }
 
-/// Charges that were made before another slot denied are returned, if not at once.
+/// If charges cannot be undone after another slot denied, they are returned when the hold is due.
 #[test]
 fn charges_that_cannot_be_undone_are_returned_when_due() {
     let setup = Setup::start();
@@ -302,7 +302,7 @@ fn a_hold_that_waits_in_several_cluster_slots_keeps_its_place() {
         other => panic!("{other:?}"),
     };
     assert_eq!(denied(&waits(Span::HOUR)), Some(0));
-    // The first has a free slot, and the second has a queue.
+    // The first limit has a free slot, and the second has a queue.
     let token = Token::new(1);
     setup.settle(1, Settle::ReleaseLease { token });
     setup.held(&both[1..], 1, &lease(3));

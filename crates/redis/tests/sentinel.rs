@@ -1,4 +1,5 @@
-//! Sentinels: the store uses the server that they name as master, and follows them to the next one.
+//! Sentinels: the store uses the server that they name as master, and follows a change of the
+//! master.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

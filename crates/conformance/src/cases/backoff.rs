@@ -161,7 +161,7 @@ pub async fn denials_by_other_charges_are_not_strikes(fixture: &impl Fixture) {
     }
 }
 
-/// A back-off that watches a shadow counts its denials. As a shadow itself, it denies nothing.
+/// A back-off that watches a shadow counts the shadow's denials. A back-off that is a shadow denies nothing.
 pub async fn the_denials_of_a_shadow_are_strikes(fixture: &impl Fixture) {
     let blocks = backoff(Schedule {
         after: 1,

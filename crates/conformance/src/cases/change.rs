@@ -33,8 +33,8 @@ pub async fn a_raised_limit_acts_at_once_and_a_lowered_one_counts_the_usage(
     }
 }
 
-/// A state is converted by the first request under new numbers, even if that is denied. A peek only
-/// shows the result.
+/// A state is converted by the first request under new numbers, even if the request is denied. A peek
+/// only shows the result.
 pub async fn changed_numbers_carry_over_at_the_first_apply_even_if_denied(fixture: &impl Fixture) {
     if fixture.range() == Range::Steady {
         return;
@@ -145,7 +145,7 @@ pub async fn a_capacity_of_zero_has_no_shares(fixture: &impl Fixture) {
     }
 }
 
-/// An unlimited rule touches no state: the usage before is carried over to the limit after.
+/// An unlimited rule touches no state: usage from before counts again under the next limit.
 pub async fn an_unlimited_time_changes_no_state(fixture: &impl Fixture) {
     for (kind, n, _) in kinds(fixture) {
         let (ten, twenty) = (kind.limit(10, WINDOW), kind.limit(20, WINDOW));

@@ -268,7 +268,8 @@ pub async fn a_grant_ends_with_its_period(fixture: &impl Fixture) {
     assert_eq!(left(fixture, one).await, 11);
 }
 
-/// Without the usage, the store knows neither what to give back nor what fits. It settles after a restore.
+/// Without the usage, the store knows neither what to give back nor what fits. The hold is settled after a
+/// restore.
 pub async fn a_recorded_quota_is_not_settled_without_a_state(fixture: &impl Fixture) {
     let (one, slot) = (overdrawing(2, ledgered(1, &TEN)), charge(2, &ONE_SLOT));
     fixture.set_time(NOVEMBER);

@@ -69,7 +69,7 @@ async fn reset(fixture: &impl Fixture, charges: &[Charge<'_>]) {
     reset.expect("the store answers");
 }
 
-/// Checks what holds for every answer.
+/// Checks the rules that every answer obeys.
 fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     assert_eq!(applied.outcomes.len(), charges.len());
     let mut both = charges.iter().zip(&applied.outcomes);
@@ -129,8 +129,8 @@ fn back(time: Time, span: Span) -> Time {
     Time::from_micros(time.as_micros() - span.as_micros())
 }
 
-/// Returns each kind with a subject number and a start time, an hour after the one before, and sets the
-/// clock to that time.
+/// Returns each kind with a subject number and a start time, and sets the clock to that time. Start
+/// times are an hour apart.
 fn kinds(fixture: &impl Fixture) -> impl Iterator<Item = (Kind, u64, Time)> {
     Kind::ALL.into_iter().zip(1..).map(|(kind, n)| {
         let start = START + Span::from_secs(3600 * n);
@@ -139,7 +139,7 @@ fn kinds(fixture: &impl Fixture) -> impl Iterator<Item = (Kind, u64, Time)> {
     })
 }
 
-/// Returns the same with the limit of each kind: [`CAPACITY`] in `window`.
+/// Like [`kinds`], with the limit of each kind: [`CAPACITY`] in `window`.
 fn limits(fixture: &impl Fixture, window: Span) -> impl Iterator<Item = (Kind, u64, Time, Limit)> {
     kinds(fixture).map(move |(kind, n, start)| (kind, n, start, kind.limit(CAPACITY, window)))
 }

@@ -81,7 +81,7 @@ pub async fn one_denial_charges_nothing(fixture: &impl Fixture) {
     }
 }
 
-/// A request for up to some units gets what the scarcest charge has left.
+/// `Ask::UpTo` grants as many units as the charge with the fewest has left.
 pub async fn up_to_grants_what_fits_into_every_charge(fixture: &impl Fixture) {
     for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let wide = kind.limit(10 * CAPACITY, WINDOW);
@@ -98,7 +98,7 @@ pub async fn up_to_grants_what_fits_into_every_charge(fixture: &impl Fixture) {
     }
 }
 
-/// Grants at least one unit, or denies and promises an instant for one.
+/// `Ask::UpTo` grants at least one unit, or denies and promises an instant for one unit.
 pub async fn up_to_is_denied_if_not_even_one_fits(fixture: &impl Fixture) {
     for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let pair = costing(2, charge(n, &limit));
@@ -150,8 +150,8 @@ pub async fn a_shadow_is_charged_with_the_others_and_only_if_it_allows(fixture: 
     }
 }
 
-/// A candidate counts what it would have admitted instead of another charge: also requests that this
-/// charge denies, but not requests that others deny.
+/// A candidate counts the requests that it would have admitted in place of another charge. These include
+/// requests that the replaced charge denies, but not requests that other charges deny.
 pub async fn a_candidate_is_charged_as_if_it_replaced_another(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
@@ -188,8 +188,8 @@ pub async fn a_candidate_is_charged_as_if_it_replaced_another(fixture: &impl Fix
     }
 }
 
-/// A candidate for a charge that does not exist, or never denies, acts as a shadow. It does not limit how
-/// many units are granted.
+/// A candidate for a charge that does not exist, or never denies, acts as a shadow. Such a candidate does
+/// not limit how many units are granted.
 pub async fn a_candidate_for_no_charge_is_a_shadow(fixture: &impl Fixture) {
     for (kind, n, _) in kinds(fixture) {
         let (few, many) = (kind.limit(4, WINDOW), kind.limit(CAPACITY, WINDOW));

@@ -43,7 +43,7 @@ fn resets(number: u64, limit: &Limit) -> Charge<'_> {
     }
 }
 
-/// A change resets once. Usage that it has reset is not given back.
+/// A change resets once. A settle does not give back usage that the change has reset.
 pub async fn a_settle_does_not_reset_again(fixture: &impl Fixture) {
     for (kind, n, start, limits) in changes(fixture) {
         for (number, actual, used) in [(n, 2, 30), (n + 100, 6, 30), (n + 200, 9, 33)] {
@@ -108,7 +108,7 @@ pub async fn a_hold_is_settled_in_another_calendar(fixture: &impl Fixture) {
             assert_eq!(left(fixture, subject(n, to)).await, 79);
         }
 
-        // A day later: it comes back in the month, but not in the new day.
+        // A day later: the usage comes back in the month, but not in the new day.
         for (n, from, to, back) in [(3, &days, &months, 40), (4, &months, &days, 0)] {
             fixture.set_time(NOVEMBER);
             let id = number(n);

@@ -76,7 +76,7 @@ pub async fn a_cost_is_taken_whole_or_not_at_all(fixture: &impl Fixture) {
     }
 }
 
-/// A cost of 0 is allowed even if nothing is left, and leaves no trace.
+/// A cost of 0 is allowed even if nothing is left, and changes nothing.
 pub async fn a_cost_of_zero_takes_nothing(fixture: &impl Fixture) {
     for (kind, n, start, limit) in limits(fixture, WINDOW) {
         let one = charge(n, &limit);
@@ -139,7 +139,8 @@ pub async fn a_capacity_of_zero_denies_everything(fixture: &impl Fixture) {
     }
 }
 
-/// A fixed window ends on the edge of the clock, not one window after the first request.
+/// A fixed window ends on a multiple of its length since the epoch, not one window after the first
+/// request.
 pub async fn a_fixed_window_ends_on_the_edge_of_the_clock(fixture: &impl Fixture) {
     let limit = Kind::FixedWindow.limit(CAPACITY, WINDOW);
     let edge = START + WINDOW;

@@ -137,7 +137,7 @@ pub async fn a_lease_whose_slot_was_reset_is_not_renewed(fixture: &impl Fixture)
     assert_eq!(lapsed, Extended::Lapsed(record.clone()));
     let renewed = extend(fixture, 2, LONG, Some(MINE)).await;
     assert!(matches!(renewed, Extended::Done(_)), "{renewed:?}");
-    // Its other slots are free when its lease ends.
+    // The other slots of the lease are free when it ends.
     assert_eq!(left(fixture, both[1]).await, 1);
     fixture.set_time(record.expires_at);
     assert_eq!(left(fixture, both[1]).await, 2);
@@ -234,7 +234,8 @@ pub async fn a_client_that_stops_asking_loses_its_place(fixture: &impl Fixture) 
     assert_eq!(ahead, Some(0), "it gets a new place");
 }
 
-/// A patience of zero means the last try: the client is served by its place, and then leaves the queue.
+/// A patience of zero means the last try: the client's place counts, and then the client leaves the
+/// queue.
 pub async fn a_client_without_patience_gives_up_its_place(fixture: &impl Fixture) {
     let one = charge(1, &ONE_SLOT);
     let last = |number| patient(number, Span::ZERO);
@@ -265,7 +266,8 @@ pub async fn a_client_that_waits_for_several_slots_is_not_overtaken(fixture: &im
     held(fixture, first, 1, &lease(1)).await;
     let (_, ahead) = denied(fixture, &both, &waiting(2)).await;
     assert_eq!(ahead, Some(0));
-    // While it waits for the first slot, no other client takes the second, and the other way round.
+    // While this client waits for the first slot, no other client takes the second, and the other way
+    // round.
     denied(fixture, second, &lease(3)).await;
     let (_, ahead) = denied(fixture, second, &waiting(3)).await;
     assert_eq!(ahead, Some(1));
@@ -297,7 +299,7 @@ pub async fn a_client_that_other_charges_deny_does_not_wait(fixture: &impl Fixtu
     held(fixture, &both, 1, &lease(1)).await;
     let (_, ahead) = denied(fixture, &both, &waiting(2)).await;
     assert_eq!(ahead, None);
-    // It also loses the place it had before.
+    // The client also loses the place it had before.
     let (_, ahead) = denied(fixture, &both[..1], &waiting(2)).await;
     assert_eq!(ahead, Some(0));
     let (_, ahead) = denied(fixture, &both, &waiting(2)).await;

@@ -36,8 +36,8 @@ impl States {
         self.decide(charge, cost, now)
     }
 
-    /// Adds a place to the queue of each limit that a slot is needed of, if nothing else denies. Returns the
-    /// most clients before it.
+    /// Adds a place to each queue for a slot that the hold needs, if nothing else denies. Returns how many
+    /// clients are before it in the longest queue.
     fn wait(
         &mut self,
         charges: &[Charge<'_>],

@@ -1,7 +1,8 @@
 //! The reference store: the contract in its most obvious form, with one lock and plain maps.
 //!
-//! It calls the algorithms directly and has no bound. It forgets a state as soon as the contract allows:
-//! [`GRACE`] after its expiry, or at once if nothing is used. Holds are in `reference/holds.rs`.
+//! This store calls the algorithms directly, has no bound on keys, and forgets a state as soon as the
+//! contract allows: [`GRACE`] after its expiry, or at once if nothing is used. Holds are in
+//! `reference/holds.rs`.
 
 mod holds;
 
@@ -245,7 +246,7 @@ impl States {
         allowed: bool,
         now: Time,
     ) -> Outcome {
-        // No trace: the request will be repeated after a restore.
+        // Changes nothing: the request will be repeated after a restore.
         let mut both = charges.iter().zip(verdicts);
         let unrestored = both.any(|(charge, verdict)| charge.enforces() && verdict.is_unrestored());
         let charge = &charges[i];
@@ -295,7 +296,7 @@ impl States {
             let fresh = || (numbers.clone(), Default::default());
             let (own, state) = kept.entry(charge.key).or_insert_with(fresh);
             if own.expires_at(state) <= now {
-                // Equals a missing state.
+                // An expired state equals a missing one.
                 numbers.carry_over(own, state, CarryOver::Reset, now);
                 *own = numbers.clone();
             }
@@ -315,7 +316,8 @@ impl States {
         }, unlimited: ());
     }
 
-    /// Returns the quota of `charge` and its state, carried over, if it is a quota that has one.
+    /// Returns the quota of `charge` and its state, carried over. Returns `None` for other limits, or
+    /// without a state.
     fn quota<'c>(
         &mut self,
         charge: &Charge<'c>,

@@ -63,7 +63,7 @@ pub(crate) fn addresses(servers: &[Redis]) -> Vec<Address> {
     servers.iter().map(address).collect()
 }
 
-/// Starts three masters. The others do not replace one that is silent for a while.
+/// Starts three masters. A master that is silent for a while is not replaced.
 pub(crate) fn cluster_that_bears_pauses() -> Cluster {
     let cluster = Cluster::start(3, 0);
     for node in cluster.nodes() {
