@@ -95,7 +95,7 @@ pub fn has_ledger(fixture: &impl Fixture) -> bool {
     fixture.store().records_usage()
 }
 
-/// Returns key number `n`. Its bits are spread evenly, like those of a hashed subject.
+/// Returns key number `n`, with bits that are spread evenly, like those of a hashed subject.
 #[must_use]
 pub fn key(n: u64) -> Key {
     let (low, high) = (spread(n), spread(n ^ 0x5555_5555_5555_5555));

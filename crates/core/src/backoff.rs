@@ -1,11 +1,11 @@
 //! Back-off: a subject that keeps asking after denials is blocked for longer and longer.
 //!
-//! A back-off counts denials, not costs. It accompanies another charge of the same request
-//! ([`OnDenied::Strike`](crate::OnDenied::Strike)) and watches that charge: a denial by the watched
-//! charge is a strike. The first `after` strikes are free. The next strike blocks for `base`. Each
-//! further strike blocks `factor` times as long, up to `max`. A block denies every request with a cost
-//! above 0. A denial by the block is not a strike; it adds `penalty` to the block. After `forget`
-//! without a denial, and without a block, the state is forgotten.
+//! A back-off counts denials, not costs. A request has a back-off beside another charge, which the
+//! back-off watches ([`OnDenied::Strike`](crate::OnDenied::Strike)). A denial by the watched charge is a
+//! strike. The first `after` strikes are free. The next strike blocks for `base`. Each further strike
+//! blocks `factor` times as long, up to `max`. A block denies every request with a cost above 0. A
+//! denial by the block is not a strike; it adds `penalty` to the block. After `forget` without a denial,
+//! and without a block, the state is forgotten.
 //!
 //! # Promise
 //! A block ends at most `max` after the last denial that counted. A denial names the exact microsecond

@@ -125,7 +125,7 @@ impl Tag {
 
     /// Splits the keys of this tag into groups, and returns the tag of group number `group`.
     #[must_use]
-    #[allow(clippy::cast_possible_truncation)] // A few groups.
+    #[allow(clippy::cast_possible_truncation)] // There are only a few groups.
     pub const fn group(self, group: u64) -> Tag {
         // An odd factor gives each group another tag, spread over the cluster slots.
         Tag(self
@@ -145,12 +145,12 @@ impl Tag {
 pub enum Enforcement {
     /// The charge can deny.
     Enforce,
-    /// The charge never denies. It is decided, and charged if its own limit allows.
+    /// The charge never denies. A shadow is decided, and charged if its own limit allows.
     Shadow,
-    /// A candidate for the charge at this index of the request. It never denies. It is charged if its
-    /// limit allows the request, and all other enforcing charges do. The charge that it would replace
-    /// does not matter here, nor do the back-offs that watch that charge. Without a charge at this
-    /// index, a candidate acts as a shadow.
+    /// The charge never denies: it is a candidate for the charge at this index of the request. A
+    /// candidate is charged if its limit and all other enforcing charges allow the request. The charge
+    /// that it would replace does not matter, nor do the back-offs that watch that charge. Without a
+    /// charge at this index, a candidate acts as a shadow.
     Instead(u8),
 }
 

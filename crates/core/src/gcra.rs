@@ -1,7 +1,7 @@
 //! GCRA: `rate` sustained, `burst` at once, one timestamp per subject.
 //!
 //! The generic cell rate algorithm keeps the theoretical arrival time of the next conforming
-//! request, and denies requests that come too far ahead of it. It is the default for distributed
+//! request, and denies requests that come too far ahead of it. GCRA is the default for distributed
 //! limits because its state is the smallest.
 //!
 //! # Promise

@@ -4,7 +4,7 @@
 //! * **Policing** denies requests that do not fit. With a queue of 0 it is strict pacing: one request,
 //!   then none until the interval has passed.
 //! * **Shaping** admits requests that fit, with the delay until their turn. Admitted requests leave at
-//!   `rate`, never closer together. It denies a request if the queue is full, or the wait is longer
+//!   `rate`, never closer together. Shaping denies a request if the queue is full, or the wait is longer
 //!   than `max_wait`.
 //!
 //! # Promise

@@ -20,8 +20,8 @@
 //! Property tests check each promise against a reference model that keeps every event
 //! (`tests/model/`). Each module says what happens to a state when the numbers of its limit change.
 //!
-//! All arithmetic is on integers that stay below 2^53, so that a store that computes in doubles
-//! (as Redis scripts do) gets the same answer to the last unit.
+//! All arithmetic is on integers that stay below 2^53. So a store that computes in doubles, as Redis
+//! scripts do, gets the same answer to the last unit.
 //!
 //! ```
 //! use tollgate_core::{Limiting, Rate, Span, Time, gcra};

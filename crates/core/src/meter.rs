@@ -1,15 +1,15 @@
 //! The meter: exact refill arithmetic, shared by token bucket, GCRA and leaky bucket.
 //!
 //! The three are one algorithm, described in three ways: missing tokens, a theoretical arrival time in the
-//! future, water in a bucket. The meter keeps the only number that all of them need: the instant at which
-//! the allowance is full again (`full_at`), as a whole tick and a fraction.
+//! future, water in a bucket. All of them need only one number: the instant at which the allowance is full
+//! again. The meter keeps this instant (`full_at`) as a whole tick and a fraction.
 //!
 //! # Exactness
-//! With the rate reduced to `n` tokens per `p` ticks (no common divisor), a tick refills `n` units
-//! and a token is `p` units. Debts are whole units and instants are whole `1/n` ticks, so nothing is
-//! ever rounded: after a million charges the state is the same as in real arithmetic. The capacity
-//! in units stays below 2^53. If microseconds would exceed that, the meter ticks in milliseconds; if
-//! those exceed it too, the numbers are rejected.
+//! With the rate reduced to `n` tokens per `p` ticks (no common divisor), a tick refills `n` units and a
+//! token is `p` units. Debts are whole units, and instants are whole `1/n` ticks. So nothing is ever
+//! rounded: after a million charges the state is the same as in real arithmetic. The capacity in units
+//! stays below 2^53. If it would not in microseconds, the meter ticks in milliseconds. If it would not in
+//! milliseconds either, the numbers are rejected.
 //!
 //! # Invariant
 //! In any span of time `t`, at most `capacity + rate × t` is admitted, and after any idle time at
@@ -25,9 +25,9 @@
 //! since the charge, a late refund gives back less than it could.
 //!
 //! # When the numbers change
-//! The missing amount stays missing, in whole tokens (rounded up, so at most one token is lost) and at
-//! most the new capacity. Under `proportional` the missing share stays missing, to the last unit. From
-//! the first check after the change, the meter refills at the new rate.
+//! The missing amount stays missing, but at most the new capacity. It is rounded up to whole tokens, so at
+//! most one token is lost. Under `proportional` the missing share stays missing, to the last unit. From the
+//! first check after the change, the meter refills at the new rate.
 
 use crate::ParamError;
 use crate::carry_over::CarryOver;
@@ -220,16 +220,16 @@ impl Meter {
         }
     }
 
-    /// Returns the missing units at `now`, and `now`. If more is missing than a full meter (it is
-    /// overdrawn, or the clock went back), returns a full meter's units and the instant at which only
-    /// those are missing.
+    /// Returns the missing units at `now`, and `now`. More than a full meter is missing if the meter is
+    /// overdrawn, or the clock went back. Then this returns a full meter's units, and the instant at which
+    /// only those are missing.
     fn missing_when_seen(&self, state: State, now: Time) -> (u64, Time) {
         let seen = self.first_tick_owing_at_most(state, self.full);
         let seen = seen.max(self.tick.of(now));
         (self.debt(state, seen), self.tick.start(seen).max(now))
     }
 
-    /// Returns the first microsecond at which nothing is missing. It may be later than [`Time::MAX`].
+    /// Returns the first microsecond at which nothing is missing, which may be later than [`Time::MAX`].
     pub(crate) fn full_at_micros(&self, state: State) -> u64 {
         let whole_ticks = state.full_at + u64::from(state.fraction > 0);
         whole_ticks.saturating_mul(self.tick.micros())

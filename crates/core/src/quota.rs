@@ -16,10 +16,10 @@
 //! The latest period stays in force until time has caught up with it.
 //!
 //! # When the numbers change
-//! The usage of the period stays, or its share of the limit. After a change of the calendar, the usage
-//! counts in the period in force at the first check, if its own period has not ended by then. The unused
-//! rest of an ended period is computed with the old numbers, and carried over within the new bound. A reset
-//! gives the whole limit, and drops the amounts that were carried over or granted.
+//! The usage of the period stays, or its share of the limit. After a change of the calendar, usage of a
+//! period that has not ended counts in the period in force at the first check. The unused rest of an ended
+//! period is computed with the old numbers, and carried over within the new bound. A reset gives the whole
+//! limit, and drops the amounts that were carried over or granted.
 //!
 //! A closed quota admits nothing, whatever was granted, and keeps its counts.
 //! Proof: `tests/quotas.rs`.
@@ -195,7 +195,7 @@ impl Quota {
         self.balance(state, now)
     }
 
-    /// Returns the state at `now`.
+    /// Returns the state at `now`, moved to the period of `now` if its own has ended.
     #[inline]
     fn current(&self, state: State, now: Time) -> State {
         match now.as_micros() < state.ends_at {

@@ -1,7 +1,7 @@
 //! Sliding counter: at most `limit` in any span of one window, counted in sub-buckets.
 //!
-//! The window is cut into N sub-buckets, and a decision counts the current one and the N before it:
-//! a sub-bucket that lies partly in the window is counted whole.
+//! The window is cut into N sub-buckets. A decision counts the current sub-bucket and the N before it,
+//! so a sub-bucket that lies partly in the window is counted whole.
 //!
 //! # Promise
 //! In any span of length `window`, at most `limit` is admitted: the counter never admits too much. The

@@ -14,8 +14,8 @@ use jiff::{SignedDuration, Timestamp, ToSpan};
 use proptest::prelude::*;
 use tollgate_core::{Anchor, Calendar, Time, Unit, Zone};
 
-/// Zones with offsets of half and quarter hours, changes at midnight or a minute past, changes of half an
-/// hour or two hours, a skipped day, changes for Ramadan, and changes by another calendar.
+/// Zones with offsets of half and quarter hours, and with a skipped day. Their clocks change at midnight
+/// or a minute past, by half an hour or two hours, for Ramadan, or by another calendar.
 const ZONES: [&str; 13] = [
     "UTC",
     "Europe/Berlin",
@@ -47,7 +47,7 @@ fn just_before(at: Time) -> Time {
     Time::from_micros(at.as_micros() - 1)
 }
 
-/// Returns the latest time that the clocks have shown up to `at`. They are never set back by days.
+/// Returns the latest time that the clocks have shown up to `at`. Clocks are never set back by days.
 fn latest_reading(zone: &TimeZone, at: Time) -> DateTime {
     let at = timestamp(at);
     let nanosecond = SignedDuration::from_nanos(1);

@@ -64,10 +64,10 @@ local undoing = operation == 2 and ARGV[3]
 local RESTORE, HOLD, SETTLE, EXTEND = 4, 7, 8, 9
 local hold = {}
 
--- Each algorithm has these functions, for key number k and the numbers n of a limit. `n.head`, if there is one, is
--- the same for the same numbers. `n.companion` is true for a limit that only watches another: nothing is charged to
--- it, and it does not bound an amount. `n.quota` has the functions that only quotas have, and `n.slots` those that
--- only concurrency limits have.
+-- Each algorithm has these functions, for key number k and the numbers n of a limit. `n.head`, if there is
+-- one, is the same for the same numbers. `n.companion` is true for a limit that nothing is charged to in this
+-- call: a back-off, or slots outside of a hold. Such a limit does not bound an amount. `n.quota` has the
+-- functions that only quotas have, and `n.slots` those that only concurrency limits have.
 -- read(l)                     returns the numbers of the limit at position l of the plan
 -- load(k, n, value, how)      reads the state. Returns nil if another program wrote it; true if it was written under
 --                             other numbers and was carried over; or, to leave it as written, false and those

@@ -22,9 +22,9 @@ const SCRIPTS: [&str; 7] = [
     "mixed",
 ];
 
-/// The kinds of errors, in the order of the counters: the [kinds of
-/// `StoreError`](tollgate_store::StoreError::kind) that a call can have, and `noscript` for a
-/// script that the server did not have.
+/// The kinds of errors, in the order of the counters. Most are a
+/// [`kind`](tollgate_store::StoreError::kind) of store error. `noscript` counts calls of a script
+/// that the server did not have.
 const ERRORS: [&str; 8] = [
     "timeout",
     "disconnected",
@@ -52,7 +52,7 @@ pub struct HistogramCounts {
     pub up_to: Vec<(u64, u64)>,
     /// How many values there were.
     pub count: u64,
-    /// Their sum.
+    /// The sum of the values.
     pub sum: u64,
 }
 

@@ -5,12 +5,12 @@
 //! that it was made are one atomic call, so a refund can be repeated when its outcome is unknown.
 //!
 //! # What can go wrong
-//! If this process dies between two calls, or an answer is lost, the charges of the earlier calls stay until
-//! they expire or refill, like those of any admitted request. Nothing is refunded that was not charged. A
-//! late refund may return units that have refilled meanwhile, if the bucket was full when they were charged.
-//! If a caller stops waiting, the request is still finished.
+//! This process may die between two calls, or an answer may be lost. Then the charges of the earlier calls
+//! stay until they expire or refill, like those of any admitted request. Nothing is refunded that was not
+//! charged. A late refund may return units that have refilled meanwhile, if the bucket was full when they
+//! were charged. If a caller stops waiting, the request is still finished.
 //!
-//! If a quota in one slot has to be restored from the ledger, the other slots treat this as a denial. It
+//! If a quota in one slot has to be restored from the ledger, the other slots treat this as a denial, which
 //! counts where denied requests count.
 //!
 //! A charge that replaces one in another cluster slot is treated as a shadow.

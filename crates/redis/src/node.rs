@@ -76,7 +76,7 @@ pub(crate) enum Target {
     Master,
 }
 
-/// One server.
+/// One server, with its breaker and the queue of its workers.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) target: Target,
@@ -85,7 +85,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Starts the workers of a server. They end when the node is dropped and its queue is empty.
+    /// Starts the workers of a server. The workers end when the node is dropped and its queue is empty.
     pub(crate) fn start(target: &Target, shared: &Arc<Shared>) -> Arc<Node> {
         let (queue, waiting) = mpsc::unbounded_channel();
         let waiting = Arc::new(Mutex::new(waiting));
@@ -187,8 +187,8 @@ impl Worker {
                 return;
             }
         };
-        // Connecting may have taken longer than the callers waited. They have reported failures, but the
-        // server is there.
+        // Connecting may have taken longer than the callers waited. The callers have reported failures, but
+        // the server is there.
         batch.retain(|pending| !pending.reply.is_closed());
         if batch.is_empty() {
             self.breaker.retry_now();

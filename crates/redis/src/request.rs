@@ -61,7 +61,7 @@ pub(crate) struct HoldArguments {
     pub(crate) reply: Mutex<Value>,
 }
 
-/// One charge.
+/// A charge as the script gets it.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) key: Key,

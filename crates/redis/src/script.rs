@@ -93,8 +93,8 @@ impl Family {
         !matches!(self, Family::SlidingLog | Family::Concurrency)
     }
 
-    /// Returns the facts about this family: the letter of its keys, its name in metrics, its fast path for
-    /// requests of one charge (or ""), and its files.
+    /// Returns the letter of the family's keys, its name in metrics, its fast path for requests of one charge
+    /// (or ""), and its files.
     fn facts(self) -> (u8, &'static str, &'static str, &'static [&'static str]) {
         match self {
             Family::Meter => (b'm', "meter", METER_RUNS, &[METER]),

@@ -46,7 +46,7 @@ if gone == 1 then
 end
 return gone";
 
-/// Named texts in Redis. They do not expire.
+/// Named texts in Redis that do not expire.
 #[derive(Debug)]
 pub struct SharedValues {
     shared: Arc<Shared>,

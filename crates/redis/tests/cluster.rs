@@ -1,5 +1,5 @@
-//! A cluster: the conformance suite with all keys in one cluster slot and in several, slots that are being moved, and
-//! masters that stop answering or die.
+//! A cluster: the conformance suite with all keys in one cluster slot and in several. Also slots
+//! that are being moved, and masters that stop answering or die.
 //!
 //! Across slots, answers are those of one atomic store as long as no other client interferes, with two exceptions.
 //! Random sequences there keep to [`Range::Steady`]:

@@ -79,7 +79,7 @@ impl<'a, T> IntoFuture for Answer<'a, T> {
 }
 
 /// An [`Answer`] as a future.
-#[allow(missing_debug_implementations)] // Only `.await` makes one, and drops it.
+#[allow(missing_debug_implementations)] // Only `.await` creates this type, and drops it.
 pub enum AnswerFuture<'a, T> {
     /// The answer, until it was taken.
     Now(Option<T>),

@@ -15,10 +15,10 @@ pub trait Clock: Send + Sync {
 ///
 /// A `SystemClock` reads the wall clock once a second and counts cycles in between, which is several
 /// times cheaper. If the wall clock is ahead, a `SystemClock` follows at once. If the wall clock is
-/// behind, a `SystemClock` follows by at most half a millisecond a second, so that small corrections
-/// of the host's clock have no effect. After a step back of more than a minute, a `SystemClock`
-/// follows at once: a wrong hour for weeks is worse than limits that refill nothing until the clock
-/// has caught up.
+/// behind, a `SystemClock` follows by at most half a millisecond a second. So small corrections of
+/// the host's clock have no effect. If the wall clock is more than a minute behind, a `SystemClock`
+/// follows at once. Limits then refill nothing until the clock has caught up, but a wrong hour for
+/// weeks would be worse.
 #[derive(Debug)]
 pub struct SystemClock {
     cycles: quanta::Clock,
@@ -81,7 +81,7 @@ impl Clock for SystemClock {
     }
 }
 
-#[allow(clippy::disallowed_methods)] // The only caller.
+#[allow(clippy::disallowed_methods)] // The only place that reads the wall clock.
 fn wall_micros() -> u64 {
     let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since_epoch.map_or(0, |it| u64::try_from(it.as_micros()).unwrap_or(u64::MAX))

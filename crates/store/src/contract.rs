@@ -17,14 +17,14 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 
 /// Keeps the states of many subjects, and decides requests atomically.
 ///
-/// * [`apply`](Store::apply) looks at all charges at one instant of the store's clock, and then charges
-///   all of them or none. A shadow charge is charged with the others if its own limit allows, and never
-///   denies the request. A charge that stands `Instead` of another is charged as if it had been asked in
-///   that charge's place: a denial by the replaced charge does not matter to it.
+/// * [`apply`](Store::apply) looks at all charges at one instant of the store's clock, and then charges all
+///   of them or none. A shadow charge is charged with the others if its own limit allows, and never denies
+///   the request. A charge that stands `Instead` of another is charged as if it had been asked in place of
+///   the other. A denial by the replaced charge then does not matter.
 /// * A charge with [`OnDenied::Charge`](tollgate_core::OnDenied::Charge) also counts denied requests,
 ///   whichever charge denies them. A charge with [`OnDenied::Strike`](tollgate_core::OnDenied::Strike)
-///   counts the denials of the charge it watches, and its own. It does not count a request that only
-///   other charges deny. The outcomes of both kinds describe the state after the count.
+///   counts the denials of the charge it watches, and its own, but not those of other charges. The outcomes
+///   of both kinds describe the state after the count.
 /// * Charges of the same key in one request add up: the second sees what the first has taken.
 /// * When the numbers of a limit have changed since a state was written, the first `apply` carries the
 ///   state over, even if it denies the request. The charge's `carry_over` says how. Of several charges
@@ -32,10 +32,9 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 ///   to expire; GCRA and token bucket count as one algorithm here.
 /// * Apart from these cases, a denied request leaves every state exactly as it was.
 /// * A charge that [needs a state](Charge::needs_state) has its usage recorded elsewhere. If its key has no
-///   state at all, the charge answers [`Unrestored`](tollgate_core::Denial::Unrestored), whatever its
-///   cost. If such a charge enforces, the request is denied and changes no state, not even where denied
-///   requests count: the caller restores the state and asks again. A state of an earlier period is a
-///   state.
+///   state at all, the charge answers [`Unrestored`](tollgate_core::Denial::Unrestored), whatever its cost.
+///   If such a charge enforces, the request is denied and changes no state, not even where denied requests
+///   count. The caller restores the state and asks again. A state of an earlier period is a state.
 /// * A state is kept for [`GRACE`] after it has expired. So a clock that steps back by less than that, or
 ///   a delayed request, does not find a full allowance in place of the state.
 ///
@@ -52,12 +51,12 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 /// * A hold that is due and not yet ended can still be committed, because its units were used. Such a
 ///   hold can also be extended, unless it had slots: another hold may have these slots by then. A hold
 ///   whose slots were [reset](Store::reset) cannot be extended either.
-/// * If the numbers of a limit have changed since a hold was made, the hold is settled in the numbers
-///   that the state has by then: settling carries nothing over. Usage that a change has reset is not
-///   given back. Without a live state, the numbers are those of the hold.
-/// * A reservation does not end while a charge that [needs state](Charge::needs_state) has none and
-///   would take or give back something: the amount is only known after a [restore](Store::restore).
-///   A lease leaves those charges as they are.
+/// * The numbers of a limit may change after a hold was made. Then the hold is settled in the numbers that
+///   the state has by then: settling carries nothing over. Usage that a change has reset is not given back.
+///   Without a live state, the numbers are those of the hold.
+/// * A charge that [needs state](Charge::needs_state) may have none. If it would take or give back
+///   something, its reservation does not end: the amount is only known after a [restore](Store::restore). A
+///   lease leaves such charges as they are.
 /// * A record is kept for [`RETAIN`](crate::RETAIN) after its hold has ended. An open record is never
 ///   forgotten to make room, nor soon after its time is over.
 ///

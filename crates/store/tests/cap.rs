@@ -2,11 +2,11 @@
 //! forgotten in time.
 //!
 //! # Bytes
-//! By the count of the allocator, a full store of `max_keys: 1000000` takes at most this many bytes per
-//! key of the bound: 61 for token bucket, GCRA and leaky bucket, 70 for fixed window, 87 for the
-//! two-window counter, 60 for the sliding counter and 101 for the sliding log. States of the last two
-//! hold memory of their own, so fewer of them fit. Tables grow in powers of two, so other bounds fill
-//! them better or worse, and keys that come and go may double them once: at most 128 bytes.
+//! A full store of `max_keys: 1000000` takes at most this many bytes per key of the bound, by the count
+//! of the allocator. 61 for token bucket, GCRA and leaky bucket, 70 for fixed window, 87 for the
+//! two-window counter, 60 for the sliding counter, 101 for the sliding log. States of the last two hold
+//! memory of their own, so fewer of them fit. Tables grow in powers of two, so other bounds fill them
+//! better or worse. Keys that come and go may double a table once: at most 128 bytes.
 
 mod common;
 
@@ -48,8 +48,8 @@ fn allocated(run: impl FnOnce()) -> (u64, u64) {
     (info.bytes_current.unsigned_abs(), info.bytes_max)
 }
 
-/// Twenty million subjects against a bound of a million: 64 bytes per key, no key above the bound, and
-/// no more requests than the million states and the shared ones admit.
+/// Twenty million subjects against a bound of a million: 64 bytes per key, and no key above the bound.
+/// The million states and the shared states bound the admitted requests.
 #[test]
 fn twenty_million_invented_subjects_fill_a_million_keys_and_no_more() {
     let limit = Kind::Gcra.limit(CAPACITY, Span::HOUR);

@@ -1,5 +1,5 @@
-//! Records of holds as text: every record reads back as it was, a changed text is a record or an error,
-//! and texts that a running deployment has stored are still read.
+//! Records of holds as text. Every record reads back as it was. A changed text is a record or an error.
+//! Texts that a running deployment has stored are still read.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

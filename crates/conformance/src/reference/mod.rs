@@ -188,8 +188,8 @@ impl States {
         }
     }
 
-    /// Returns the units to decide, and the verdict of each charge: as many units as every enforcing charge
-    /// allows, or one if there is no such number.
+    /// Returns the units to decide, and the verdict of each charge. With `Ask::UpTo`, the units are as many
+    /// as every enforcing charge allows, or one if not even one fits.
     fn settle(&mut self, charges: &[Charge<'_>], ask: Ask, now: Time) -> (u64, Vec<Verdict>) {
         let (mut fits, mut asked) = match ask {
             Ask::Exactly(units) => (units, units),

@@ -4,10 +4,10 @@
 //! change has 23 or 25 hours and is one day. Periods tile time: every instant is in exactly one period,
 //! and the end of one is the start of the next.
 //!
-//! Boundaries are wall-clock times, counted from the epoch: periods of 3 months begin in January, April,
-//! July and October, periods of 2 weeks on every other Monday. If the clocks skip a boundary, the period
-//! begins at the instant of the skip. If the clocks show a boundary twice, the first time counts. So an
-//! hour that is shown twice is one period of two hours, and a skipped hour is not a period.
+//! Boundaries are wall-clock times, counted from the epoch. So periods of 3 months begin in January,
+//! April, July and October, and periods of 2 weeks on every other Monday. If the clocks skip a boundary,
+//! the period begins at the instant of the skip. If the clocks show a boundary twice, the first time
+//! counts. So an hour that is shown twice is one period of two hours, and a skipped hour is not a period.
 
 mod memo;
 mod zone;
@@ -198,7 +198,7 @@ impl Calendar {
         &self.0.zone
     }
 
-    /// Returns a hash of seven bytes. It is the same for equal calendars on every machine.
+    /// Returns a hash of seven bytes, which is the same for equal calendars on every machine.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         self.0.fingerprint

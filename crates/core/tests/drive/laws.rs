@@ -153,9 +153,9 @@ pub(crate) fn is_forgotten_exactly_at_its_expiry<N: Proven>(run: &Run<N>) -> Tes
     Ok(())
 }
 
-/// At the instant of a change, a larger capacity never admits less, and a smaller one never more, whether
-/// the used amount is kept or its share. Two counts that are both rounded up may cost a larger capacity
-/// one unit.
+/// At the instant of a change, a larger capacity never admits less, and a smaller one never more. This is
+/// true whether the used amount is kept or its share. Two counts that are both rounded up may cost a
+/// larger capacity one unit.
 pub(crate) fn a_change_acts_in_its_own_direction<N: Proven>(
     run: &Run<N>,
     capacity: u64,
@@ -207,8 +207,8 @@ fn in_its_own_direction<N: Proven>(
     Ok(())
 }
 
-/// For a fresh subject that has used `used`: under `keep`, the rest of the new capacity is available at
-/// once; under `proportional`, the share is kept to the unit; a reset gives everything.
+/// Checks what a fresh subject that has used `used` has after a change. Under `keep`, it has the rest of
+/// the new capacity. Under `proportional`, the share is kept to the unit. A reset gives everything.
 pub(crate) fn a_change_leaves_what_it_says<N: Proven>(
     fresh: &Run<N>,
     used: u64,

@@ -6,7 +6,6 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use tollgate_core::CarryOver;
 
-/// One event.
 #[derive(Clone, Debug)]
 pub(crate) enum Step<N> {
     Ask {
@@ -132,7 +131,7 @@ pub(crate) fn history<N: Clone + Debug>(
     prop::collection::vec(prop_oneof![10 => ask, 2 => refund, 1 => change], 1..40)
 }
 
-/// Requests only.
+/// Random requests only, without refunds or changes.
 pub(crate) fn asks(clock: Clock) -> impl Strategy<Value = Vec<(Pause, Cost)>> {
     prop::collection::vec((clock.pause(), cost()), 1..120)
 }

@@ -15,8 +15,8 @@
 //!
 //! # What can go wrong
 //! In a cluster, this process may die after making a hold and before adding it to the index. Then no
-//! instance finds the hold when it is due. Its slots expire by time, and its charges of rates refill. Its
-//! charges of a quota return with the next period, or when the store is reconciled with the ledger.
+//! instance finds the hold when it is due. The slots of such a hold expire by time, and charges of rates
+//! refill. Charges of a quota return with the next period, or when the store is reconciled with the ledger.
 //!
 //! If the process dies between two cluster slots, the charges of the first are returned when the hold is
 //! due. A repeated call may arrive while a hold is being made in several cluster slots. Such a call may see

@@ -1,5 +1,5 @@
-//! Records of holds as they are stored in Redis: a binary head that the script reads and changes, and the text of
-//! the record as it was made. `holds.lua` describes the layout.
+//! Records of holds as they are stored in Redis: a binary head, and the text of the record as it
+//! was made. The script reads and changes the head. `holds.lua` describes the layout.
 
 use tollgate_core::{Time, Token};
 use tollgate_store::{HoldRecord, HoldState, Purpose};

@@ -76,7 +76,7 @@ impl Finding {
         Finding::new(Level::Bad, check, found, help)
     }
 
-    /// Returns a finding of this level. Without a problem it has no remedy.
+    /// Returns a finding of this level. A finding without a problem has no remedy.
     pub(super) fn new(
         level: Level,
         check: &'static str,

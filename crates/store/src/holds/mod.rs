@@ -4,9 +4,9 @@
 //! reservation. When the reservation is settled, the store gives the unused rest back, or takes the overrun.
 //! A **lease** is a hold of concurrency slots. The other charges of a lease are final.
 //!
-//! The record of a hold decides. The record changes in the same step as the charges. Its state changes only
-//! from [`HoldState::Reserved`] to one of the others. After the end of the hold, the record never changes. So
-//! each call may be repeated, and of two contradicting calls the first wins.
+//! The record of a hold decides. The record changes in the same step as the charges. The state in the record
+//! changes only from [`HoldState::Reserved`] to one of the others. After the end of the hold, the record
+//! never changes. So each call may be repeated, and of two contradicting calls the first wins.
 
 mod record;
 mod text;

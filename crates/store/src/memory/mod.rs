@@ -5,10 +5,10 @@
 //! request sees half of another. A known key costs no allocation.
 //!
 //! # Bounds
-//! At most `max_keys` states are kept. Heap memory of states (the entries of a sliding log) counts as
-//! keys too, 64 bytes a key. Expired states are forgotten a few at a time, when new keys come and by
-//! [`MemoryStore::sweep`]. A state that has not expired is never dropped to make room: when the store
-//! is full, new subjects of a rule share one state per rule and shard. A subject that gets its own state
+//! At most `max_keys` states are kept. Heap memory of states (the entries of a sliding log) counts as keys
+//! too, 64 bytes a key. Expired states are forgotten a few at a time, when new keys come and by
+//! [`MemoryStore::sweep`]. A state that has not expired is never dropped to make room. When the store is
+//! full, new subjects of a rule share one state per rule and shard. A subject that gets its own state
 //! later starts from a copy of the shared one, so that it gains nothing by being new.
 //!
 //! Holds have their own bound: `max_keys`, at most a million.

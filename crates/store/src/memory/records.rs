@@ -23,7 +23,7 @@ const FORGET: usize = 4;
 /// How many ended holds may remain in the list of expiries before they are removed.
 const SLACK: usize = 64;
 
-/// All records.
+/// All records, in parts with a lock each.
 pub(super) struct Records {
     parts: Box<[Mutex<Part>]>,
 }
@@ -91,7 +91,7 @@ impl Records {
     }
 }
 
-/// A part of the records.
+/// The records of some of the holds.
 #[derive(Default)]
 pub(super) struct Part {
     most: usize,
