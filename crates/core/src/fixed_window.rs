@@ -1,6 +1,6 @@
 //! Fixed window: at most `limit` in each window of the clock.
 //!
-//! Windows are aligned to the epoch (`window: 1m` starts anew on the minute), so that all instances
+//! Windows are aligned to the epoch (`window: 1m` starts on the minute), so that all instances
 //! agree on where a window ends.
 //!
 //! # Promise

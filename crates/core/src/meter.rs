@@ -25,9 +25,9 @@
 //! since the charge, a late refund gives back less than it could.
 //!
 //! # When the numbers change
-//! The missing amount stays missing, but at most the new capacity. It is rounded up to whole tokens, so at
-//! most one token is lost. Under `proportional` the missing share stays missing, to the last unit. From the
-//! first check after the change, the meter refills at the new rate.
+//! The missing amount stays missing, but at most the new capacity. The amount is rounded up to whole tokens,
+//! so at most one token is lost. Under `proportional` the missing share stays missing, to the last unit.
+//! From the first check after the change, the meter refills at the new rate.
 
 use crate::ParamError;
 use crate::carry_over::CarryOver;

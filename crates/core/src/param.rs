@@ -10,11 +10,11 @@ use crate::units::{MAX_AMOUNT, Span};
 pub struct ParamError {
     /// The name of the number in rules files.
     pub field: &'static str,
-    /// What is wrong with the number.
+    /// The problem with the number.
     pub problem: ParamProblem,
 }
 
-/// What is wrong with a number.
+/// A problem with a number.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParamProblem {
     /// A rate of zero would never refill.

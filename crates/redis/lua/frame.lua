@@ -68,8 +68,9 @@ end
 local values = whole > 0 and call('MGET', unpack(KEYS, 1, whole)) or {}
 local reply, filled = { now }, 1
 
--- Returns how long to keep a state that expires at `expires`, in milliseconds: until then plus the margin, rounded
--- up to a power of two of microseconds. There are few of these, so each is formatted once.
+-- Returns how long to keep a state that expires at `expires`, in milliseconds: until then plus the margin.
+-- The time is rounded up to a power of two of microseconds. There are few such times, so each is
+-- formatted once.
 local spelled = {}
 local function time_to_live(expires)
   local _, power = math.frexp(expires - now + margin)

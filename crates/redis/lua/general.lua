@@ -69,9 +69,9 @@ local hold = {}
 -- call: a back-off, or slots outside of a hold. Such a limit does not bound an amount. `n.quota` has the
 -- functions that only quotas have, and `n.slots` those that only concurrency limits have.
 -- read(l)                     returns the numbers of the limit at position l of the plan
--- load(k, n, value, how)      reads the state. Returns nil if another program wrote it; true if it was written under
---                             other numbers and was carried over; or, to leave it as written, false and those
---                             numbers
+-- load(k, n, value, how)      reads the state. Returns nil if another program wrote it; true if it was
+--                             written under other numbers and was carried over; false otherwise. AS_WRITTEN
+--                             leaves the state as it is, and also returns its numbers if they differ from n
 -- adopt(k, n, from, how)      carries over the state from the numbers `from`, whose head is another; returns true if
 --                             those numbers differ
 -- decide(k, n, cost)          returns verdict, when, available

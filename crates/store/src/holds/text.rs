@@ -68,7 +68,7 @@ pub enum RecordError {
     Limit {
         /// The line, counted from 1.
         line: usize,
-        /// What is wrong with the numbers.
+        /// The problem with the numbers.
         error: ParamError,
     },
     /// The record has more charges than a hold may have.
