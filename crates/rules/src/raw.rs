@@ -1,5 +1,5 @@
-//! The rules of a config as they are written: which fields exist, of which kind. Whether the values
-//! make sense together is decided in `validate`.
+//! The fields of rules in a config, and the type of each field. `validate` decides whether the values
+//! make sense together.
 //!
 //! Every doc comment here is also the description of the field in the JSON schema.
 
