@@ -143,7 +143,7 @@ impl Ledger {
     /// allocates nothing and does not call `id`.
     ///
     /// # Errors
-    /// As [`Ledger::record`].
+    /// The same as for [`Ledger::record`].
     pub fn record_use(
         &self,
         of: &UseOf<'_>,
@@ -169,7 +169,7 @@ impl Ledger {
     /// any process, write the same entry, exactly one gets `true`.
     ///
     /// # Errors
-    /// As [`Ledger::write`].
+    /// The same as for [`Ledger::write`].
     pub async fn write_new(&self, entries: Vec<Entry>) -> Result<bool, LedgerError> {
         if entries.is_empty() {
             return Ok(true);
@@ -217,7 +217,7 @@ impl Ledger {
     /// Accepts a note of an administrative change, to be written within the flush interval; never waits.
     ///
     /// # Errors
-    /// As [`Ledger::record`].
+    /// The same as for [`Ledger::record`].
     pub fn audit(&self, note: Note) -> Result<(), Full> {
         self.accept(|pending| pending.note(note))
     }

@@ -10,7 +10,7 @@
 //! * [`Ledger::write`] returns when the entries are in the database.
 //! * Sums are stored beside the entries, in the same transaction, so that [`Ledger::balance`] does not have
 //!   to add up a month.
-//! * [`Ledger::audit`] accepts a [`Note`] of an administrative change. Notes keep the same order and are as safe.
+//! * [`Ledger::audit`] accepts a [`Note`] of an administrative change, in the same order and as safely.
 //! * Writing an entry twice is harmless: the second copy of an id is ignored.
 //!
 //! Entries of one process are written in the order in which they were recorded. Only strict writes

@@ -7,8 +7,8 @@
 //! * Every entry is on disk within a flush interval, in the database or in the spill file. If the database
 //!   needs longer, everything in memory is appended to the spill file, including the batch that is being
 //!   written. If that batch reaches the database later, its lines in the file are skipped.
-//! * After a failure the writer pauses, longer each time, and spills during the pause. Each failure halves the
-//!   next batch and each success doubles it, so that even a slow database makes progress.
+//! * After a failure the writer pauses, longer each time, and spills during the pause. Each failure halves
+//!   the next batch and each success doubles it, so that even a slow database makes progress.
 //! * A strict write that fails is reported to its caller at once, and not tried again. Strict writes do not
 //!   wait behind the spill file. No other writes overtake it.
 //! * Entries that neither the database nor the spill file takes stay in memory. Memory is bounded: when it is

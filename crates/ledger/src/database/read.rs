@@ -47,7 +47,7 @@ impl Ledger {
     /// Returns the balances of a counter in its latest periods, the latest first.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn history(&self, key: u128, most: usize) -> Result<Vec<PeriodBalance>, LedgerError> {
         let sql = "SELECT period_start, max(period_end), CAST(sum(used) AS BIGINT), \
                    CAST(sum(granted) AS BIGINT), max(last_at) FROM balances WHERE key = $1 \
@@ -66,7 +66,7 @@ impl Ledger {
     /// Returns a summary of the entry with this id, if it exists.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn summary(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
         let sql = "SELECT key, kind, amount, why FROM entries WHERE id = $1";
         let read = |row: &Row| {
@@ -84,7 +84,7 @@ impl Ledger {
     /// `after` is the expiry and the id of the last row of the previous page.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn holds_of(
         &self,
         key: u128,
@@ -105,7 +105,7 @@ impl Ledger {
     /// Returns how much of a counter is reserved by open reservations, in periods that end after `after`.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {
         let sql = "SELECT CAST(coalesce(sum(reserved), 0) AS BIGINT) FROM holds \
                    WHERE key = $1 AND ended_kind IS NULL AND period_end > $2";
@@ -117,7 +117,7 @@ impl Ledger {
     /// Returns one reservation, with a row for each counter.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn hold(&self, id: u128) -> Result<Vec<HoldRow>, LedgerError> {
         let sql = format!("{HOLDS} WHERE hold = $1 ORDER BY key");
         self.fetch(Query::new(&sql).with(id), hold_row).await
@@ -126,7 +126,7 @@ impl Ledger {
     /// Lists open reservations that expired before `before`, the oldest first.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn overdue(
         &self,
         namespace: &str,
@@ -144,7 +144,7 @@ impl Ledger {
     /// Lists usage, ordered by tenant, period, rule, action and counter.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn usage(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, LedgerError> {
         let sql = "SELECT tenant, action, rule, allowance, key, period_start, period_end, used, \
                    (SELECT CAST(coalesce(sum(h.reserved), 0) AS BIGINT) FROM holds h \
@@ -184,7 +184,7 @@ impl Ledger {
     /// Lists all counters that have a period at `at`, page by page.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn balances(
         &self,
         namespace: &str,
@@ -209,7 +209,7 @@ impl Ledger {
     /// Lists notes of all processes that share the database, the latest first.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn trail(&self, query: &TrailQuery) -> Result<Vec<Note>, LedgerError> {
         let sql = "SELECT id, at, namespace, who, what, text FROM audit \
                    WHERE namespace = $1 AND at >= $2";
@@ -240,7 +240,7 @@ impl Ledger {
     /// Lists entries with their sequence numbers, in the order in which they were written, page by page.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn entries(&self, query: &EntryQuery) -> Result<Vec<(u64, Entry)>, LedgerError> {
         let sql = "SELECT min(from_seq), max(to_seq) FROM periods \
                    WHERE namespace = $1 AND period_start >= $2 AND period_start < $3 \
