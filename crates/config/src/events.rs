@@ -1,5 +1,5 @@
-//! Events that warn that a limit is near, and the webhook that receives them: plain data, validated.
-//! Nothing here sends anything.
+//! Events about limits that are almost used up, and the webhook that receives them: plain data,
+//! validated. Nothing here sends anything.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! Reads the files of a config: its own text, and its tenant files.
 //!
-//! A tenant file is YAML or JSON (a map of names to tenants, or a list of rows with a `tenant` each),
-//! or CSV with a column for each number. Every form becomes the same map as `tenants` of a config, and
-//! gets the same checks.
+//! A tenant file is YAML, JSON or CSV. YAML and JSON have a map of names to tenants, or a list of rows with
+//! a `tenant` each. CSV has a column for each number. Every form becomes the same map as `tenants` of a
+//! config, and gets the same checks.
 
 use std::path::{Path, PathBuf};
 

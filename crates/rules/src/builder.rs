@@ -63,7 +63,7 @@ pub struct RuleError {
 pub struct RuleProblem {
     /// The field, by its name in files.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// The problem, in words.
     pub message: String,
     /// The remedy.
     pub help: Option<String>,

@@ -1,4 +1,4 @@
-//! A validated rule: numbers that fit, names that are well formed, expressions that type-check.
+//! A validated rule: its numbers fit, its names are well formed, and its expressions type-check.
 
 use std::fmt;
 use std::sync::Arc;

@@ -25,7 +25,7 @@ impl StartError {
         }
     }
 
-    /// An error that, if `passing`, may go away by itself, for example when a server is down.
+    /// An error with the given answer for `is_passing`.
     #[cfg(any(feature = "ledger", feature = "redis"))]
     pub(crate) fn passing(what: impl Into<String>, passing: bool) -> StartError {
         StartError {

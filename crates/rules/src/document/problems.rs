@@ -68,7 +68,7 @@ impl Problem {
 /// Why a value was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadValue {
-    /// What is wrong.
+    /// The problem, in words.
     pub message: String,
     /// How to write the value.
     pub help: String,

@@ -298,7 +298,8 @@ impl<S: Immediate> Limiter<S> {
     }
 }
 
-/// The error for a count that is not restored. Only a store without a ledger returns it.
+/// The error for a count that is not restored. A store with a ledger restores it, so this is an error of
+/// stores without one.
 fn unrestored() -> StoreError {
     StoreError::Unavailable("the usage of a quota has to be restored first".into())
 }

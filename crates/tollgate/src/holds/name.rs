@@ -125,7 +125,7 @@ thread_local! {
 /// The number of ids that were made without entropy from the system.
 static UNGUARDED: AtomicU64 = AtomicU64::new(0);
 
-/// 128 bits that nobody can guess.
+/// 128 random bits that cannot be guessed.
 pub(crate) fn random() -> u128 {
     POOL.with_borrow_mut(|pool| {
         if let Some(bits) = pool.pop() {

@@ -101,8 +101,7 @@ impl LedgerSync {
     fn record_in_memory(&self, charges: &[Charge<'_>], applied: &Applied) -> Result<(), Full> {
         for (recorded, line) in recorded_charges(charges).enumerate() {
             if let Err(full) = self.add_use(&line, applied, 1) {
-                // Undoes the earlier charges. This cannot fail: an amount that is merged into a queued
-                // entry needs no room.
+                // Undoes the earlier charges. An amount that is merged into a queued entry needs no room.
                 for line in recorded_charges(charges).take(recorded) {
                     let _ = self.add_use(&line, applied, -1);
                 }

@@ -135,8 +135,8 @@ impl<S: Store> Accounts<'_, S> {
             entry.id = derived_id(&[b"posting", sync.namespace.as_bytes(), key.as_bytes()]);
         }
         let (id, asked) = (entry.id, (kind, amount));
-        // One posting at a time for each idempotency key and each counter. So a repeat is done once,
-        // and the usage does not change before it is taken back.
+        // One posting at a time for each idempotency key and each counter. So a repeat is done once, and
+        // two postings do not take back the same usage.
         let keys = [id.0, charge.key.bits()];
         let _alone = sync.alone_all(keys.into_iter()).await?;
         if sync.was_posted(id, &charge, asked, posting).await? {

@@ -1,9 +1,9 @@
 //! Compares the counters with the ledger.
 //!
 //! Requests continue during the comparison. The usage that other processes admit is in the ledger only
-//! after their flush interval. So every counter is read once. The counters that differ are read again
-//! after one common wait. A counter agrees if the amount in the ledger lies between two readings of the
-//! counter.
+//! after their flush interval. So every counter is read once. The counters that differ are read up to two
+//! more times, each time after one common wait. A counter agrees if the amount in the ledger lies between
+//! two readings of the counter.
 
 use tollgate_config::Counter;
 use tollgate_core::{Balance, Charge, Key, Limit, Recorded, Time};
