@@ -16,7 +16,7 @@ pub struct Status {
     pub spilled: u64,
     /// The size of the entries in spill files.
     pub spilled_bytes: u64,
-    /// A time at or before which the oldest unwritten entry was recorded; `None` if all are written.
+    /// The oldest unwritten entry was recorded at this time or later; `None` if all are written.
     pub oldest: Option<Time>,
     /// Entries written to the database since the start, including entries that it had already.
     pub written: u64,

@@ -133,7 +133,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
     }
 
     /// Answers a request that a rule denied before the store was asked. Only charges that count denied
-    /// requests are taken.
+    /// requests are charged.
     pub(crate) async fn count_denied(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
         let charges = &resolution.charges;
         let counting = charges.iter().enumerate();

@@ -132,7 +132,7 @@ impl Spill {
         self.files.iter().map(SpillFile::bytes).sum()
     }
 
-    /// A time at or before which the first waiting entry was recorded.
+    /// The first waiting entry was recorded at this time or later.
     pub(crate) fn oldest(&self) -> Option<Time> {
         self.files.iter().find_map(|file| file.oldest)
     }

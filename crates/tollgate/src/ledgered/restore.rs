@@ -181,9 +181,9 @@ impl LedgerSync {
         for summed in periods.into_iter().rev() {
             let (period, recorded) = (summed.period, summed.balance);
             if period.end > now {
-                // There are several current periods if the calendar has changed. Usage stays in the period that
-                // was current when it was recorded. It does not count any more if another period has ended since
-                // then.
+                // There are several current periods if the calendar has changed. Usage stays in the
+                // period that was current when it was recorded. It does not count any more if another
+                // period has ended since then.
                 if period.start != current.start && last_end > summed.last_at {
                     continue;
                 }
