@@ -33,7 +33,7 @@ const MAX_BYTES: u64 = 4 * 1024 * 1024;
 pub struct Config {
     /// Separates the keys of deployments that share a store (default `default`).
     pub namespace: String,
-    /// The doors: where to listen.
+    /// The doors: which protocols are served, and on which addresses.
     pub server: Server,
     /// Where state is kept.
     pub store: Store,
@@ -41,7 +41,7 @@ pub struct Config {
     pub subjects: Subjects,
     /// The headers and bodies of responses.
     pub headers: Headers,
-    /// The routes: they give a request its action, at doors that see only its method, host and path.
+    /// The routes: they give a request its action at doors that see only method, host and path.
     pub routes: Routes,
     /// Traces and logs.
     pub telemetry: Telemetry,
@@ -49,12 +49,12 @@ pub struct Config {
     pub ledger: Option<Ledger>,
     /// Warnings that a limit is near.
     pub events: Events,
-    /// What is limited: rules, budgets, plans and tenants. Its `version` names the text of the config and
-    /// of its tenant files.
+    /// The limits: rules, budgets, plans and tenants. The policy's `version` identifies the text of the
+    /// config and of its tenant files.
     pub policy: Policy,
-    /// Where more tenants are, as written.
+    /// The paths of tenant files, as written.
     pub(crate) tenant_files: Vec<String>,
-    /// The tenant files that were read, and the directories that were named for them.
+    /// The tenant files that were read, and the directories that the config names for tenant files.
     pub(crate) files: Vec<PathBuf>,
     pub(crate) watched: Vec<PathBuf>,
 }
@@ -87,8 +87,8 @@ section! {
 }
 
 impl Config {
-    /// Returns a config of these rules, with the default of every other setting: no doors, state in
-    /// memory, no ledger. Its fields can be changed afterwards.
+    /// Returns a config of these rules, with defaults for all other settings: the default HTTP door,
+    /// state in memory, no ledger. The fields can be changed afterwards.
     ///
     /// # Errors
     /// See [`Policy::from_rules`].
@@ -104,15 +104,15 @@ impl Config {
         &self.files
     }
 
-    /// The directories that the config names for tenant files: a file that appears or disappears there
-    /// changes the config.
+    /// The directories that the config names for tenant files. A file that appears or disappears in one
+    /// of them changes the config.
     #[must_use]
     pub fn tenant_directories(&self) -> &[PathBuf] {
         &self.watched
     }
 
-    /// Prepares the rules for requests, with these overrides in force. Of two overrides with one name,
-    /// the later holds. `keyring` hashes the subjects.
+    /// Prepares the rules for requests, with these overrides in force. If two overrides have the same
+    /// name, the later one wins. `keyring` hashes the subjects.
     #[must_use]
     pub fn compile(&self, keyring: Keyring, overrides: &[Arc<Override>]) -> RuleSet {
         let options = CompileOptions {
@@ -124,8 +124,8 @@ impl Config {
         RuleSet::compile_with(&self.policy, options, overrides)
     }
 
-    /// Replaces the ledger of the config by the one that is open: a reload neither opens nor closes one.
-    /// Quotas without a `durability` are recorded in it.
+    /// Replaces the ledger of the config by the ledger that is open, because a reload neither opens nor
+    /// closes a ledger. Quotas without a `durability` are recorded in the open ledger.
     pub fn keep_in(&mut self, ledger: Option<Ledger>) {
         if self.ledger.is_none() && ledger.is_some() {
             self.policy.record_in_ledger();
@@ -134,11 +134,11 @@ impl Config {
     }
 }
 
-/// Reads the config at `path`, and the tenant files it names; `${VAR}` comes from the environment of
+/// Reads the config at `path`, and the tenant files that it names. `${VAR}` reads the environment of
 /// the process.
 ///
 /// # Errors
-/// If a file cannot be read, or is not valid: then with everything that is wrong with it.
+/// If a file cannot be read or is not valid. The error has every problem.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     let text = read_text(path)?;
     let mut config = read(&path.display().to_string(), &text, &process_env, true)?;
@@ -152,7 +152,7 @@ fn process_env(variable: &str) -> Option<String> {
 }
 
 /// Returns the tenant files that the config at `path` names now, and the directories that hold them.
-/// Works for a rejected config too, as far as it can be read; returns nothing if it cannot.
+/// This also works for a rejected config, as far as its text can be read.
 #[must_use]
 pub fn tenant_paths(path: &Path) -> Vec<PathBuf> {
     let Ok(text) = read_text(path) else {
@@ -174,10 +174,11 @@ pub fn read_text(path: &Path) -> Result<String, ConfigError> {
     tenant_files::read(path, "config", MAX_BYTES)
 }
 
-/// Reads the config `text`. `name` is what errors call it; `env` answers for `${VAR}`.
+/// Reads the config `text`. Errors use `name` as the name of the file. `env` returns the values of
+/// `${VAR}`.
 ///
 /// # Errors
-/// If the text is not a valid config: everything that is wrong with it. A text cannot name tenant files.
+/// If the text is not a valid config. The error has every problem. A text cannot name tenant files.
 ///
 /// ```
 /// let error = tollgate_config::parse("rules.yaml", "version: 2\nrules: []\n", &|_| None).unwrap_err();
@@ -215,7 +216,7 @@ fn read(name: &str, text: &str, env: Env<'_>, files: bool) -> Result<Config, Con
 }
 
 impl RawConfig {
-    /// Turns the fields into a config. If problems were reported the result must not be used.
+    /// Turns the fields into a config. If problems were reported, the result must not be used.
     fn validate(
         &self,
         root: &Node,
@@ -234,7 +235,7 @@ impl RawConfig {
         let ledger = ledger::ledger(&self.ledger, &namespace, env, problems);
         let events = events::events(self.events.value(), env, problems);
         let start = Place::new(root.place.start, root.place.start);
-        // A `ledger` that could not be read counts as one.
+        // A `ledger` field that could not be read counts as a ledger.
         let has_ledger = !self.ledger.is_absent();
         Config {
             namespace,
@@ -265,8 +266,8 @@ impl RawConfig {
         namespace
     }
 
-    /// Instances that share a store must hash subjects alike, and so must a process that continues the
-    /// ledger of an earlier one.
+    /// Reports a missing `hash_secret`. Instances that share a store must hash subjects in the same
+    /// way. So must a process that continues the ledger of an earlier process.
     fn check_hash_secret(&self, problems: &mut Problems<'_>) {
         let absent = match &self.subjects {
             Field::Absent => true,
@@ -282,7 +283,7 @@ impl RawConfig {
         }
     }
 
-    /// The paths of files with more tenants, as written.
+    /// The paths of tenant files, as written.
     fn tenant_files(&self, files: bool, env: Env<'_>, problems: &mut Problems<'_>) -> Vec<String> {
         let given = self.tenant_files.value().map_or(&[][..], |list| &list.0);
         if let (Some(key), false, false) = (self.tenant_files.key(), files, given.is_empty()) {

@@ -1,22 +1,23 @@
 //! A table of tenants: `tenant`, `plan`, `timezone`, and columns such as `api-rate.burst`.
 //!
-//! Cells become nodes that know where they stand, so that a table is read and checked like YAML. An
-//! empty cell gives no value. Cells may be quoted, with `""` for a quote.
+//! Cells become nodes with positions, so that a table is read and checked like YAML. An empty cell
+//! gives no value. Cells may be quoted, with `""` for a quote.
 //!
-//! The reader is our own because messages name the line and column of a cell: the `csv` crate tells where
-//! a record starts, but not where a quoted cell stands, and it accepts cells that this reader rejects.
+//! This module has its own parser because messages give the line and column of a cell. The `csv` crate
+//! gives the start of a record, but not the position of a quoted cell. It also accepts cells that this
+//! parser rejects.
 use tollgate_rules::document::{Node, Place, Problems};
 
-/// A table needs far fewer columns: one for each number that differs.
+/// The most columns. A table needs far fewer: one for each number that differs.
 const MAX_COLUMNS: usize = 1_000;
 
 const HEADER_HELP: &str = "start with a line of columns, such as tenant,plan,api-rate.burst";
 const QUOTE_HELP: &str = "end the cell with one quote, and write two for a quote inside it";
 
-/// A cell: its text and where it stands.
+/// A cell: its text and its position.
 type Cell = (String, Place);
 
-/// Where a cell that cannot be read stands, and why.
+/// The position of a cell that cannot be read, and the reason.
 type BadCell = (Place, &'static str);
 
 /// The kind of a column.
@@ -58,7 +59,7 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
     Some(Node::map(Place::new(0, 0), tenants))
 }
 
-/// The cells of a row, or reports why one cannot be read.
+/// The cells of a row. Reports why a cell cannot be read.
 fn cells(row: Result<Vec<Cell>, BadCell>, problems: &mut Problems<'_>) -> Option<Vec<Cell>> {
     row.map_err(|(place, message)| problems.report(place, message, QUOTE_HELP))
         .ok()
@@ -84,7 +85,7 @@ fn columns(header: &[Cell], problems: &mut Problems<'_>) -> Option<(Vec<Column>,
             "plan" => Column::Field("plan"),
             "timezone" => Column::Field("timezone"),
             _ => {
-                // Ids may have dots in them, and the names of numbers have none.
+                // An id may contain dots. The name of a number contains none.
                 let Some((id, number)) = name.rsplit_once('.') else {
                     let message = format!("`{name}` is not the name of a column");
                     let help = "write tenant, plan, timezone, or a rule and its number, such as api-rate.burst";

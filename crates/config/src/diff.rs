@@ -61,7 +61,7 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     found
 }
 
-/// The part of the doors that takes a restart to change.
+/// The settings of the doors that only a restart can change.
 fn doors(server: &Server) -> Server {
     let mut server = server.clone();
     if let Some(admin) = &mut server.admin {

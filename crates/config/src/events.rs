@@ -1,5 +1,5 @@
-//! Events that warn that a limit is near, and the webhook they are sent to: plain data, validated.
-//! Nothing here sends anything.
+//! Events about limits that are almost used up, and the webhook that receives them: plain data,
+//! validated. Nothing here sends anything.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ use crate::store::{Parts, UrlError, address, host_port};
 pub struct Events {
     /// The percentages of a quota that send an event, ascending, from 1 to 100 (default 80, 90 and 100).
     pub near_limit: Vec<u8>,
-    /// Where events are sent; `None` if nowhere.
+    /// Where events are sent; `None` if they are not sent.
     pub webhook: Option<Webhook>,
 }
 
@@ -53,9 +53,9 @@ pub struct Webhook {
 pub struct WebhookUrl {
     /// Whether the connection is encrypted: `https`.
     pub tls: bool,
-    /// A name or an address; an IPv6 address stands without its brackets.
+    /// A name or an address. An IPv6 address has no brackets here.
     pub host: String,
-    /// The port (default 80), 443 with TLS.
+    /// The port (default 80, or 443 with TLS).
     pub port: u16,
     /// The path and the query: starts with a slash.
     pub target: Secret,
@@ -119,7 +119,7 @@ impl Read for Mark {
 }
 schema!(Mark, "Mark", _generator => { "type": "integer", "minimum": 1, "maximum": 100 });
 
-/// More than a few warnings are noise.
+/// The most thresholds. More warnings than this are noise.
 const MAX_THRESHOLDS: usize = 8;
 const URL_HELP: &str = "write an address such as https://billing.example.com/tollgate";
 
@@ -197,7 +197,7 @@ fn webhook(
     })
 }
 
-/// Errors never quote the URL: the part after the host is a secret.
+/// Parses the URL of a webhook. Errors never quote the URL: the part after the host is a secret.
 fn url(text: &str) -> Result<WebhookUrl, BadValue> {
     let wrong = |error: UrlError| BadValue::new(error.to_string(), URL_HELP);
     let (before, query) = text.split_at(text.find('?').unwrap_or(text.len()));

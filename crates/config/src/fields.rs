@@ -11,7 +11,7 @@ use crate::store::Password;
 /// The fewest bytes that a secret may have.
 pub(crate) const MIN_SECRET: usize = 16;
 
-/// Answers for `${VAR}`.
+/// Returns the value of an environment variable, for `${VAR}`.
 pub(crate) type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 
 /// Returns the text of a field, and reports an empty one.
@@ -30,7 +30,7 @@ pub(crate) fn text(
     Some(text)
 }
 
-/// Returns a password, or the file that holds one. Reports both together.
+/// Returns a password, or the file that holds one. Reports a problem if both are given.
 pub(crate) fn password(
     (name, given): (&str, &Field<Text>),
     (file_name, file): (&str, &Field<Text>),
@@ -53,7 +53,8 @@ pub(crate) fn secret_help() -> String {
     format!("use at least {MIN_SECRET} random bytes, such as `openssl rand -hex 32` prints")
 }
 
-/// Replaces `value` by the number of a field, if it is given, and reports one that is not in `range`.
+/// Replaces `value` by the number of a field, if the field is given. Reports a number that is not in
+/// `range`.
 pub(crate) fn number_in<T: TryFrom<u64>>(
     field: &Field<Whole>,
     value: &mut T,
@@ -114,8 +115,8 @@ pub(crate) fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -
     complete.then_some(expanded)
 }
 
-/// Replaces `value` by the duration of a field, if it is given, and reports one that is not in the range
-/// of `millis`.
+/// Replaces `value` by the duration of a field, if the field is given. Reports a duration that is not
+/// in the range of `millis`.
 pub(crate) fn duration_in(
     field: &Field<Duration>,
     value: &mut Span,

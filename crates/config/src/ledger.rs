@@ -29,7 +29,7 @@ pub struct Ledger {
     /// The file that keeps entries while the database is down (default: beside the SQLite file, or named
     /// after the namespace).
     pub spill: PathBuf,
-    /// How large that file may become, in bytes (default 1,000,000,000).
+    /// How large the spill file may become, in bytes (default 1,000,000,000).
     pub max_spill: u64,
 }
 
@@ -38,11 +38,12 @@ pub struct Ledger {
 pub enum LedgerDatabase {
     /// A SQLite file, created if it does not exist.
     Sqlite(PathBuf),
-    /// A PostgreSQL.
+    /// A PostgreSQL server.
     Postgres(PostgresUrl),
 }
 
-/// The address of a PostgreSQL, or the file that holds it. A secret: the address may contain a password.
+/// The address of a PostgreSQL server, or the file that holds it. The address is a secret: it may
+/// contain a password.
 #[derive(Clone, PartialEq, Eq)]
 pub enum PostgresUrl {
     /// The address itself.
@@ -52,10 +53,10 @@ pub enum PostgresUrl {
 }
 
 impl PostgresUrl {
-    /// Returns the address, read from the file if it is in one, without a line break at the end.
+    /// Returns the address without a line break at the end. Reads the file if the address is in one.
     ///
     /// # Errors
-    /// If the file cannot be read, or does not hold the address of a PostgreSQL.
+    /// If the file cannot be read, or does not hold the address of a PostgreSQL server.
     pub fn read(&self) -> io::Result<Secret> {
         let path = match self {
             PostgresUrl::Text(url) => return Ok(url.clone()),
@@ -97,8 +98,8 @@ impl fmt::Display for LedgerDatabase {
     }
 }
 
-/// Checks the address of a PostgreSQL, and returns the part of it that may be shown. Neither the message
-/// nor the remedy of an error quotes the address.
+/// Checks the address of a PostgreSQL server, and returns the part that may be shown. Neither the
+/// message nor the remedy of an error quotes the address.
 pub(crate) fn check(text: &str) -> Result<String, BadValue> {
     const HELP: &str = "write an address such as postgres://user:${PGPASSWORD}@host:5432/database";
     let of_url = |error: UrlError| {
@@ -111,7 +112,7 @@ pub(crate) fn check(text: &str) -> Result<String, BadValue> {
         };
         BadValue::new(error.to_string(), help)
     };
-    // The driver reads the parameters, such as sslmode.
+    // The driver checks the parameters, such as sslmode.
     let (address_part, query) = match text.rfind('@') {
         Some(at) => match text[at..].find('?') {
             Some(query) => text.split_at(at + query),
@@ -212,7 +213,7 @@ pub(crate) fn ledger(
     })
 }
 
-/// Exactly one database.
+/// The database of the ledger. Reports a problem unless exactly one is given.
 fn database(
     raw: &RawLedger,
     key: Place,
@@ -283,7 +284,7 @@ fn default_spill(database: &LedgerDatabase, namespace: &str) -> PathBuf {
             if spill != *file {
                 return spill;
             }
-            // The database itself ends with `.spill`.
+            // The extension of the database is `.spill` already.
             let mut name = file.as_os_str().to_owned();
             name.push(".spill");
             name.into()

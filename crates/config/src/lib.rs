@@ -1,12 +1,12 @@
 //! The config file of a Tollgate deployment.
 //!
-//! [`load`] and [`parse`] read a file into a [`Config`], or report everything that is wrong with it,
-//! each problem with its line and column, the line itself and the remedy. A config says where the doors
-//! listen, where state and usage are kept, what is logged and sent, and what is limited: the last part
-//! is a [`Policy`] of `tollgate-rules`, which this crate contains and does not look into.
+//! [`load`] and [`parse`] read a file into a [`Config`]. They report every problem, with its line and
+//! column, the line itself and the remedy. A config says where the doors listen, where state and usage
+//! are kept, and what is logged and sent. It also says what is limited: that part is a [`Policy`] of
+//! `tollgate-rules`, which this crate does not look into.
 //!
-//! Each section is one module: what it may contain, whether that makes sense, and the validated data.
-//! Nothing here listens or connects. A config that was accepted need not be checked again.
+//! Each section is one module: the fields, their validation, and the validated data. Nothing here
+//! listens or connects. A config that was accepted need not be checked again.
 //!
 //! ```
 //! use tollgate_config::{Attributes, RequestLimits, parse};

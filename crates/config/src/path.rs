@@ -1,17 +1,17 @@
 //! Paths of URLs in their normal form, so that each path has one spelling.
 //!
-//! Servers treat `/login`, `//login`, `/./login`, `/x/../login` and `/%6Cogin` alike. A limit by path
-//! must treat them alike too, or clients evade it by another spelling.
+//! Servers treat `/login`, `//login`, `/./login`, `/x/../login` and `/%6Cogin` as the same path. A
+//! limit by path must do the same, or clients evade it with another spelling.
 
 /// The longest path with a normal form, in bytes.
 pub const MAX_PATH: usize = 4096;
 
-/// Returns the normal form of a path: no needless escapes, escapes in capital letters, no empty, `.` or
-/// `..` segments, one slash at the start. An escaped slash stays escaped, because it does not separate
-/// segments. `None` if the result is longer than [`MAX_PATH`].
+/// Returns the normal form of a path. It has no needless escapes, escapes in capital letters, no empty,
+/// `.` or `..` segments, and one slash at the start. An escaped slash stays escaped, because it does
+/// not separate segments. `None` if the result is longer than [`MAX_PATH`].
 ///
-/// The path comes without its query. Any bytes have a normal form, and the normal form of a normal form
-/// is itself.
+/// Pass the path without its query. Any bytes have a normal form. The normal form of a normal form is
+/// itself.
 ///
 /// ```
 /// use tollgate_config::normal_path;
@@ -25,7 +25,7 @@ pub const MAX_PATH: usize = 4096;
 pub fn normal_path(path: &[u8]) -> Option<String> {
     let mut normal = String::with_capacity(path.len().min(MAX_PATH) + 1);
     let mut segments = path.split(|byte| *byte == b'/').peekable();
-    // The text before the first slash is a segment too: a path without a leading slash gets one.
+    // The text before the first slash is a segment too, so a path without a leading slash gets one.
     while let Some(segment) = segments.next() {
         let is_last = segments.peek().is_none();
         let start = normal.len();
@@ -37,7 +37,8 @@ pub fn normal_path(path: &[u8]) -> Option<String> {
                 normal.truncate(start);
                 normal.truncate(normal.rfind('/').unwrap_or(0));
             }
-            // The input bounds this: segments only shrink when they are taken back.
+            // `normal` may be longer than `MAX_PATH` for now: a later `..` can shorten it. The input
+            // bounds its length.
             _ => continue,
         }
         // `/a/`, `/a/.` and `/a/b/..` all mean the directory `/a/`.

@@ -1,4 +1,4 @@
-//! Routes: which action a request is, for doors that see only its method, host and path.
+//! Routes: they give a request its action at doors that see only method, host and path.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tollgate_rules::document::{
 
 use crate::path::normal_path;
 
-/// The routes of a config, in its order: the first that matches names the action.
+/// The routes of a config, in order: the first route that matches names the action.
 ///
 /// ```
 /// let config = tollgate_config::parse("rules.yaml", r#"
@@ -39,8 +39,8 @@ pub(crate) struct Route {
 }
 
 impl Routes {
-    /// Returns the action of a request. The host comes in lower case and without its port, the path in
-    /// its [normal form](crate::normal_path) and without its query.
+    /// Returns the action of a request. Pass the host in lower case and without its port. Pass the path
+    /// in its [normal form](crate::normal_path) and without its query.
     #[must_use]
     pub fn action(&self, method: &str, host: Option<&str>, path: &str) -> Option<&str> {
         let mut routes = self.0.iter();
@@ -147,7 +147,7 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
     })
 }
 
-/// The values of a condition: empty if it was not given, `None` if one is wrong.
+/// The values of a condition: empty if the condition was not given, `None` if a value is wrong.
 fn values<T>(
     name: &str,
     field: &Field<Texts>,
@@ -221,14 +221,14 @@ fn path(text: &str) -> Result<Pattern, BadValue> {
     Ok(Pattern::parse(text)?)
 }
 
-/// A glob of paths, with all but its wildcards in the normal form.
+/// A glob of paths in the normal form. Wildcards stay as they are.
 fn normal_pattern(text: &str) -> String {
-    // In a normal form only `?` would be escaped; other wildcards and backslashes stay.
+    // `?` is the only wildcard that the normal form would escape. A placeholder protects it.
     const ONE: &str = "%01";
     let normal = normal_path(text.replace('?', ONE).as_bytes());
     let normal = normal.map(|normal| normal.replace(ONE, "?"));
     match normal {
-        // A leading star may stand for the slash.
+        // A leading `*` may match the slash itself.
         Some(normal) if text.starts_with('*') => normal[1..].to_owned(),
         Some(normal) => normal,
         None => text.to_owned(),

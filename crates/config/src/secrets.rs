@@ -1,8 +1,8 @@
 //! The parts of a config that are never shown: passwords, secrets, and the logins of URLs.
 //!
-//! They are found by their names and their form before anything is read: a secret under a misspelt
-//! name, in the wrong place or in a file that is not even YAML is still hidden. Rules, plans and
-//! tenants hold no secrets and are skipped.
+//! Secrets are found by name and form before anything else is read. So a secret is hidden even under a
+//! misspelt name, in the wrong place, or in a file that is not YAML. Rules, plans and tenants hold no
+//! secrets and are skipped.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use tollgate_rules::document::{Node, Place, Problems, Value, nearest, secret_part};
 
-/// Bytes that are never printed.
+/// A text that is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Keeps `secret` from being printed.
+    /// Wraps `secret`, so that it is never printed.
     #[must_use]
     pub fn new(secret: String) -> Secret {
         Secret(secret)
@@ -44,10 +44,11 @@ const NAMES: [&str; 5] = [
     "sha256",
 ];
 
-/// Parts of other names for a secret.
+/// Parts of names that suggest a secret.
 const HINTS: [&str; 5] = ["pass", "pwd", "secret", "auth", "token"];
 
-/// The fields of a token that may be shown. The hash may not: someone may have written the token itself.
+/// The fields of a token that may be shown. The hash is hidden: a user may have written the token
+/// itself there.
 const SHOWN: [&str; 2] = ["name", "role"];
 
 /// Keeps the secrets of a config out of every rendering.
@@ -60,10 +61,10 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
         return hiding.below(root, Hide::Nothing);
     };
     for (key, value) in entries.iter() {
-        // The author of a config chooses these names freely: they give no hint of a secret.
+        // Users choose the names in these sections, so a name says nothing about a secret.
         let named = ["rules", "attributes", "budgets", "plans", "tenants"];
         if !key.text().is_some_and(|key| named.contains(&key)) {
-            // The part after the host of a webhook often is its only credential.
+            // The part of a webhook URL after the host is often its only credential.
             let hide = match key.text() {
                 Some("events") => Hide::Urls,
                 _ => Hide::Nothing,
@@ -100,7 +101,7 @@ impl Hide {
 }
 
 struct Hiding<'p, 's> {
-    /// Values that were visited, by address, so that aliases are followed once.
+    /// Values that were visited, by memory address, so that an alias is followed once.
     seen: HashSet<(usize, Hide)>,
     problems: &'p mut Problems<'s>,
 }
@@ -181,7 +182,7 @@ pub(crate) fn hide_in_text(problems: &mut Problems<'_>) {
 }
 
 fn names_secret(name: &str) -> bool {
-    // Longer and shorter names are not misspellings of these.
+    // A name of another length is not a misspelling of a secret's name.
     if !(3..=32).contains(&name.len()) {
         return false;
     }
@@ -190,14 +191,14 @@ fn names_secret(name: &str) -> bool {
     !plain.ends_with("_file") && (hints || nearest(name, NAMES).is_some())
 }
 
-/// Whether a text is only the name of a variable, which is not secret.
+/// Whether a text is only a reference such as `${VAR}`, which is not secret.
 fn is_reference(text: &str) -> bool {
     let name = text.strip_prefix("${").and_then(|it| it.strip_suffix('}'));
     let in_names = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     name.is_some_and(|name| name.bytes().all(in_names))
 }
 
-/// The part after the host, in a line that may hold a webhook.
+/// The part of a URL after the host, in a line that may hold a webhook.
 fn target(line: &str) -> Option<Range<usize>> {
     let mut schemes = ["http://", "https://"].into_iter();
     let host = schemes.find_map(|scheme| Some(line.find(scheme)? + scheme.len()))?;

@@ -1,4 +1,4 @@
-//! Subjects: how they are hashed, and which headers and networks doors take them from.
+//! Subjects: how they are hashed, and which headers and networks identify them.
 
 use std::net::IpAddr;
 
@@ -30,7 +30,8 @@ pub struct Subjects {
     pub hash_secret: Option<Secret>,
     /// Networks of proxies that are trusted to name clients: see [`Subjects::is_trusted`].
     pub trusted_proxies: Vec<IpNet>,
-    /// The header in which they name the client's address; `None` for the first that a request has.
+    /// The header in which proxies name the client's address; `None` for the first of the three that a
+    /// request has.
     pub client_header: Option<ClientHeader>,
     /// The headers that name the caller of a request.
     pub headers: SubjectHeaders,
@@ -44,7 +45,7 @@ pub struct Subjects {
     pub max_keys: usize,
 }
 
-/// The headers that name the caller, in lower case; `None` for those that are not read.
+/// The headers that name the caller, in lower case; `None` if a header is not read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SubjectHeaders {
@@ -155,7 +156,7 @@ section! {
 
 const MAX_HEADER: usize = 64;
 
-/// Headers with another meaning, which cannot name the caller.
+/// Headers that have another meaning, so they cannot name the caller.
 const TAKEN: [&str; 21] = [
     "connection",
     "content-length",

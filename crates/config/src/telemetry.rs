@@ -11,9 +11,9 @@ use crate::store::{Parts, UrlError, address, host_port};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Telemetry {
-    /// Where traces are sent; `None` if nowhere.
+    /// Where traces are sent; `None` if they are not sent.
     pub otlp: Option<OtlpUrl>,
-    /// The share of decisions without a trace of their caller that are traced, in hundredths of a percent
+    /// The share of decisions that are traced if the caller sends no trace, in hundredths of a percent
     /// (default 1%).
     pub sample: u16,
     /// How many denials are logged in a second at most (default 10); 0 logs none.
@@ -30,17 +30,17 @@ impl Default for Telemetry {
     }
 }
 
-/// Where an OTLP collector takes HTTP: `http://127.0.0.1:4318`.
+/// The address of an OTLP collector that takes HTTP: `http://127.0.0.1:4318`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OtlpUrl {
     /// Whether the connection is encrypted: `https`.
     pub tls: bool,
-    /// A name or an address; an IPv6 address stands without its brackets.
+    /// A name or an address. An IPv6 address has no brackets here.
     pub host: String,
-    /// The port (default 80), 443 with TLS.
+    /// The port (default 80, or 443 with TLS).
     pub port: u16,
-    /// The path before `/v1/traces`: empty, or with a slash at its start and none at its end.
+    /// The path before `/v1/traces`: empty, or with a slash at the start and none at the end.
     pub path: String,
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn telemetry(
     telemetry
 }
 
-/// Errors never quote the URL: it may hold a password.
+/// Parses the URL of a collector. Errors never quote the URL: it may hold a password.
 fn url(text: &str) -> Result<OtlpUrl, BadValue> {
     let wrong = |error: UrlError| match error {
         UrlError::Query => {

@@ -1,8 +1,8 @@
-//! Reading the files of a config: its own text, and its tenant files.
+//! Reads the files of a config: its own text, and its tenant files.
 //!
-//! A tenant file is YAML or JSON (a map of names to tenants, or a list of rows with a `tenant` each), or
-//! CSV with a column for each number. Every form becomes the same map as `tenants` of a config, and is
-//! checked like it.
+//! A tenant file is YAML, JSON or CSV. YAML and JSON have a map of names to tenants, or a list of rows with
+//! a `tenant` each. CSV has a column for each number. Every form becomes the same map as `tenants` of a
+//! config, and gets the same checks.
 
 use std::path::{Path, PathBuf};
 
@@ -17,10 +17,10 @@ const EMPTY_HELP: &str = "write names and tenants, such as `acme: { plan: free }
 
 /// Larger tenant files are rejected unread.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
-/// A directory with more files was named by mistake.
+/// The most files in a directory. A directory with more files was named by mistake.
 const MAX_FILES: usize = 10_000;
 
-/// Whether the name of a file ends like that of a tenant file.
+/// Whether the file has an extension of tenant files.
 fn is_tenant_file(path: &Path) -> bool {
     let extension = path.extension().and_then(|it| it.to_str());
     matches!(extension, Some("yaml" | "yml" | "json" | "csv"))
@@ -56,7 +56,8 @@ pub(crate) fn too_large(name: &str, what: &str, most: u64) -> ConfigError {
     ConfigError::unreadable(name, message, help)
 }
 
-/// Adds the tenants of the files that `config`, whose text is `text`, names, relative to `folder`.
+/// Adds the tenants of all files that `config` names. `text` is the text of the config. Paths are
+/// relative to `folder`.
 pub(crate) fn add_tenants(
     config: &mut Config,
     text: &str,
@@ -90,7 +91,8 @@ pub(crate) fn add_tenants(
     Ok(())
 }
 
-/// The tenant files and the directories that hold them; an unreadable directory holds none.
+/// The tenant files and the directories that hold them. A directory that cannot be read counts as
+/// empty.
 pub(crate) fn all_paths(given: &[String], folder: &Path) -> Vec<PathBuf> {
     let mut all = Vec::with_capacity(given.len());
     for given in given {

@@ -1,11 +1,11 @@
-//! Configs made to exhaust stack, memory or time: rejected or accepted, promptly.
+//! Configs made to exhaust stack, memory or time. Each is rejected or accepted within a minute.
 
 use std::time::Duration;
 
 use tollgate_config::{Attributes, parse};
 use tollgate_core::Keyring;
 
-/// Parses, compiles and asks once, on a thread with the stack that servers give theirs.
+/// Parses, compiles and explains a request, on a thread with the stack size of server threads.
 fn survives(name: &'static str, text: String) {
     let (done, finished) = std::sync::mpsc::channel();
     std::thread::Builder::new()

@@ -1,4 +1,4 @@
-//! Quotas, concurrency limits, the ledger and events, as a config says them.
+//! Quotas, concurrency limits, the ledger and events in a config.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -116,15 +116,15 @@ fn numbers_of_quotas_are_read() {
 fn a_zone_comes_from_override_rule_plan_tenant_or_utc() {
     let rules = compile(&config(CONFIG), &[]);
     let zone = |rule: &str, tenant: &str| zone(&limit(&rules, rule, tenant));
-    // No zone in the rule: the tenant's.
+    // No zone in the rule: the tenant's zone applies.
     assert_eq!(zone("monthly", "acme"), "Europe/Berlin");
     assert_eq!(zone("monthly", "corp"), "America/New_York");
     assert_eq!(zone("monthly", "late"), "UTC");
     assert_eq!(zone("monthly", "stranger"), "UTC");
-    // A zone in the rule: that, unless the contract says otherwise.
+    // A zone in the rule applies, unless the tenant's overrides name another.
     assert_eq!(zone("zoned", "acme"), "UTC");
     assert_eq!(zone("zoned", "corp"), "Asia/Tokyo");
-    // A zone in the plan, and a contract that says the tenant's.
+    // A zone in the plan applies, unless the tenant's overrides say `tenant`.
     assert_eq!(zone("daily", "acme"), "Asia/Tokyo");
     assert_eq!(zone("daily", "corp"), "America/New_York");
     assert_eq!(zone("daily", "solo"), "Asia/Kathmandu");
@@ -137,7 +137,7 @@ fn a_zone_comes_from_override_rule_plan_tenant_or_utc() {
 fn plans_and_tenants_change_numbers() {
     let rules = compile(&config(CONFIG), &[]);
     let berlin = calendar(1, Unit::Month, Anchor::Day(31), "Europe/Berlin");
-    // The share of the grace is a share of the plan's limit.
+    // A grace in percent is a share of the plan's limit.
     assert_eq!(
         limit(&rules, "monthly", "acme"),
         quota([500, 50, 25], berlin)
@@ -173,7 +173,7 @@ fn overrides_change_quotas_at_run_time() {
         limit(&rules, "monthly", "acme"),
         quota([250, 25, 12], berlin)
     );
-    // Nothing is nothing: no grace either.
+    // A scale of 0% also removes the grace.
     assert_eq!(limit(&rules, "monthly", "corp").capacity(), 0);
     assert_eq!(zone(&limit(&rules, "monthly", "corp")), "America/New_York");
     let paris = calendar(3, Unit::Month, Anchor::First, "Europe/Paris");
@@ -356,7 +356,7 @@ rules:
     assert_eq!(overdraft("quota", "x"), MAX_AMOUNT);
     assert_eq!(overdraft("rate", "x"), 0);
     assert_eq!(overdraft("strict", "x"), 0);
-    // Of the limit, without its grace, of whoever asks.
+    // A share refers to the tenant's own limit, without the grace.
     assert_eq!(overdraft("share", "x"), 2);
     assert_eq!(overdraft("share", "acme"), 50);
     assert_eq!(overdraft("tokens", "x"), 100);

@@ -1,4 +1,4 @@
-//! Stores that are accepted, and what they say.
+//! Stores that are accepted, and their values.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! Tenants that come from files of their own: a directory, a table, rows.
+//! Tenants in separate files: a directory, a table, rows.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -51,7 +51,7 @@ fn read(files: &[(&str, &str)]) -> Result<Config, ConfigError> {
     load(&folder(files).path().join("rules.yaml"))
 }
 
-/// What is wrong, without the name of the folder.
+/// The problems, without the name of the folder.
 fn wrong(files: &[(&str, &str)]) -> String {
     let folder = folder(files);
     let error = load(&folder.path().join("rules.yaml")).unwrap_err();

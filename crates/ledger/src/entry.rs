@@ -12,13 +12,13 @@ use crate::pending::UseOf;
 
 /// Amounts are between -2^53 and 2^53, both excluded.
 pub const MOST_AMOUNT: i64 = 1 << 53;
-/// The longest text that comes from a request, in bytes: tenant, action.
+/// The longest text from a request (tenant, action), in bytes.
 ///
-/// PostgreSQL indexes rows of up to 2,704 bytes: tenant, action and rule together stay just below.
+/// PostgreSQL indexes rows of up to 2,704 bytes. Tenant, action and rule together stay just below.
 pub const MOST_VALUE: usize = 1024;
-/// The longest name from a config, in bytes: namespace, rule, allowance.
+/// The longest name from a config (namespace, rule, allowance), in bytes.
 pub const MOST_NAME: usize = 512;
-/// The longest text that is stored and not indexed, in bytes: who, why, an idempotency key.
+/// The longest text that is stored but not indexed (who, why, an idempotency key), in bytes.
 pub const MOST_TEXT: usize = 4096;
 /// The longest record of a reservation, in bytes.
 pub const MOST_RECORD: usize = 64 * 1024;
@@ -64,9 +64,10 @@ pub enum Kind {
     /// Usage.
     #[default]
     Use,
-    /// A reservation; with an amount of 0, an extension of its time.
+    /// A reservation. With an amount of 0, an extension of the reservation's time.
     Reserve,
-    /// The end of a reservation by a commit or a release: the amount is the difference to what was reserved.
+    /// The end of a reservation by a commit or a release. The amount is the difference to the reserved
+    /// amount.
     Settle,
     /// A correction of the usage by an administrator.
     Correction,
@@ -131,13 +132,13 @@ pub struct HoldNote {
     /// The id of the reservation.
     #[serde(with = "hex")]
     pub id: u128,
-    /// A number that the caller wants back with the reservation.
+    /// A number that the ledger returns with the reservation.
     pub tag: u32,
     /// When the reservation expires.
     #[serde(with = "micros")]
     pub expires_at: Time,
-    /// A text of the caller, which the ledger stores and does not read. The text of the entry that ends the
-    /// reservation replaces an earlier one, unless it is empty.
+    /// A text of the caller, which the ledger stores and does not read. The entry that ends the
+    /// reservation replaces the text, unless its own text is empty.
     #[serde(default, skip_serializing_if = "str::is_empty")]
     pub record: Arc<str>,
 }
@@ -158,7 +159,7 @@ pub struct Entry {
     pub tenant: Arc<str>,
     /// The action; empty if the request named none.
     pub action: Arc<str>,
-    /// The rule that charged it.
+    /// The rule that charged the counter.
     pub rule: Arc<str>,
     /// The owner of the counter: the id of the rule, or of its budget.
     pub allowance: Arc<str>,
@@ -170,11 +171,11 @@ pub struct Entry {
     pub period: Period,
     /// The kind.
     pub kind: Kind,
-    /// The amount to add to the usage; for a grant, to the limit. May be negative.
+    /// The amount to add to the usage, or to the limit for a grant. May be negative.
     pub amount: i64,
     /// How many requests the entry stands for.
     pub count: u32,
-    /// The reservation; for [`Kind::Reserve`], [`Kind::Settle`] and [`Kind::Expiry`], and only for them.
+    /// The reservation. Present exactly for [`Kind::Reserve`], [`Kind::Settle`] and [`Kind::Expiry`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<HoldNote>,
     /// The administrator, for a correction or a grant.
@@ -194,7 +195,7 @@ pub enum EntryError {
     /// The amount is too large.
     #[error("the amount {amount} is not between -2^53 and 2^53: split it")]
     Amount {
-        /// That amount.
+        /// The amount.
         amount: i64,
     },
     /// A text is too long.
@@ -247,10 +248,10 @@ impl Entry {
     }
 }
 
-/// A note of one change that a person or a program has made. Never changed, never deleted. It is stored beside the
-/// entries, and does not count in any sum.
+/// A note of one change by a person or a program. Never changed, never deleted. Notes are stored beside
+/// the entries, and do not count in any sum.
 ///
-/// In the spill file its id is the field `note`, which no entry has.
+/// In the spill file the id of a note is the field `note`, which no entry has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
     /// The id. Writing a note again under the same id changes nothing.
@@ -334,7 +335,7 @@ pub(crate) fn check_text(field: &'static str, text: &str, most: usize) -> Result
 pub(crate) mod tests {
     use super::*;
 
-    /// A use of 1.
+    /// A use with amount 1.
     pub(crate) fn entry(id: u128) -> Entry {
         Entry {
             id: EntryId(id),
@@ -355,7 +356,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The same with a change.
+    /// Like `entry`, with a change.
     pub(crate) fn entry_with(id: u128, change: impl FnOnce(&mut Entry)) -> Entry {
         let mut entry = entry(id);
         change(&mut entry);

@@ -15,7 +15,7 @@ pub enum OpenError {
         if *feature == "sqlite" { "SQLite" } else { "PostgreSQL" }
     )]
     MissingFeature {
-        /// The feature of this crate: `sqlite` or `postgres`. The library `tollgate` calls it
+        /// The feature of this crate: `sqlite` or `postgres`. In the library `tollgate` it is called
         /// `ledger-sqlite` or `ledger-postgres`.
         feature: &'static str,
     },
@@ -30,7 +30,7 @@ pub enum OpenError {
     /// The directory of the file does not exist.
     #[error("the directory {} of the ledger does not exist: create it", directory.display())]
     MissingDirectory {
-        /// That directory.
+        /// The directory.
         directory: PathBuf,
     },
     /// The file is not a SQLite database.
@@ -49,7 +49,7 @@ pub enum OpenError {
         /// The message of the database.
         reason: Arc<str>,
     },
-    /// A later version of this program has made the tables.
+    /// A later version of this program has created the tables.
     #[error(
         "the ledger {location} has schema version {found}, and this program supports up to {known}: run the newer program, or use another ledger"
     )]
@@ -71,7 +71,7 @@ pub enum OpenError {
         /// PostgreSQL's name of the encoding.
         encoding: Arc<str>,
     },
-    /// The server does not let this user in.
+    /// The server rejects the login.
     #[error(
         "the ledger {location} rejects the login: {reason}; check user, password and database in its URL"
     )]
@@ -100,7 +100,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether a later attempt may succeed without a change on this side.
+    /// Whether a later attempt may succeed without any change to this program or its config.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         matches!(self, OpenError::Unavailable { .. })
@@ -118,7 +118,7 @@ pub enum LedgerError {
     TooMany {
         /// The number of entries.
         entries: usize,
-        /// How many are allowed.
+        /// The maximum.
         most: usize,
     },
     /// The queue is full. Nothing was written.
@@ -144,7 +144,7 @@ pub enum LedgerError {
         /// The message of the system or the database.
         reason: Arc<str>,
     },
-    /// A flush did not finish in time. The entries still wait.
+    /// A flush did not finish in time. The entries are still queued.
     #[error("the ledger {location} is behind: entries still wait to be written")]
     Behind {
         /// The database.
@@ -171,7 +171,7 @@ impl LedgerError {
 /// Why an entry was not accepted. The caller must deny the request that the entry is for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
-    /// As many entries wait as are allowed.
+    /// The queue has the maximum number of entries.
     #[error(
         "{max_queued} entries already wait for the ledger, which is the maximum: check why the database takes none, and the disk of the spill file"
     )]

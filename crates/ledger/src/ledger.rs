@@ -16,7 +16,7 @@ use crate::pending::{Pending, UseOf};
 use crate::status::{Status, StatusReport};
 use crate::writer::{CLOSE_LIMIT, Shared, Writer};
 
-/// How long a flush waits at most: the entries of a long outage take a while.
+/// How long a flush waits at most. Writing the entries of a long outage takes a while.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
 
 /// An open ledger. Cheap to clone; dropping the last clone closes it.
@@ -49,7 +49,7 @@ pub struct Ledger(Arc<Handle>);
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
-    /// The error is that of an invalid URL or a missing backend.
+    /// An error means an invalid URL or a missing backend.
     readers: Result<Arc<dyn Readers>, OpenError>,
 }
 
@@ -62,8 +62,8 @@ impl Drop for Handle {
 }
 
 impl Ledger {
-    /// Opens the ledger, creates its tables if need be, and starts the task that writes it, on the current Tokio
-    /// runtime. Entries that an earlier process has left in a spill file are written first.
+    /// Opens the ledger, creates its tables if necessary, and starts the writer task on the current
+    /// Tokio runtime. Entries in the spill file of an earlier process are written first.
     ///
     /// # Errors
     /// If the database cannot be reached or used.
@@ -79,8 +79,8 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Opens the ledger without waiting for the database: the task keeps trying to connect, and spills entries
-    /// meanwhile. [`Ledger::status`] has the current problem.
+    /// Opens the ledger without waiting for the database. The writer task keeps trying to connect, and
+    /// spills entries until then. [`Ledger::status`] has the current problem.
     ///
     /// # Panics
     /// Outside of a Tokio runtime.
@@ -91,8 +91,8 @@ impl Ledger {
         Ledger::with(options, session)
     }
 
-    /// Checks whether the ledger could be opened, and returns the version of its tables, or `None` if there are
-    /// none yet. Changes nothing.
+    /// Checks whether the ledger could be opened. Returns the version of its tables, or `None` if there
+    /// are none yet. Changes nothing.
     ///
     /// # Errors
     /// If the database cannot be reached or used.
@@ -128,20 +128,22 @@ impl Ledger {
         self.0.shared.options.flush_interval
     }
 
-    /// Accepts an entry, to be written within the flush interval; never waits. A use is merged into a waiting one
-    /// that differs only in id, time, amount and count, unless it has an idempotency key.
+    /// Accepts an entry, to be written within the flush interval. Never waits. A use is merged into a
+    /// waiting use that differs only in id, time, amount and count. A use with an idempotency key,
+    /// `who` or `why` is not merged.
     ///
     /// # Errors
-    /// If the queue is full, or the entry is invalid. The entry was not accepted then.
+    /// If the queue is full, the ledger is closed, or the entry is invalid. The entry was not accepted
+    /// then.
     pub fn record(&self, entry: Entry) -> Result<(), Full> {
         self.accept(|pending| pending.record(entry))
     }
 
-    /// Accepts a use, as [`Ledger::record`] does. Merging it into a waiting one allocates nothing and does not call
-    /// `id`.
+    /// Accepts a use, as [`Ledger::record`] does. If the use is merged into a waiting one, this
+    /// allocates nothing and does not call `id`.
     ///
     /// # Errors
-    /// As [`Ledger::record`].
+    /// The same as for [`Ledger::record`].
     pub fn record_use(
         &self,
         of: &UseOf<'_>,
@@ -153,8 +155,8 @@ impl Ledger {
         self.accept(|pending| pending.record_use(of, amount, count, at, id))
     }
 
-    /// Writes entries, all or none; they are in the database when this returns. Calls that wait at the same time
-    /// share a transaction. A caller that stops waiting does not cancel the write.
+    /// Writes entries, all or none. The entries are in the database when this returns. Calls that wait
+    /// at the same time share a transaction. A caller that stops waiting does not cancel the write.
     ///
     /// # Errors
     /// If the write failed. Unless the error [is unknown](LedgerError::is_unknown), no entry was written, and none
@@ -167,7 +169,7 @@ impl Ledger {
     /// any process, write the same entry, exactly one gets `true`.
     ///
     /// # Errors
-    /// As [`Ledger::write`].
+    /// The same as for [`Ledger::write`].
     pub async fn write_new(&self, entries: Vec<Entry>) -> Result<bool, LedgerError> {
         if entries.is_empty() {
             return Ok(true);
@@ -186,7 +188,7 @@ impl Ledger {
             full => LedgerError::Full(full),
         })?;
         self.0.shared.wake.notify_one();
-        // Enough for the transaction before, connecting, and its own.
+        // Enough time for the transaction before, for connecting, and for its own transaction.
         let limit = options.write_timeout * 2 + options.connect_timeout;
         match timeout(limit, answer).await {
             Ok(Ok(result)) => result,
@@ -198,7 +200,7 @@ impl Ledger {
     /// Waits until everything that was recorded before is in the database.
     ///
     /// # Errors
-    /// If the database does not take it, or not in time. The entries still wait then.
+    /// If the database does not take the entries, or not in time. The entries are still queued then.
     pub async fn flush(&self) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
         self.0.shared.pending.lock().flush(reply);
@@ -215,7 +217,7 @@ impl Ledger {
     /// Accepts a note of an administrative change, to be written within the flush interval; never waits.
     ///
     /// # Errors
-    /// As [`Ledger::record`].
+    /// The same as for [`Ledger::record`].
     pub fn audit(&self, note: Note) -> Result<(), Full> {
         self.accept(|pending| pending.note(note))
     }
@@ -243,8 +245,9 @@ impl Ledger {
         }
     }
 
-    /// Accepts nothing more, writes the waiting entries, and spills those that the database does not take in
-    /// time. Entries that neither the database nor the spill file takes are tried again for ten seconds.
+    /// Accepts nothing more and writes the waiting entries. Entries that the database does not take in
+    /// time are spilled. If the spill file does not take them either, the writer tries again for ten
+    /// seconds.
     pub async fn close(&self) {
         let shared = &self.0.shared;
         shared.pending.lock().close();
@@ -253,21 +256,21 @@ impl Ledger {
         let options = &shared.options;
         let limit = CLOSE_LIMIT + options.write_timeout * 2 + options.connect_timeout;
         let mut has_ended = shared.has_ended.subscribe();
-        // A writer that does not end in time is left alone.
+        // If the writer does not end in time, do not wait for it.
         let _ = timeout(limit, has_ended.wait_for(|ended| *ended)).await;
         if let Ok(readers) = &self.0.readers {
             let _ = timeout(options.connect_timeout, readers.close()).await;
         }
     }
 
-    /// Runs a query, after all that this process has recorded is in the database.
+    /// Runs a query after all entries of this process are in the database.
     pub(crate) async fn fetch<T>(
         &self,
         query: Query,
         read: impl Fn(&Row) -> Result<T, sqlx::Error>,
     ) -> Result<Vec<T>, LedgerError> {
         let shared = &self.0.shared;
-        // In this order: the status shows entries as spilled before they leave memory.
+        // The order matters: the status shows entries as spilled before they leave memory.
         let queued = shared.pending.lock().queued();
         if queued != 0 || !shared.report.is_unspilled() || shared.report.is_ready().is_err() {
             self.flush().await?;

@@ -1,11 +1,12 @@
-//! The ledger: a durable record of what was used, reserved, corrected and granted, in SQLite or PostgreSQL.
+//! The ledger: a durable record of usage, reservations, corrections and grants, in SQLite or
+//! PostgreSQL.
 //!
-//! The counters of a store say what may be used now; they are fast and may be lost. The ledger says what was
-//! used, and is not lost: an [`Entry`] is added once and never changed. The ledger knows nothing of rules,
-//! stores and doors.
+//! The counters of a store say how much may be used now. They are fast and may be lost. The ledger says
+//! how much was used, and is not lost: an [`Entry`] is added once and never changed. The ledger does
+//! not depend on rules, stores or doors.
 //!
 //! * [`Ledger::record`] accepts an entry and does not wait. Within the flush interval the entry is in the
-//!   database, or in the spill file if the database does not take it; from then on a crash does not lose it.
+//!   database, or in the spill file if the database does not take it. From then on a crash does not lose it.
 //! * [`Ledger::write`] returns when the entries are in the database.
 //! * Sums are stored beside the entries, in the same transaction, so that [`Ledger::balance`] does not have
 //!   to add up a month.
@@ -13,10 +14,10 @@
 //! * Writing an entry twice is harmless: the second copy of an id is ignored.
 //!
 //! Entries of one process are written in the order in which they were recorded. Only strict writes
-//! ([`Ledger::write`]) overtake entries in the spill file. An accepted entry is never dropped: when memory
-//! and spill file are full, the ledger accepts no more.
+//! ([`Ledger::write`]) overtake entries in the spill file. An accepted entry is never dropped: when
+//! memory and spill file are full, the ledger accepts no more.
 //!
-//! `pending` collects and merges entries; `writer` brings them to the `database` or into the `spill` file.
+//! `pending` collects and merges entries. `writer` moves them to the `database` or to the `spill` file.
 //!
 //! Features: `sqlite` and `postgres`, one per backend.
 

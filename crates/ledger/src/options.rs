@@ -39,7 +39,7 @@ impl Database {
     /// Checks that this build has the backend of the database.
     ///
     /// # Errors
-    /// If the feature of the backend is not enabled. The error names it.
+    /// If the feature of the backend is not enabled. The error names the feature.
     pub fn is_supported(&self) -> Result<(), OpenError> {
         match self {
             Database::Sqlite(_) if cfg!(feature = "sqlite") => Ok(()),
@@ -78,21 +78,21 @@ pub(crate) fn parse(url: &str) -> Result<sqlx::postgres::PgConnectOptions, Strin
     url.parse().map_err(|error: sqlx::Error| error.to_string())
 }
 
-/// The settings of a ledger. [`Options::new`] has values that suit most.
+/// The settings of a ledger. [`Options::new`] has defaults that suit most deployments.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The database.
     pub database: Database,
-    /// An entry is on disk within this time. For half of it, the entry waits for others, to share a
-    /// transaction with them.
+    /// An entry is on disk within this time. For half of the time the entry waits for others, to share
+    /// a transaction with them.
     pub flush_interval: Duration,
     /// How many entries may wait in memory.
     pub max_queued: usize,
-    /// The file for entries while the database takes none. `None` means beside the file of SQLite; with
-    /// PostgreSQL it means no spill file, and entries wait in memory.
+    /// The file for entries while the database takes none. With SQLite, `None` means a file beside the
+    /// database. With PostgreSQL, `None` means no spill file: entries wait in memory.
     pub spill: Option<PathBuf>,
-    /// How many bytes may wait in the spill file. The disk may have to hold twice as many, because space is
-    /// freed a whole file at a time.
+    /// How many bytes may wait in the spill file. The disk may need twice as much space, because space
+    /// is freed one whole file at a time.
     pub max_spill_bytes: u64,
     /// About how many entries one transaction writes.
     pub batch: usize,

@@ -16,9 +16,9 @@ pub struct Status {
     pub spilled: u64,
     /// The size of the entries in spill files.
     pub spilled_bytes: u64,
-    /// A time at or before which the oldest unwritten entry was recorded; `None` if all are written.
+    /// The oldest unwritten entry was recorded at this time or later; `None` if all are written.
     pub oldest: Option<Time>,
-    /// Entries written to the database since the start, including those that were there already.
+    /// Entries written to the database since the start, including entries that it had already.
     pub written: u64,
     /// Transactions that failed since the start.
     pub failures: u64,
@@ -45,13 +45,13 @@ pub(crate) struct StatusReport(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     status: Status,
-    /// The last error of the database, until it works again.
+    /// The last error of the database; `None` once the database works again.
     database: Option<LedgerError>,
-    /// The last error of the spill file, until it works again.
+    /// The last error of the spill file; `None` once the file works again.
     spill: Option<Arc<str>>,
     /// Whether the database was reached since the start.
     is_ready: bool,
-    /// Whether spill files of earlier processes were searched for.
+    /// Whether this process has looked for spill files of earlier processes.
     has_searched: bool,
 }
 
@@ -69,7 +69,7 @@ impl StatusReport {
         }
     }
 
-    /// Reports how much waits in spill files, and since when anything waits.
+    /// Reports how much waits in spill files, and when the oldest waiting entry was recorded.
     pub(crate) fn behind(&self, spilled: u64, bytes: u64, oldest: Option<Time>) {
         let mut inner = self.0.lock();
         inner.has_searched = true;
@@ -102,7 +102,8 @@ impl StatusReport {
         before.is_none_or(|before| before.to_string() != error.to_string())
     }
 
-    /// Reports the error of the spill file, or that it works. Returns whether that has changed.
+    /// Reports the error of the spill file, or that the file works. Returns whether the error has
+    /// changed.
     pub(crate) fn spill(&self, error: Option<Arc<str>>) -> bool {
         let mut inner = self.0.lock();
         let is_news = inner.spill != error;

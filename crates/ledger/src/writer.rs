@@ -1,19 +1,19 @@
-//! The task that brings entries into the database, or into the spill file while the database takes none.
+//! The task that writes entries to the database, or to the spill file while the database takes none.
 //!
-//! It takes the pending entries twice in a flush interval, or sooner if a batch is full or a caller waits, and
-//! writes them batch by batch. The order is that of recording: first the spill file, then the backlog in
-//! memory, then pending entries.
+//! The task takes the pending entries twice in a flush interval, or sooner if a batch is full or a
+//! caller waits. It writes them batch by batch, in the order of recording: first the spill file, then
+//! the backlog in memory, then pending entries.
 //!
 //! * Every entry is on disk within a flush interval, in the database or in the spill file. If the database
 //!   needs longer, everything in memory is appended to the spill file, including the batch that is being
-//!   written. If that batch reaches the database after all, its lines in the file are skipped.
-//! * After a failure the writer pauses, longer each time, and spills meanwhile. Each failure halves the next
-//!   batch and each success doubles it, so that a database that is too slow for a whole batch makes progress.
+//!   written. If that batch reaches the database later, its lines in the file are skipped.
+//! * After a failure the writer pauses, longer each time, and spills during the pause. Each failure halves
+//!   the next batch and each success doubles it, so that even a slow database makes progress.
 //! * A strict write that fails is reported to its caller at once, and not tried again. Strict writes do not
-//!   wait behind the spill file: they are the only ones that overtake it.
+//!   wait behind the spill file. No other writes overtake it.
 //! * Entries that neither the database nor the spill file takes stay in memory. Memory is bounded: when it is
 //!   full, the ledger accepts no more.
-//! * When the ledger closes, the writer works on until its memory is empty, within a time limit. Entries in
+//! * When the ledger closes, the writer continues until its memory is empty, within a time limit. Entries in
 //!   the spill file are left for the next start.
 
 use std::collections::{HashSet, VecDeque};
@@ -35,15 +35,16 @@ use crate::pending::{Pending, Queued, Reply};
 use crate::spill::{Lines, Read, Spill, last_at};
 use crate::status::StatusReport;
 
-/// The first pause after a failure; each is twice as long as the one before.
+/// The first pause after a failure. Each pause is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// The longest pause: the writer notices within this time that the database is back.
+/// The longest pause. The writer notices within this time that the database is back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The smallest batch after failures.
 const LEAST_BATCH: usize = 16;
-/// How long closing goes on while entries are in memory that neither the database nor the spill file takes.
+/// How long closing continues while neither the database nor the spill file takes the entries in
+/// memory.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a running transaction may take after that before everything is spilled.
+/// When the ledger closes, how long a running transaction may take before everything is spilled.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 /// How often to look for spill files that other processes have left.
 const ADOPT_EVERY: Duration = Duration::from_secs(5);
@@ -64,7 +65,7 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(crate) struct Writer {
     shared: Arc<Shared>,
-    /// `None` while a transaction uses it.
+    /// `None` while a transaction uses the session.
     session: Option<Session>,
     spill: Arc<Mutex<Spill>>,
     /// Items that were taken, and neither written nor spilled yet.
@@ -73,7 +74,7 @@ pub(crate) struct Writer {
     flushes: VecDeque<(u64, Reply)>,
     /// When pending items were last taken.
     taken_at: Instant,
-    /// By when the taken items have to be on disk.
+    /// The deadline by which the taken items must be on disk.
     save_by: Instant,
     pause: Option<Pause>,
     /// How many entries the next transaction writes.
@@ -81,11 +82,11 @@ pub(crate) struct Writer {
     close_by: Option<Instant>,
     /// When to look for spill files of other processes.
     adopt_at: Instant,
-    /// Whether the last batch was of strict writes that overtook the spill.
+    /// Whether the last batch had strict writes that overtook the spill.
     has_overtaken: bool,
 }
 
-/// After a failure.
+/// A pause after a failure.
 #[derive(Debug)]
 struct Pause {
     until: Instant,
@@ -136,7 +137,7 @@ impl Writer {
         }
     }
 
-    /// Runs until the ledger is closed. Then the rest goes into the spill.
+    /// Runs until the ledger is closed. Then the remaining entries go into the spill.
     pub(crate) async fn run(mut self) {
         self.with_spill(Spill::adopt).await;
         loop {
@@ -165,7 +166,7 @@ impl Writer {
         self.shared.has_ended.send_replace(true);
     }
 
-    /// Writes everything there is, or spills it during a pause.
+    /// Writes everything that waits, or spills it during a pause.
     async fn turn(&mut self) {
         self.take();
         let pausing = self.pause.as_ref().filter(|it| it.until > Instant::now());
@@ -183,7 +184,8 @@ impl Writer {
         loop {
             self.notice_closing();
             if self.close_by.is_some() && !self.spill.lock().is_empty() {
-                // Entries that are not strict belong behind the spill, which usually has room.
+                // Entries that are not strict must go behind the spilled entries. The spill file
+                // usually has room.
                 self.save(None).await;
             }
             let batch = match self.next().await {
@@ -204,7 +206,7 @@ impl Writer {
                 break;
             }
             if !self.spill.lock().is_empty() {
-                // Draining may take long, and strict writes do not wait for it.
+                // Draining may take long, and strict writes must not wait for it.
                 self.take();
             }
         }
@@ -214,7 +216,7 @@ impl Writer {
     /// Starts the time limit of closing. Called between transactions and during them.
     fn notice_closing(&mut self) {
         if self.close_by.is_none() && *self.shared.is_closing.borrow() {
-            // The last items: the queue accepts nothing more.
+            // These are the last items: the queue accepts nothing more.
             self.take();
             let now = Instant::now();
             self.close_by = Some(now + CLOSE_LIMIT);
@@ -246,7 +248,7 @@ impl Writer {
         let most = self.batch;
         let mut batch = Batch::default();
         let is_behind = !self.spill.lock().is_empty();
-        // Spill and strict writes take turns, so that neither waits for the end of the other.
+        // Spill and strict writes take turns, so that neither blocks the other.
         let is_turn_of_spill = is_behind && self.has_overtaken && self.close_by.is_none();
         self.has_overtaken = false;
         let mut entries = 0;
@@ -294,7 +296,7 @@ impl Writer {
                     biased;
                     result = &mut work => break result,
                     () = sleep_until(self.save_by) => self.save(Some((&batch, &mut saved))).await,
-                    // A close has a time limit, and this transaction may take longer.
+                    // Closing has a time limit, and this transaction may take longer.
                     () = closed(&mut closing), if self.close_by.is_none() => self.notice_closing(),
                 }
             }
@@ -326,9 +328,9 @@ impl Writer {
             }
             self.shared.pending.lock().forget(written);
         }
-        // Before callers are answered, so that they see it in the status.
+        // The status is updated before callers are answered, so that they see it.
         self.report(None);
-        // Of several entries with the same id, the first was written.
+        // If several entries have the same id, the first one was written.
         let mut seen: HashSet<EntryId> = present.iter().copied().collect();
         for item in items {
             match item {
@@ -364,7 +366,7 @@ impl Writer {
         if tried > 0 {
             self.batch = (tried / 2).max(LEAST_BATCH).min(self.batch);
         }
-        // A random part, so that instances that failed together do not retry together.
+        // The random part keeps instances that failed together from retrying together.
         let until = Instant::now() + length.mul_f64(0.5 + fastrand::f64() / 2.0);
         for item in batch.items.into_iter().rev() {
             match item {
@@ -387,7 +389,7 @@ impl Writer {
         self.save(None).await;
     }
 
-    /// Reports the error to callers that wait for a write that was not tried, or for a flush.
+    /// Reports the error to callers that wait for a flush, or for a write that was not tried.
     fn fail_waiting(&mut self, error: &LedgerError) {
         let error = match error {
             LedgerError::Unknown { location, reason } => LedgerError::Unavailable {
@@ -438,7 +440,7 @@ impl Writer {
         strict.append(&mut self.backlog);
         self.backlog = strict;
         self.report(batch);
-        // Without a configured file, the error of the database says enough.
+        // Without a spill file, the error of the database is enough.
         let error = error.filter(|error| !matches!(error, SpillError::Nowhere));
         let text: Option<Arc<str>> = error.map(|error| error.to_string().into());
         if self.shared.report.spill(text.clone())
@@ -470,7 +472,8 @@ impl Writer {
             }
             return Err(error);
         }
-        // Reported before they leave memory, so that the status always shows them in one place or the other.
+        // The status is updated before the entries leave memory, so that it always shows them in one of
+        // the two places.
         self.report(None);
         self.shared.pending.lock().forget(entries);
         let position = self.spill.lock().appended;

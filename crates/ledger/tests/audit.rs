@@ -113,7 +113,7 @@ async fn a_ledger_without_notes_is_migrated(fixture: Fixture) {
     let ledger = fixture.open().await;
     ledger.write(vec![grant(1)]).await.unwrap();
     ledger.close().await;
-    // The tables as they were before there were notes.
+    // The tables of the version before notes existed.
     for sql in [
         "DROP TABLE audit",
         "DROP TABLE periods",

@@ -1,4 +1,4 @@
-//! Killed processes and a full disk: every safe entry is in the ledger, once.
+//! Killed processes and a full disk: every entry that was reported as safe is in the ledger, once.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)] // Helpers of tests fail and tell as tests do.
 
@@ -28,7 +28,7 @@ fn child(test: &str, url: &str, spill: &std::path::Path) -> Command {
     command
 }
 
-/// Runs the same process with a limit on the size of its files, in blocks.
+/// Runs the same command with a limit on the size of its files, in blocks.
 fn limited(child: &Command, blocks: u32) -> Command {
     let mut shell = Command::new("sh");
     shell
@@ -61,7 +61,7 @@ fn given() -> Option<Options> {
     Some(options)
 }
 
-/// Records until it is killed, and prints how many entries are on disk.
+/// Records until the process is killed, and prints how many entries are on disk.
 async fn record_and_print(options: Options) {
     let ledger = Ledger::start(options);
     let mut id = 0;
@@ -82,10 +82,10 @@ fn kill_a_recording_child(test: &str, url: &str, spill: &std::path::Path) -> u12
     let mut safe: u128 = 0;
     for line in lines {
         if let Some(number) = line.unwrap().strip_prefix("safe ") {
-            // A torn last line is a shorter number, which is safe too.
+            // If the last line is cut off, its number is smaller, which is still correct.
             safe = safe.max(number.parse().unwrap_or(0));
             if safe >= 200 {
-                // The pipe still has lines from before, which are read to the end.
+                // The pipe still has earlier lines, which are read to the end.
                 let _ = process.kill();
             }
         }
@@ -165,7 +165,7 @@ async fn a_full_disk_loses_no_accepted_entry() {
         })
         .await;
         assert_eq!(ledger.status().dropped, 0);
-        // On its own line: the name of the test is on the current one.
+        // On a new line: the test harness has printed the test's name on the current one.
         println!("\naccepted {id}");
         // The database is back; the disk is still full.
         until("all is written", async || ledger.flush().await.is_ok()).await;
@@ -180,7 +180,7 @@ async fn a_full_disk_loses_no_accepted_entry() {
     let mut process = limited(&child(test, url, &fixture.spill()), 100)
         .spawn()
         .unwrap();
-    // Kept open until the child ends: it prints more.
+    // Kept open until the child ends, because the child prints more.
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
     let accepted = lines.by_ref().map_while(Result::ok).find_map(|line| {
         let number = line.strip_prefix("accepted ")?;
@@ -206,7 +206,7 @@ async fn a_database_on_a_full_disk_keeps_confirmed_entries() {
         };
         assert!(error.to_string().contains("ledger.db"), "{error}");
         assert!(ledger.status().last_error.is_some());
-        // An entry whose outcome is unknown is written again, and stored once.
+        // The outcome of this entry is unknown, so it is written again. It is stored once.
         ledger.record(large(id)).unwrap();
         ledger.close().await;
         println!("\nconfirmed {id}");

@@ -80,7 +80,7 @@ async fn entries_come_back_as_they_were(fixture: Fixture) {
 
 async fn the_longest_names_are_stored(fixture: Fixture) {
     let ledger = fixture.open().await;
-    // Random, so that PostgreSQL cannot compress them.
+    // Random texts, because PostgreSQL cannot compress them.
     let mut random = fastrand::Rng::with_seed(1);
     let mut text = |length| -> Arc<str> {
         let text: String = (0..length).map(|_| random.char('!'..='~')).collect();
@@ -205,7 +205,7 @@ async fn entries_are_filtered_by_period_and_tenant(fixture: Fixture) {
     let ledger = fixture.open().await;
     for id in 0..6 {
         let entry = Entry {
-            // Recorded long after its period.
+            // The entry is recorded long after its period.
             at: second(1_000_000),
             tenant: ["acme", "blue"][usize::try_from(id % 2).unwrap()].into(),
             period: period(u64::try_from(id / 2).unwrap()),
@@ -272,7 +272,8 @@ async fn uses_are_merged_while_they_wait(mut fixture: Fixture) {
         (amount + it.amount, count + it.count)
     });
     assert_eq!(sums, (3001, 2001));
-    // Usually one. The writer may take some at its start, and nothing is merged into those.
+    // Usually one entry. The writer may take some uses at its start, and later uses are not merged into
+    // those.
     assert!(entries.len() <= 3, "{entries:?}");
     assert!((1..=3).contains(&made), "{made}");
     assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 3001);
@@ -281,7 +282,8 @@ async fn uses_are_merged_while_they_wait(mut fixture: Fixture) {
 async fn entries_are_in_the_order_of_recording(mut fixture: Fixture) {
     fixture.options.batch = 7;
     fixture.options.max_queued = 1_000_000;
-    // A slow database would make entries spill, which strict writes overtake.
+    // With a short interval, a slow database would make entries spill, and strict writes overtake the
+    // spill.
     fixture.options.flush_interval = Duration::from_secs(60);
     let ledger = fixture.open().await;
     let mut expected = Vec::new();
@@ -304,7 +306,7 @@ async fn two_processes_share_a_ledger(fixture: Fixture) {
             tasks.push(tokio::spawn(async move {
                 for step in 0..20_u128 {
                     let id = (number * 8 + task) * 1000 + step * 2;
-                    // The other process writes the last ones too.
+                    // The other process also writes the last entries.
                     let shared = if step == 19 { task } else { id + 1 };
                     ledger
                         .record(Entry {

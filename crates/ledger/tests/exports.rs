@@ -92,7 +92,7 @@ async fn entries_with_distant_numbers_are_found(fixture: Fixture) {
     assert_eq!(pages(&ledger, query(1, 10)).await.0, range(100..103));
     let page = ledger.entries(&query(0, 10)).await.unwrap();
     assert!(page[3].0 > 1_000_000, "{}", page[3].0);
-    // After the last entry, and after all possible ones.
+    // After the last entry, and after the largest number.
     for after in [page[3].0, u64::MAX] {
         let query = EntryQuery {
             after,

@@ -39,7 +39,7 @@ async fn a_reservation_is_extended_and_settled(fixture: Fixture) {
     assert_eq!(&*rows[0].record, "a record");
     assert_eq!((rows[0].expires_at, rows[0].ended), (second(10), None));
 
-    // An extension, and a late one that is shorter.
+    // An extension, and a late extension to an earlier time.
     ledger
         .record(of_hold(3, Kind::Reserve, 0, 5, second(30)))
         .unwrap();
@@ -108,7 +108,7 @@ async fn the_record_of_the_end_replaces_the_first(fixture: Fixture) {
         }
     };
     let record = async |hold| ledger.hold(hold).await.unwrap()[0].record.to_string();
-    // The end after the reservation, together with it, and before it.
+    // The end is written after the reservation, together with it, or before it.
     ledger.write(vec![reserve(1)]).await.unwrap();
     ledger.write(vec![end(1, 1, "an end")]).await.unwrap();
     ledger

@@ -82,7 +82,7 @@ async fn a_ledger_of_a_newer_program_is_left_alone(fixture: Fixture) {
     );
     assert!(!error.is_passing());
 
-    // Started without waiting: strict writes fail, and other entries wait on disk.
+    // After a start that does not wait, strict writes fail and other entries wait on disk.
     let ledger = Ledger::start(fixture.options.clone());
     ledger.record(grant(1)).unwrap();
     let error = ledger.write(vec![grant(2)]).await.unwrap_err();
@@ -105,7 +105,7 @@ async fn a_ledger_of_a_newer_program_is_left_alone(fixture: Fixture) {
     };
     assert_eq!(run(&fixture, tables).await, Some(0));
 
-    // Replacing the older program by the newer one loses nothing.
+    // After an update of the older program, nothing is lost.
     run(&fixture, "DROP TABLE schema_version").await;
     assert_eq!(ids(&fixture.open().await).await, [1]);
 }
@@ -284,7 +284,7 @@ fn files(directory: &TempDir) -> Vec<(OsString, Vec<u8>)> {
 
 #[tokio::test]
 async fn inspecting_a_file_does_not_change_it() {
-    // A foreign database, an empty file, and a ledger.
+    // A database of another program, an empty file, and a ledger.
     let (strange, empty) = (Fixture::sqlite(), Fixture::sqlite());
     run(&strange, "CREATE TABLE something (text TEXT)").await;
     fs::write(empty.directory.path().join("ledger.db"), "").unwrap();

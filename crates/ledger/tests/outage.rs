@@ -1,5 +1,5 @@
-//! The database stops, hangs and comes back; the disk cannot be written. No accepted entry is lost or counted
-//! twice, and the order stays.
+//! The database stops, hangs and comes back; the disk cannot be written. No accepted entry is lost or
+//! counted twice, and the order does not change.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -46,7 +46,7 @@ fn slow_down(server: &Postgres, seconds: f64) {
 async fn fill(ledger: &Ledger, max_queued: usize) -> u128 {
     let mut accepted = 0;
     until("it is full", async || {
-        // The times tell which of two spill files is older.
+        // The times show which of two spill files is older.
         let timed = |id| Entry {
             at: second(u64::try_from(id).unwrap()),
             ..grant(id)
@@ -117,7 +117,7 @@ async fn repeated_crashes_of_the_server_lose_and_repeat_nothing() {
     let mut strict = Vec::new();
     for round in 0..4 {
         record(&ledger, round * 1000..round * 1000 + 300);
-        // Some of these are being written when it ends.
+        // Some of these writes are running when the server is killed.
         let writers: Vec<_> = (0..10)
             .map(|number| {
                 let (ledger, id) = (ledger.clone(), round * 1000 + 500 + number);
@@ -227,7 +227,7 @@ async fn entries_of_a_closed_ledger_are_written_by_the_next() {
     record(&ledger, 0..10);
     ledger.close().await;
     assert_eq!(ledger.status().spilled, 10);
-    // This one is not closed; its last clone is dropped.
+    // This ledger is not closed; its last clone is dropped.
     let ledger = Ledger::start(fixture.options.clone());
     record(&ledger, 10..20);
     drop(ledger);
@@ -422,12 +422,12 @@ async fn entries_are_on_disk_within_one_flush_interval() {
     fixture.options.flush_interval = Duration::from_secs(4);
     fixture.options.write_timeout = Duration::from_secs(600);
     let ledger = fixture.open().await;
-    // Just after a write, so that the next one is as far away as possible.
+    // Right after a write, so that the next write is as far away as possible.
     ledger.flush().await.unwrap();
     server.pause();
     record(&ledger, 0..10);
     let saved = until("it is on the disk", async || ledger.status().spilled == 10);
-    // With some margin, and far below two intervals.
+    // More than one interval, for some margin, and far less than two.
     let saved = tokio::time::timeout(Duration::from_secs(6), saved).await;
     saved.unwrap();
     server.resume();

@@ -1,4 +1,4 @@
-//! Sums and exports are those of the distinct entries, however often entries are written.
+//! Sums and exports contain each distinct entry once, even if entries are written several times.
 
 #![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
@@ -41,7 +41,7 @@ fn any_entry() -> impl Strategy<Value = Entry> {
             key: id % 3,
             period: period(number % 2),
             tenant: ["acme", "blue"][usize::try_from(id / 3 % 2).unwrap()].into(),
-            // Otherwise it would be merged and lose its id.
+            // Without the key, the entry would be merged and lose its id.
             idempotency_key: Some("key".into()),
             ..plain
         }
@@ -83,7 +83,8 @@ fn naive(steps: &[Step]) -> BTreeMap<(u128, u64), (i64, i64)> {
 
 async fn check(fixture: &Fixture, steps: &[Step]) {
     let mut options = fixture.options.clone();
-    // Strict writes would overtake spilled entries, which would change the order of exports.
+    // With a short interval, strict writes would overtake spilled entries and change the order of
+    // exports.
     options.flush_interval = Duration::from_secs(60);
     let open = async || Ledger::open(options.clone()).await.unwrap();
     let mut ledger = open().await;
@@ -94,7 +95,7 @@ async fn check(fixture: &Fixture, steps: &[Step]) {
             Step::Flush => ledger.flush().await.unwrap(),
             Step::Reopen => {
                 ledger.close().await;
-                // The database is up, so this does not fail.
+                // The database is up, so nothing is spilled.
                 assert_eq!(ledger.status().spilled, 0);
                 ledger = open().await;
             }
@@ -122,7 +123,7 @@ async fn check(fixture: &Fixture, steps: &[Step]) {
     ledger.close().await;
 }
 
-/// The ids of the entries of a period, each once, in the order of their first time.
+/// The ids of the entries of a period, each once, in the order of their first occurrence.
 fn distinct(steps: &[Step], number: u64) -> Vec<u128> {
     let mut seen = BTreeSet::new();
     entries(steps)
@@ -132,7 +133,7 @@ fn distinct(steps: &[Step], number: u64) -> Vec<u128> {
         .collect()
 }
 
-/// The same from the ledger, in small pages.
+/// The same ids, read from the ledger in small pages.
 async fn exported(ledger: &Ledger, number: u64) -> Vec<u128> {
     let mut query = EntryQuery {
         from: period(number).start,
@@ -181,7 +182,7 @@ fn balances_are_the_sums_of_distinct_entries_on_sqlite() {
 
 #[test]
 fn balances_are_the_sums_of_distinct_entries_on_postgres() {
-    // Kept, so that all cases use the same server.
+    // Kept alive, so that all cases use the same server.
     let first = Fixture::postgres();
     property(cases(15), Fixture::postgres);
     drop(first);

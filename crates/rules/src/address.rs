@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv6Addr};
 /// The attribute that holds a client's address.
 pub(crate) const ATTRIBUTE: &str = "ip";
 
-/// The subject that `address` stands for: an IPv6 address cut to `prefix` bits, an IPv4 address
-/// written in IPv6 as IPv4. `None` if the text itself is the subject.
+/// The subject of `address`: an IPv6 address cut to `prefix` bits, or an IPv4 address that was written
+/// as IPv6. `None` if the text itself is the subject.
 pub(crate) fn subject(address: &str, prefix: u8) -> Option<String> {
     // A text without a colon is IPv4, or not an address.
     if !address.contains(':') {

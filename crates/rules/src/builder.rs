@@ -1,8 +1,8 @@
 //! Rules from code. A [`RuleBuilder`] takes numbers as validated types, so that only its texts can be
 //! wrong.
 //!
-//! A rule is written as a file would say it and read by the reader of files. So there is one validation,
-//! and a rule from code is the same as a rule from a file.
+//! `build` writes the rule as YAML and parses it like a file. So there is one validation, and a rule
+//! from code is the same as a rule from a file.
 
 use std::fmt::{self, Write as _};
 
@@ -45,9 +45,9 @@ pub struct RuleBuilder {
     id: String,
     matches: Vec<(String, Vec<String>)>,
     attributes: Vec<(String, AttributeType)>,
-    /// Name and value as a file has them. A field stands here once.
+    /// The name and the YAML value of each field. A field occurs once.
     fields: Vec<(&'static str, String)>,
-    /// Problems that no file can have.
+    /// Problems that only a rule from code can have.
     problems: Vec<RuleProblem>,
 }
 
@@ -63,7 +63,7 @@ pub struct RuleError {
 pub struct RuleProblem {
     /// The field, by its name in files.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// The problem, in words.
     pub message: String,
     /// The remedy.
     pub help: Option<String>,
@@ -124,9 +124,10 @@ impl Rollout {
 }
 
 impl RuleBuilder {
-    /// Starts a rule. The id is unique and stable, since state and metrics belong to it. The rule applies
-    /// to every request, and all requests share one allowance, unless other methods say otherwise.
-    #[allow(clippy::needless_pass_by_value)] // Callers make the limit for the rule.
+    /// Starts a rule. The id must be unique and must not change: state and metrics are kept under it.
+    /// Unless other methods say otherwise, the rule applies to every request, and all requests share
+    /// one allowance.
+    #[allow(clippy::needless_pass_by_value)] // Takes ownership: callers build the limit for this rule.
     pub fn new(id: impl Into<String>, limit: Limit) -> RuleBuilder {
         let mut rule = RuleBuilder {
             id: id.into(),
@@ -139,9 +140,9 @@ impl RuleBuilder {
         rule
     }
 
-    /// Applies the rule only to requests whose `attribute` has one of these values or fits one of these
-    /// globs, such as `/v1/*`. Several attributes must all match. A second call for the same attribute
-    /// adds values.
+    /// Applies the rule only to requests with a matching `attribute`: one of these values, or one of
+    /// these globs, such as `/v1/*`. Several attributes must all match. A second call for the same
+    /// attribute adds values.
     pub fn matching<V: Into<String>>(
         mut self,
         attribute: impl Into<String>,
@@ -168,7 +169,7 @@ impl RuleBuilder {
         self.with("per", format!("[{}]", names.join(", ")))
     }
 
-    /// Says that `attribute` is not text in the expressions of this rule.
+    /// Sets the type of `attribute` in the expressions of this rule. The default is text.
     pub fn attribute(mut self, attribute: impl Into<String>, kind: AttributeType) -> Self {
         let attribute = attribute.into();
         self.attributes.retain(|(name, _)| *name != attribute);
@@ -196,7 +197,7 @@ impl RuleBuilder {
         self.with("charge_denied", "true".to_owned())
     }
 
-    /// Lets denials lengthen the wait.
+    /// Adds a back-off: repeated denials block a subject for longer.
     pub fn backoff(self, backoff: &Backoff) -> Self {
         let it = backoff.schedule();
         let (after, base, factor, max) = (it.after, it.base, it.factor, it.max);
@@ -241,14 +242,14 @@ impl RuleBuilder {
         self.with("on_store_failure", policy.name().to_owned())
     }
 
-    /// While the store does not answer, admits `rate` in this instance, for all subjects together. It
-    /// sets the policy too.
+    /// While the store does not answer, each instance admits `rate`, for all subjects together. This
+    /// also sets the failure policy.
     pub fn emergency_limit(self, rate: Rate) -> Self {
         self.on_store_failure(FailurePolicy::EmergencyLimit)
             .with("emergency_limit", rate.to_string())
     }
 
-    /// Sets which keys of a Redis Cluster are kept together.
+    /// Sets which keys share a cluster slot of Redis Cluster.
     pub fn placement(self, placement: Placement) -> Self {
         let text = match placement {
             Placement::Tenant => "tenant".to_owned(),
@@ -277,10 +278,10 @@ impl RuleBuilder {
     /// Builds the rule.
     ///
     /// # Errors
-    /// If a text is wrong (an id, the name of an attribute, a glob, an expression), or fields contradict
-    /// each other: every problem, with its field.
+    /// If a text is wrong (an id, the name of an attribute, a glob, an expression), or if fields
+    /// contradict each other. The error has every problem, with its field.
     pub fn build(self) -> Result<Rule, RuleError> {
-        // One line for each field, so that the line of a problem names the field.
+        // Each field is on its own line, so that the line of a problem gives the field.
         let mut names = vec!["version"];
         let mut text = "version: 1".to_owned();
         if !self.attributes.is_empty() {
@@ -329,7 +330,7 @@ impl RuleBuilder {
         })
     }
 
-    /// Sets a field, in the place of an earlier one of the same name.
+    /// Sets a field. The new value replaces an earlier value of the field.
     fn with(mut self, name: &'static str, value: String) -> Self {
         self.set(name, value);
         self
@@ -408,7 +409,7 @@ impl RuleBuilder {
         }
     }
 
-    /// Writes the numbers that the algorithm needs. They have no effect.
+    /// Writes the fields that the algorithm requires, so that the limit is `unlimited`.
     fn write_unlimited(&mut self, algorithm: Algorithm) {
         let numbers: &[(&str, &str)] = match algorithm {
             Algorithm::TokenBucket => &[("capacity", "unlimited"), ("refill", "unlimited")],
@@ -439,7 +440,7 @@ fn rate_of(meter: &Meter) -> String {
     format!("{amount}/{}", Span::from_micros(micros))
 }
 
-/// A text as YAML has it in quotes.
+/// The text as a quoted YAML string.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c == ' ' || c.is_ascii_graphic() || c.is_alphanumeric();
     if !text.contains('\'') && text.chars().all(is_plain) {

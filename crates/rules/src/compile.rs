@@ -1,4 +1,4 @@
-//! A [`Policy`] to a [`RuleSet`]: names to numbers, layers to tables.
+//! Compiles a [`Policy`] into a [`RuleSet`]: names become numbers, layers become tables.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,8 +52,8 @@ impl RuleSet {
         RuleSet::compile_with(policy, options, &[])
     }
 
-    /// Prepares the rules of `policy` with these overrides in force. Of two overrides with one name, the
-    /// later holds.
+    /// Prepares the rules of `policy` with these overrides in force. If two overrides have the same
+    /// name, the later one wins.
     #[must_use]
     pub fn compile_with(
         policy: &Policy,

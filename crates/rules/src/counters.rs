@@ -5,20 +5,20 @@ use tollgate_core::{Key, Limit, Tag};
 use crate::RuleSet;
 use crate::ruleset::TagFrom;
 
-/// The place and the limit of a counter.
+/// Where a counter is stored, and its limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Counter<'r> {
     /// The key that unknown subjects share when the store is full.
     pub overflow: Key,
-    /// The tag that places its keys in a cluster.
+    /// The tag that places the keys in a cluster.
     pub tag: Tag,
     /// The limit of the tenant.
     pub limit: &'r Limit,
 }
 
 impl RuleSet {
-    /// Returns the counter of `allowance` (the name of a rule or a budget) with this key, which belongs to
-    /// `tenant`; `None` if there is no such allowance any more.
+    /// Returns the counter of `allowance`, the name of a rule or a budget. `key` is the counter's key
+    /// and belongs to `tenant`. `None` if the allowance does not exist any more.
     #[must_use]
     pub fn counter(&self, allowance: &str, tenant: &str, key: Key) -> Option<Counter<'_>> {
         let rule = self.compiled.iter().find(|it| *it.name == *allowance)?;
@@ -27,7 +27,7 @@ impl RuleSet {
         let tag = match &rule.tag {
             TagFrom::Nothing => Tag::default(),
             TagFrom::Subject => subject.tag(),
-            // The tenant is the only part of a subject that places keys.
+            // Only the tenant part of a subject places keys.
             TagFrom::Part(part) => self.subjects.get(*part)?.1.subject([tenant]).tag(),
             TagFrom::Rule(tag) => *tag,
             TagFrom::Group(tag, groups) => tag.group(subject.draw(*groups)),

@@ -22,7 +22,7 @@ pub struct Explanation {
     pub rule: u32,
     /// The rule's id.
     pub id: Arc<str>,
-    /// The attributes that make its subject.
+    /// The attributes that make the rule's subject.
     pub per: Vec<String>,
     /// Whether the rule only observes.
     pub shadow: bool,
@@ -61,7 +61,7 @@ pub struct NumberFrom {
     /// The name of the number in the config; `scale` for a share of the limit, `limit_from` for a limit
     /// that the request brings.
     pub name: &'static str,
-    /// As it would be written.
+    /// The value, as a config would write it.
     pub value: String,
     /// The source, in words.
     pub from: String,

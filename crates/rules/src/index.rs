@@ -17,7 +17,7 @@ const FEW: usize = 8;
 /// The rules that may concern a request.
 pub(crate) type Candidates = SmallVec<[u32; 32]>;
 
-/// Rules by the values they ask for.
+/// Rules by the values that their guards accept.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
     guards: Vec<Guard>,

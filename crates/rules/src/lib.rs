@@ -1,14 +1,14 @@
 //! The rules of Tollgate: text in, charges out.
 //!
-//! [`Policy::parse`] reads rules, budgets, plans and tenants, or reports everything that is wrong with
-//! them, each problem with its line and column, the line itself and the remedy. [`RuleSet::compile`]
-//! prepares a policy for requests; [`RuleSet::resolve`] turns the attributes of one request into the
-//! [`Charge`](tollgate_core::Charge)s that a store decides.
+//! [`Policy::parse`] reads rules, budgets, plans and tenants. It reports every problem, with its line
+//! and column, the line itself and the remedy. [`RuleSet::compile`] prepares a policy for requests.
+//! [`RuleSet::resolve`] turns the attributes of one request into the [`Charge`](tollgate_core::Charge)s
+//! that a store decides.
 //!
-//! Nothing here keeps state, reads a clock, or knows a store or a wire format: the config of those is in
-//! `tollgate-config`. A policy that was accepted cannot be wrong later. Only two things deny a request
-//! here: an attribute that it lacks, and an expression that fails on its values. Neither lets a request
-//! escape a rule.
+//! This crate keeps no state, reads no clock, and does not depend on a store or a wire format: their
+//! config is in `tollgate-config`. A policy that was accepted cannot be wrong later. Only two things
+//! deny a request here: a missing attribute, and an expression that fails on the request's values.
+//! Neither lets a request escape a rule.
 //!
 //! ```
 //! use tollgate_core::Keyring;

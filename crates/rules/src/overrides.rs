@@ -1,7 +1,7 @@
 //! Overrides: numbers that operators change at run time, for a tenant, a plan or everyone.
 //!
-//! An override is text wherever it is kept or sent: a JSON object, read like a policy, so that its errors
-//! are as clear.
+//! An override is always kept and sent as text: a JSON object, which is read like a policy. So its
+//! errors are as clear as those of a policy.
 
 use std::fmt;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ section! {
 #[derive(Clone, Debug)]
 pub struct Override {
     scope: Scope,
-    /// The rule or budget; all if none.
+    /// The rule or budget; `None` for all.
     rule: Option<Arc<str>>,
     pub(crate) change: Change,
     reason: String,
@@ -92,8 +92,9 @@ pub(crate) enum Change {
 }
 
 impl Override {
-    /// Reads an override from a JSON object. If the object does not say when the override was set, that
-    /// is `now`, in milliseconds since 1970. Its duration counts from then.
+    /// Reads an override from a JSON object. If the object does not say when the override was set, the
+    /// time is `now`, in milliseconds since 1970. The duration counts from the time at which the
+    /// override was set.
     ///
     /// ```
     /// let text = r#"{ "tenant": "acme", "rule": "api", "numbers": { "burst": 500 }, "for": "1d", "reason": "launch" }"#;
@@ -109,8 +110,8 @@ impl Override {
         read(text, now, false)
     }
 
-    /// Reads an override from a request, which must not contain the author, the time at which it was set
-    /// or the time of its end.
+    /// Reads an override from a request. A request must not contain the author, the time at which the
+    /// override was set or the time at which it ends.
     ///
     /// ```
     /// use tollgate_rules::Override;
@@ -184,7 +185,7 @@ impl Override {
         self.rule.as_deref()
     }
 
-    /// Describes its effect in words.
+    /// Describes the override's effect in words.
     #[must_use]
     pub fn effect(&self) -> String {
         match &self.change {

@@ -1,7 +1,8 @@
-//! The values a `match` accepts: text, or text with `*` (any run of characters) and `?` (any one).
+//! The values that a `match` accepts: text, or text with `*` (any characters) and `?` (any one
+//! character).
 //!
-//! A backslash escapes `*`, `?` and itself. Matching is on whole values and allocates
-//! nothing; the common shapes (`a`, `a*`, `*a`, `*`) are plain comparisons.
+//! A backslash escapes `*`, `?` and itself. A pattern matches whole values and allocates nothing. The
+//! common forms (`a`, `a*`, `*a`, `*`) are plain comparisons.
 
 use std::fmt;
 
@@ -110,7 +111,7 @@ fn literal(tokens: &[Token]) -> Option<Box<str>> {
         .map(String::into_boxed_str)
 }
 
-/// Greedy matching that on failure returns to the last run and lets it take one character more.
+/// Matches greedily. On failure, goes back to the last `*` and lets it take one character more.
 fn glob(tokens: &[Token], value: &str) -> bool {
     let (mut at, mut rest) = (0, value);
     let mut retry: Option<(usize, &str)> = None;
@@ -159,7 +160,7 @@ mod tests {
         Pattern::parse(pattern).unwrap().matches(value)
     }
 
-    /// The definition, by recursion.
+    /// The definition of a match, as a recursion.
     fn naive(pattern: &[char], value: &[char]) -> bool {
         match (pattern, value) {
             ([], []) => true,

@@ -37,7 +37,7 @@ const WORDS: [(&str, &str); 12] = [
     ("annually", "year"),
 ];
 
-/// A period: how many units of the calendar.
+/// A period: a number of calendar units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Every {
     pub(crate) count: u16,

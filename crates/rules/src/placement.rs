@@ -5,8 +5,8 @@ use std::num::NonZeroU16;
 
 const MAX_SHARDS: u64 = 1024;
 
-/// Which keys of a rule share a cluster slot: the source of the hash tag of a key. Keys with one tag are
-/// decided in one step, and share the capacity of one node.
+/// Which keys of a rule share a cluster slot: the source of a key's hash tag. Keys with the same tag
+/// are decided in one step, and share the capacity of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
     /// All keys of a tenant, whatever the rule: a request is decided in one step.

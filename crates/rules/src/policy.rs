@@ -22,14 +22,15 @@ pub struct Policy {
     pub rules: Vec<Rule>,
     /// Plans and tenants.
     pub tiers: Tiers,
-    /// Names the text that the policy was read from, or the rules that it was made of: twelve hexadecimal digits of a BLAKE3 hash.
+    /// Identifies the text or the rules that the policy was made from: twelve hexadecimal digits of a
+    /// BLAKE3 hash.
     pub version: String,
     pub(crate) budgets: Vec<Budget>,
 }
 
 impl Policy {
-    /// Reads a policy from YAML: the fields of a config that are about limits, and no others. There is
-    /// no ledger. `name` is the name of the text in errors.
+    /// Reads a policy from YAML: only the fields of a config that are about limits. There is no ledger.
+    /// `name` is the name of the text in errors.
     ///
     /// # Errors
     /// If the text is not a valid policy: everything that is wrong with it.
@@ -57,8 +58,8 @@ impl Policy {
     /// [`RuleBuilder`](crate::RuleBuilder).
     ///
     /// # Errors
-    /// If two rules have one id, or a rule of a file draws on a budget or is a candidate: those need the
-    /// rest of their file.
+    /// If two rules have the same id. Also if a rule comes from a file and draws on a budget or is a
+    /// candidate: such a rule needs the rest of its file.
     pub fn from_rules(rules: impl IntoIterator<Item = Rule>) -> Result<Policy, ConfigError> {
         let rules: Vec<Rule> = rules.into_iter().collect();
         let mut ids = HashSet::new();
@@ -87,7 +88,7 @@ impl Policy {
     pub fn record_in_ledger(&mut self) {
         for rule in self.rules.iter_mut().filter(|it| it.durable_by_default) {
             rule.durability = Durability::Async;
-            // Beside a ledger, any other `carry_over` would have been rejected.
+            // With a ledger, validation rejects any other `carry_over`.
             rule.carry_over = CarryOver::Keep;
         }
     }
@@ -97,7 +98,7 @@ impl Policy {
 pub struct TenantReader<'p> {
     tiers: &'p Tiers,
     allowances: Allowances<'p>,
-    /// All tenants so far, and the file that each came from, unless it was the config itself.
+    /// All tenants so far, and the file of each tenant that does not come from the config itself.
     tenants: HashMap<Box<str>, Tenant>,
     files: HashMap<Box<str>, Arc<str>>,
 }
@@ -120,8 +121,8 @@ impl<'p> TenantReader<'p> {
         }
     }
 
-    /// Adds the tenants of `root`, a map of names to tenants as `tenants` of a config has them, read
-    /// from `file`. If problems were reported nothing is added.
+    /// Adds the tenants of `root`, read from `file`. `root` maps names to tenants, as `tenants` of a
+    /// config does. If problems were reported, nothing is added.
     pub fn add(&mut self, file: &str, root: &Node, problems: &mut Problems<'_>) {
         let Some(named) = Named::<RawTenant>::read(root, problems) else {
             return;

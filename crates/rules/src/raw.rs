@@ -1,5 +1,5 @@
-//! The rules of a config as they are written: which fields exist, of which kind. Whether the values
-//! make sense together is decided in `validate`.
+//! The fields of rules in a config, and the type of each field. `validate` decides whether the values
+//! make sense together.
 //!
 //! Every doc comment here is also the description of the field in the JSON schema.
 
@@ -24,7 +24,7 @@ section! {
         attributes: Named<AttributeType> = "attributes",
         /// Allowances that several rules draw on, by name.
         budgets: Named<RawBudget> = "budgets",
-        /// Plans: numbers by rule or budget, in the place of those that stand there.
+        /// Plans: each replaces numbers of rules and budgets, by their names.
         plans: Named<Named<RawNumbers>> = "plans",
         /// The plan of tenants that have none.
         default_plan: Text = "default_plan",
@@ -331,7 +331,7 @@ schema!(RawMode, "Mode", _generator => { "enum": ["exact"] });
 #[derive(Clone, Debug)]
 pub(crate) struct Formula {
     pub(crate) text: String,
-    /// Where the text starts in the source, if it stands there unescaped.
+    /// Where the text starts in the source, if it is written there without escapes.
     pub(crate) verbatim: Option<usize>,
 }
 

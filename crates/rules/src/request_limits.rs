@@ -10,12 +10,12 @@ use crate::limits::Numbers;
 use crate::rule::{Ceiling, LimitFrom};
 use crate::symbols::{Slot, Symbols};
 
-/// Keeps the limits that a request brings while it is decided.
+/// Keeps the limits that a request brings, while the request is decided.
 #[derive(Debug, Default)]
 pub struct RequestLimits(OnceLock<Box<(Limit, RequestLimits)>>);
 
 impl RequestLimits {
-    /// Keeps `limit`.
+    /// Keeps `limit` and returns a reference to it.
     pub fn keep(&self, limit: Limit) -> &Limit {
         let mut last = self;
         while let Some(kept) = last.0.get() {
@@ -87,8 +87,8 @@ impl Source {
         Some((scaled(&limit.ok()?, base.scale, terms), capped))
     }
 
-    /// The rate that a value asks for; `None` for 0.
-    #[allow(clippy::option_option)] // The outer `None` means that it is not a rate.
+    /// The rate that a value asks for: `Some(None)` for 0, `None` if the value is not a rate.
+    #[allow(clippy::option_option)] // The outer `None` means that the value is not a rate.
     fn rate(&self, value: &str) -> Option<Option<Rate>> {
         let (amount, rate) = match value.split_once('/') {
             Some((amount, _)) => (amount, rate(value).ok()),

@@ -11,7 +11,7 @@ pub struct Resolution<'r> {
     /// The charges that the store applies, all or nothing.
     pub charges: SmallVec<[Charge<'r>; 6]>,
     /// The rule of each charge, as an index of [`RuleSet::rules`](crate::RuleSet::rules). A rule with a
-    /// back-off has two, the second of which watches the first.
+    /// back-off has two charges, and the second watches the first.
     pub rules: SmallVec<[u32; 6]>,
     /// Rules that deny the request before any store is asked.
     pub denials: SmallVec<[RuleDenial; 1]>,
@@ -72,7 +72,7 @@ pub(crate) fn push_companion<'r>(
     let Some(watched) = resolution.charges.last().copied() else {
         return;
     };
-    // A charge beyond that index cannot be followed.
+    // A back-off refers to its charge with 8 bits, so it cannot follow a charge with a higher index.
     let Ok(place) = u8::try_from(resolution.charges.len() - 1) else {
         return;
     };

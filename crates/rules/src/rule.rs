@@ -1,4 +1,4 @@
-//! A validated rule: numbers that fit, names that are well formed, expressions that type-check.
+//! A validated rule: its numbers fit, its names are well formed, and its expressions type-check.
 
 use std::fmt;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ pub struct Rule {
     pub(crate) when: Option<Arc<Expr>>,
     pub(crate) per: Vec<String>,
     pub(crate) missing: Missing,
-    /// The rule's own, or its budget's.
+    /// The counting of the rule itself, or of its budget.
     pub(crate) counting: Counting,
     pub(crate) budget: Option<Arc<str>>,
     pub(crate) limit_from: Option<LimitFrom>,
@@ -86,7 +86,7 @@ pub struct Rule {
     pub(crate) durability: Durability,
     /// Whether the text leaves `durability` out, so that it is `async` if there is a ledger.
     pub(crate) durable_by_default: bool,
-    /// As given in the text.
+    /// As written; `None` if the text leaves `overdraft` out.
     pub(crate) overdraft: Option<Overdraft>,
     /// How denials lengthen the wait.
     pub(crate) backoff: Option<Limit>,
@@ -133,9 +133,9 @@ pub(crate) struct LimitFrom {
 /// The most that an attribute may ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ceiling {
-    /// In the rule's window.
+    /// An amount in the rule's window.
     Amount(u64),
-    /// For algorithms that have a rate.
+    /// A rate, for algorithms that have one.
     Rate(Rate),
 }
 
@@ -205,7 +205,7 @@ impl Rule {
         self.candidate_of.as_deref()
     }
 
-    /// The name that its numbers and its state belong to: its budget's, or its own.
+    /// The name under which numbers and state are kept: the name of the budget, or the id of the rule.
     #[must_use]
     pub fn allowance(&self) -> &Arc<str> {
         self.budget.as_ref().unwrap_or(&self.id)
@@ -217,7 +217,7 @@ impl Rule {
         self.counting.limit.algorithm()
     }
 
-    /// The attributes that make its subject, as written; empty for one allowance for all.
+    /// The attributes that make the subject, as written. Empty if all requests share one allowance.
     #[must_use]
     pub fn per(&self) -> &[String] {
         &self.per
@@ -257,19 +257,19 @@ impl Rule {
         self.charge_denied
     }
 
-    /// How its denials lengthen the wait, if they do.
+    /// The back-off of the rule, if it has one.
     #[must_use]
     pub fn backoff(&self) -> Option<&Limit> {
         self.backoff.as_ref()
     }
 
-    /// How counts carry over when its numbers change.
+    /// How counts carry over when the rule's numbers change.
     #[must_use]
     pub fn carry_over(&self) -> CarryOver {
         self.carry_over
     }
 
-    /// Whether usage is recorded in the ledger: its own setting, or its budget's.
+    /// Whether usage is recorded in the ledger, as set by the rule or by its budget.
     ///
     /// A reload cannot open a ledger: the config in force says whether there is one.
     #[must_use]
@@ -280,7 +280,7 @@ impl Rule {
     /// How far the allowance may be overdrawn when a reservation is settled for more than it held.
     pub(crate) fn overdraft(&self) -> Overdraft {
         self.overdraft.unwrap_or(match self.algorithm() {
-            // Usage that happened is charged.
+            // Usage that has happened is always charged to a quota.
             Algorithm::Quota => Overdraft::Unlimited,
             _ => Overdraft::Most(Share::NOTHING),
         })
@@ -299,7 +299,7 @@ impl Rule {
         self.emergency_limit
     }
 
-    /// Which of its keys share a cluster slot.
+    /// Which keys of the rule share a cluster slot.
     #[must_use]
     pub fn placement(&self) -> Placement {
         self.placement

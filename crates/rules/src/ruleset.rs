@@ -1,12 +1,11 @@
 //! Rules prepared for requests: attributes in, charges out.
 //!
-//! The values of a request are looked up once, into a table by attribute number; an index finds the
-//! rules that may apply, and each compares the values at its numbers. The hash of a subject is computed
-//! once per distinct `per`. Nothing is allocated unless an expression runs, a request brings a limit, or
-//! there are more rules or attributes than fit inline.
+//! The values of a request are looked up once, into a table by attribute number. An index finds the
+//! rules that may apply. Each rule compares the values at its numbers. The hash of a subject is
+//! computed once per distinct `per`. Resolving allocates only if an expression runs, if a request
+//! brings a limit, or if there are more rules or attributes than fit inline.
 //!
-//! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place,
-//! `consider_matched`.
+//! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place, `consider_matched`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -64,16 +63,16 @@ pub struct RuleSet {
 pub(crate) struct Compiled {
     pub(crate) enabled: bool,
     pub(crate) conditions: Conditions,
-    /// Which of the sets of attributes makes the subject.
+    /// The attributes that make the subject, as an index of `RuleSet::subjects`.
     pub(crate) subject: usize,
     pub(crate) missing: Missing,
     pub(crate) rollout: u64,
     pub(crate) when: Option<Arc<Expr>>,
     pub(crate) cost: CompiledCost,
-    /// Which of the allowances it draws on.
+    /// The allowance that the rule draws on, as an index of the tables.
     pub(crate) allowance: u32,
     pub(crate) source: Option<Source>,
-    /// The name that its state belongs to.
+    /// The name under which the rule's state is kept.
     pub(crate) name: Arc<str>,
     pub(crate) salt: RuleSalt,
     pub(crate) overflow: Key,
@@ -81,7 +80,7 @@ pub(crate) struct Compiled {
     pub(crate) enforcement: Enforcement,
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
-    /// Whether its usage is recorded in a ledger.
+    /// Whether the rule's usage is recorded in a ledger.
     pub(crate) ledgered: bool,
     pub(crate) overdraft: Overdraft,
     /// The back-off that follows the rule's denials, and the salt of the back-off's keys.
@@ -158,7 +157,7 @@ pub(crate) enum Verdict {
     },
 }
 
-/// One request while the rules look at it.
+/// One request while the rules are evaluated.
 pub(crate) struct Request<'q, 'a> {
     attributes: &'q Attributes<'a>,
     pub(crate) values: Values<'a>,
@@ -206,7 +205,7 @@ impl RuleSet {
         self.compiled[index as usize].salt
     }
 
-    /// Names the text that the rules were read from.
+    /// Identifies the text that the rules were read from.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
@@ -280,7 +279,7 @@ impl RuleSet {
         resolution.plan = tier.and_then(|tier| tier.plan);
         for index in self.index.find(&request.values) {
             let compiled = &self.compiled[index as usize];
-            // The index knows one condition of each rule.
+            // The index has checked only one condition of each rule.
             if compiled.unmatched(&request.values).is_some() {
                 continue;
             }
@@ -504,7 +503,7 @@ impl Compiled {
     }
 }
 
-/// The numbers that hold for a request under a rule.
+/// The limit of a request under a rule.
 #[inline]
 fn limit<'r>(
     rule: &Compiled,

@@ -82,8 +82,8 @@ schema!(Grace, "Grace", _generator => { "anyOf": [
     { "type": "string", "pattern": r"^([0-9]+(_[0-9]+)*|[0-9]{1,4}(\.[0-9]{1,2})?%)$", "examples": ["10%"] },
 ] });
 
-/// A `carry_over`: how counts carry over when numbers change, or how much of a quota's period goes into the
-/// next.
+/// A `carry_over`: how counts carry over when numbers change, or how much of a quota's period goes into
+/// the next period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carried {
     Counts(CarryOver),

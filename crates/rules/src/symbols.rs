@@ -1,5 +1,5 @@
-//! Numbers for the attribute names that the rules mention, so that the values of a request are looked up
-//! once and rules refer to them by number.
+//! Numbers for the attribute names in the rules. The values of a request are looked up once, and rules
+//! refer to them by number.
 
 use std::hash::BuildHasher;
 
@@ -14,8 +14,8 @@ pub(crate) type Slot = u32;
 /// The values of one request, by slot.
 pub(crate) type Values<'a> = SmallVec<[Option<&'a str>; 16]>;
 
-/// A table from names to numbers. Lookups probe an open table that is at most a quarter full. It holds
-/// only names of the policy, so no request can make its chains longer.
+/// A hash table from names to numbers, with open addressing, at most a quarter full. It holds only
+/// names of the policy, so a request cannot make its probe chains longer.
 #[derive(Clone, Debug)]
 pub(crate) struct Symbols {
     names: Vec<Box<str>>,
@@ -74,7 +74,7 @@ impl Symbols {
         None
     }
 
-    /// Puts the values of `attributes` by slot into `values`.
+    /// Puts the values of `attributes` into `values`, by slot.
     #[inline]
     pub(crate) fn fill<'a>(&self, attributes: &Attributes<'a>, values: &mut Values<'a>) {
         values.resize(self.names.len(), None);

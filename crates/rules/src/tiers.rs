@@ -18,7 +18,7 @@ pub(crate) type Patches = Box<[(Arc<str>, Numbers)]>;
 pub struct Tiers {
     pub(crate) plans: Vec<Plan>,
     pub(crate) default_plan: Option<u16>,
-    /// By the value of the attribute `tenant`. Shared: there may be tens of thousands.
+    /// By the value of the attribute `tenant`. In an `Arc`, because there may be tens of thousands.
     pub(crate) tenants: Arc<HashMap<Box<str>, Tenant>>,
 }
 
@@ -30,9 +30,9 @@ pub(crate) struct Plan {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tenant {
-    /// As an index of the plans.
+    /// An index of the plans.
     pub(crate) plan: Option<u16>,
-    /// The zone of its quotas, if neither rule nor plan names one.
+    /// The zone of the tenant's quotas, if neither rule nor plan names one.
     pub(crate) zone: Option<Zone>,
     pub(crate) patches: Patches,
 }

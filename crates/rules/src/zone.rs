@@ -12,7 +12,7 @@ const TENANT: &str = "tenant";
 /// The zone in which periods begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ZoneFrom {
-    /// The tenant's zone; UTC if it has none.
+    /// The tenant's zone; UTC if the tenant has none.
     Tenant,
     Named(Zone),
 }

@@ -1,4 +1,4 @@
-//! A rule from code is the rule that a file would make, and its errors name the rule and the field.
+//! A rule from code equals the same rule from a file. Its errors name the rule and the field.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use tollgate_rules::{
     RuleState,
 };
 
-/// The rule of a file with one rule, and types of attributes before it.
+/// Reads a file with one rule. `attributes` are the declared types of attributes.
 fn read(attributes: &str, rule: &str) -> Rule {
     let text = format!("version: 1\nattributes: {attributes}\nrules: [{rule}]\n");
     let mut policy = Policy::parse("rules.yaml", &text).unwrap();

@@ -1,4 +1,4 @@
-//! What requests cost under rules, and why.
+//! Which rules apply to requests, at which cost, and the explanations.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -177,7 +177,7 @@ fn a_request_may_bring_its_limit_up_to_the_ceiling() {
     assert_eq!(of("keyed", Some("51")), gcra(50, 50));
     assert_eq!(of("keyed", Some("0")).capacity(), 0);
     assert_eq!(of("keyed", Some("0/s")).capacity(), 0);
-    // As fast as the ceiling, over a longer time: it holds no more than the ceiling does.
+    // The same rate as the ceiling, written over a longer time: the capacity stays that of the ceiling.
     let slow = Limit::gcra(Rate::new(3000, Span::MINUTE).unwrap(), 50).unwrap();
     assert_eq!(of("keyed", Some("3000/m")), slow);
     for nonsense in [
@@ -248,7 +248,7 @@ fn overrides_hold_for_a_tenant_a_plan_or_everyone() {
     assert_eq!(limit(&rules, "api", &search("new")), gcra(20, 40));
     assert_eq!(limit(&rules, "daily", &search("new")).capacity(), 2000);
     assert_eq!(limit(&rules, "api", &search("old")), gcra(10, 20));
-    // A tenant's own numbers are above an override of its plan.
+    // A tenant's own numbers win over an override of its plan.
     let plan = overriding(
         r#"{ "plan": "pro", "rule": "api", "numbers": { "rate": "40/s", "burst": 60 }, "reason": "x" }"#,
     );
@@ -256,7 +256,7 @@ fn overrides_hold_for_a_tenant_a_plan_or_everyone() {
     assert_eq!(limit(&rules, "api", &search("corp")), gcra(40, 60));
     assert_eq!(limit(&rules, "api", &search("acme")), gcra(40, 500));
     assert_eq!(limit(&rules, "api", &search("solo")), gcra(10, 20));
-    // Scales multiply, also the limits that come with requests.
+    // Scales multiply. They also apply to limits that requests bring.
     let scales = [
         overriding(r#"{ "plan": "pro", "scale": "50%", "reason": "x" }"#),
         overriding(r#"{ "scale": "50%", "for": "1h", "reason": "x" }"#),
@@ -266,13 +266,13 @@ fn overrides_hold_for_a_tenant_a_plan_or_everyone() {
     assert_eq!(limit(&rules, "api", &search("solo")), gcra(5, 10));
     let keyed = [("action", "keyed"), ("key", "k"), ("rate_limit", "20")];
     assert_eq!(limit(&rules, "keyed", &keyed), gcra(10, 10));
-    // Numbers of an emergency hold for everyone, whatever else is said.
+    // The numbers of an emergency override apply to everyone, above all other numbers.
     let numbers = overriding(
         r#"{ "rule": "keyed", "numbers": { "rate": "2/s", "burst": 3 }, "for": "1h", "reason": "x" }"#,
     );
     let rules = compile(&config, &[numbers]);
     assert_eq!(limit(&rules, "keyed", &keyed), gcra(2, 3));
-    // Nothing at all.
+    // A scale of 0% admits nothing.
     let none = overriding(r#"{ "scale": "0%", "for": "1h", "reason": "x" }"#);
     let rules = compile(&config, &[none]);
     assert_eq!(limit(&rules, "api", &search("acme")).capacity(), 0);
@@ -306,21 +306,21 @@ rules:
 fn overrides_for_everyone_win_over_all_layers() {
     let config = config();
     let search = |tenant: &'static str| [("action", "search"), ("tenant", tenant)];
-    // One for a rule does not hide the one for all.
+    // An override for one rule does not hide the override for all rules.
     let both = [
         overriding(r#"{ "rule": "api", "scale": "50%", "for": "1h", "reason": "x" }"#),
         overriding(r#"{ "scale": "0%", "for": "1h", "reason": "x" }"#),
     ];
     let rules = compile(&config, &both);
     assert_eq!(limit(&rules, "api", &search("acme")).capacity(), 0);
-    // Little of little is not nothing.
+    // The product of two small scales is not rounded down to zero.
     let little = [
         overriding(r#"{ "plan": "pro", "scale": "0.01%", "reason": "x" }"#),
         overriding(r#"{ "scale": "0.01%", "for": "1h", "reason": "x" }"#),
     ];
     let rules = compile(&config, &little);
     assert_eq!(limit(&rules, "api", &search("acme")).capacity(), 1);
-    // Numbers that do not go together with a tenant's are laid over the rule's own.
+    // Numbers that conflict with the tenant's numbers replace numbers of the rule itself.
     let slow = overriding(
         r#"{ "rule": "api", "numbers": { "rate": "1/60d" }, "for": "1h", "reason": "x" }"#,
     );
@@ -534,7 +534,7 @@ rules:
 }
 
 proptest! {
-    /// The tables are worked out beforehand; here the layers are laid over each other by hand.
+    /// The tables are computed in advance. This test applies the layers one by one and compares.
     #[test]
     fn later_layers_win(
         plan in proptest::option::of((1u64..100, proptest::option::of(1u64..100))),
@@ -596,7 +596,7 @@ proptest! {
         prop_assert_eq!(limit(&rules, "r", &request), gcra(rate, burst));
     }
 
-    /// The index finds the rules that a scan of all would.
+    /// The index finds the same rules as a scan of all rules.
     #[test]
     fn the_index_changes_nothing(
         conditions in proptest::collection::vec(

@@ -1,9 +1,9 @@
-//! A store of one's own: fixed windows in a map. [`Remembered`] wraps it, so that a denied request is not
-//! asked again before its retry time.
+//! A custom store: fixed windows in a map. [`Remembered`] wraps the store, so that a denied request
+//! does not call it again before the retry time.
 //!
-//! The store is small on purpose. It has no reservations and no leases, forgets nothing, and does not
-//! charge denied requests. The crate `tollgate-conformance` tests whether a store keeps the whole contract
-//! of [`Store`].
+//! The store is small on purpose. It has no reservations and no leases, never forgets a state, and does
+//! not charge denied requests. The crate `tollgate-conformance` tests whether a store keeps the whole
+//! contract of [`Store`].
 //!
 //! `cargo run -p tollgate --example own_store`
 
@@ -36,13 +36,14 @@ impl WindowStore {
         step(&mut states, self.clock.now())
     }
 
-    /// Decides all charges at one instant. Takes all of them or none, and nothing without `take`.
+    /// Decides all charges at one instant. Takes from all of them or from none. Without `take`, takes
+    /// nothing.
     fn decide(&self, charges: &[Charge<'_>], ask: Ask, take: bool) -> Result<Applied, StoreError> {
         self.locked(|states, now| {
             let mut units = ask.units();
             let mut tried = attempt(states, charges, units, now)?;
             if let (Ask::UpTo(_), None) = (ask, &tried) {
-                // As many as the scarcest charge has, and at least one.
+                // As many units as the scarcest charge has left, and at least one.
                 units = scarcest(states, charges, now)?.clamp(1, units);
                 tried = attempt(states, charges, units, now)?;
             }
@@ -75,7 +76,7 @@ impl WindowStore {
     }
 }
 
-/// The states after `units` were taken; `None` if an enforcing charge denies that.
+/// The states after `units` are taken; `None` if an enforcing charge denies the request.
 fn attempt(
     states: &States,
     charges: &[Charge<'_>],
@@ -85,7 +86,7 @@ fn attempt(
     let mut after = States::new();
     for charge in charges {
         let (window, cost) = (window(charge)?, charge.cost * units);
-        // Charges of one key add up.
+        // Charges with the same key add up.
         let before = after.get(&charge.key).copied();
         let mut state = before.unwrap_or_else(|| state(states, charge));
         if window.decide(&state, cost, now).is_allowed() {
@@ -98,7 +99,7 @@ fn attempt(
     Ok(Some(after))
 }
 
-/// How many units every charge has.
+/// How many units every charge has left.
 fn scarcest(states: &States, charges: &[Charge<'_>], now: Time) -> Result<u64, StoreError> {
     let mut least = u64::MAX;
     for charge in charges.iter().filter(|it| it.enforces() && it.cost > 0) {
@@ -114,7 +115,7 @@ fn state(states: &States, charge: &Charge<'_>) -> State {
     states.get(&charge.key).copied().unwrap_or_default()
 }
 
-/// The numbers of a charge.
+/// The fixed window of a charge.
 fn window<'a>(charge: &Charge<'a>) -> Result<&'a FixedWindow, StoreError> {
     match charge.limit {
         Limit::FixedWindow(window) => Ok(window),
@@ -163,7 +164,7 @@ impl Store for WindowStore {
     }
 }
 
-/// Every answer is ready when it is made, so that synchronous code can use the store.
+/// Every answer is ready at once, so that synchronous code can use the store.
 impl Immediate for WindowStore {}
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {

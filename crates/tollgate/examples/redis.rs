@@ -32,7 +32,7 @@ pub(crate) async fn main() -> Result<(), Error> {
 }
 
 pub(crate) async fn run(url: &str) -> Result<(), Error> {
-    // Each run counts by itself. A service has one namespace for ever.
+    // Each run has its own counts. A real service always uses the same namespace.
     let namespace = format!("example-{}", std::process::id());
     let env = |name: &str| match name {
         "REDIS_URL" => Some(url.to_owned()),
@@ -56,7 +56,7 @@ pub(crate) async fn run(url: &str) -> Result<(), Error> {
     }
     assert!(!one.check(&acme).await.is_allowed());
 
-    // A server that does not answer: the rule fails open, and the decision says so.
+    // This server does not answer. The rule fails open, and the decision says so.
     let env = |name: &str| match name {
         "REDIS_URL" => Some("redis://127.0.0.1:1".to_owned()),
         _ => env(name),

@@ -1,5 +1,5 @@
-//! A token budget for calls to a language model. The tokens of an answer are known only afterwards, so the
-//! program reserves an estimate and commits what was used.
+//! A token budget for calls to a language model. The number of tokens is known only after a call. So
+//! the program reserves an estimate, and later commits the real usage.
 //!
 //! `cargo run -p tollgate --example reservation`
 
@@ -12,7 +12,7 @@ use tollgate::{
 
 type Error = Box<dyn std::error::Error>;
 
-/// What a call used. Calls fail now and then.
+/// Returns the tokens that a call used. Some calls fail.
 fn call_model(tokens: Option<u64>) -> Result<u64, &'static str> {
     tokens.ok_or("the model is overloaded")
 }
@@ -25,7 +25,7 @@ pub(crate) fn main() -> Result<(), Error> {
     let limiter = Limiter::from_rules([tokens])?;
     let acme = Attributes::from([("tenant", "acme")]);
 
-    // Estimates, and what the calls really use.
+    // Estimates, and the real usage of each call.
     let calls = [(4_000, Some(1_200)), (4_000, None), (4_000, Some(4_500))];
     for (estimate, used) in calls {
         let reserve = Reserve {

@@ -1,4 +1,4 @@
-//! The usage in the ledger. `ledgered/` has the changes that operators make there.
+//! The usage in the ledger. The changes that operators make there are in `ledgered/`.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ impl<S> Clone for Accounts<'_, S> {
 }
 
 impl<'e, S: Store> Accounts<'e, S> {
-    /// The ledger that `sync` keeps in step with the store of `limiter`.
+    /// Gives access to the ledger that `sync` keeps in step with the store of `limiter`.
     #[must_use]
     pub fn new(limiter: &'e Limiter<S>, sync: &'e LedgerSync) -> Accounts<'e, S> {
         Accounts { limiter, sync }
@@ -36,8 +36,8 @@ impl<'e, S: Store> Accounts<'e, S> {
         self.sync.ledger()
     }
 
-    /// The usage by tenant, period, rule and action. The namespace of the query is ignored: it is that of the
-    /// limiter.
+    /// The usage by tenant, period, rule and action. The namespace of the query is ignored; the
+    /// limiter's namespace is used.
     ///
     /// # Errors
     /// If the ledger does not answer.
@@ -49,7 +49,8 @@ impl<'e, S: Store> Accounts<'e, S> {
         Ok(self.ledger().usage(&query).await.map_err(unavailable)?)
     }
 
-    /// A page of ledger entries. The namespace of the query is ignored: it is that of the limiter.
+    /// A page of ledger entries. The namespace of the query is ignored; the limiter's namespace is
+    /// used.
     ///
     /// # Errors
     /// If the ledger does not answer.

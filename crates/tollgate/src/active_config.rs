@@ -1,9 +1,9 @@
 //! The config in force, its overrides, and all values derived from them. They are replaced together.
 //!
-//! A request uses one [`ActiveConfig`] until it is answered, so it never sees half of a change. A request
-//! that began before a change ends under the config it began with. A reload keeps the secret that hashes
-//! subjects, the counts of rules that keep their id, and the state in stores: keys do not contain the
-//! numbers of limits.
+//! A request uses one [`ActiveConfig`] until it is answered, so it never sees half of a change. A
+//! request that began before a change ends under the config it began with. A reload keeps the secret
+//! that hashes subjects, and the counts of rules that keep their id. It also keeps the state in stores,
+//! because keys do not contain the numbers of limits.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -59,7 +59,7 @@ impl ActiveConfig {
         self.generation
     }
 
-    /// The config. Sections that need a restart have the values in force, not those of the file.
+    /// The config. Sections that need a restart have the values in force, not the values of the file.
     #[must_use]
     pub fn config(&self) -> &Arc<Config> {
         &self.config
@@ -89,9 +89,9 @@ impl ActiveConfig {
         &self.events
     }
 
-    /// Raises an event for each quota that an admitted request brought near its limit. Usage that a failure
-    /// policy admitted is not counted, so it raises no event. `attributes` returns the attributes of the
-    /// request that the charge at an index belongs to.
+    /// Raises an event for each quota that an admitted request brought near its limit. Usage that a
+    /// failure policy admitted is not counted, so it raises no event. `attributes` maps the index of a
+    /// charge to the attributes of its request.
     #[inline]
     pub(crate) fn notice<'q, 'a: 'q>(
         &self,
@@ -110,14 +110,14 @@ impl ActiveConfig {
     }
 }
 
-/// The one [`ActiveConfig`] that new requests see.
+/// The [`ActiveConfig`] for new requests.
 pub(crate) struct CurrentConfig {
     active: ArcSwap<ActiveConfig>,
     keyring: Keyring,
     /// Whether a ledger records usage.
     records_usage: bool,
-    /// The share of each limit that is counted here while the store does not answer; `None` if the store
-    /// cannot fail.
+    /// The share of each limit that this instance counts while the store does not answer. `None` if the
+    /// store cannot fail.
     share: Option<Share>,
     /// Locked while a new config is made from the current one.
     changing: Mutex<()>,
@@ -231,8 +231,8 @@ impl CurrentConfig {
     }
 }
 
-/// Compiles the rules of a config. Without a ledger no count can be restored, so the rules must not wait
-/// for that.
+/// Compiles the rules of a config. Without a ledger no count can be restored, so the rules are compiled
+/// without one.
 fn compile(
     config: &Config,
     keyring: Keyring,
@@ -251,7 +251,8 @@ fn ids(rules: &RuleSet) -> impl Iterator<Item = &str> {
     rules.rules().iter().map(tollgate_config::Rule::id)
 }
 
-/// Returns `wanted` with the sections of `running` that need a restart, and the names of those that differ.
+/// Returns `wanted` with the sections of `running` that need a restart, and the names of sections that
+/// differ.
 fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static str>) {
     let mut config = wanted.clone();
     config.namespace.clone_from(&running.namespace);

@@ -1,13 +1,13 @@
 //! Several demands decided as one request: all of them are met, or nothing is taken.
 //!
-//! Each demand is resolved on its own, as if it came alone. One call of the store then takes the charges of
-//! all demands, or none of them; charges of the same key add up. Demands may want different amounts, so
-//! the units of each are multiplied into the costs of its charges, and the store is asked for one unit.
-//! Demands that only look are decided in a call before that. Demands that give back are done in a call
-//! after it.
+//! Each demand is resolved on its own, as if it were alone. Then one call of the store takes the
+//! charges of all demands, or none of them. Charges of the same key add up. Demands may want different
+//! amounts. So the units of each demand are multiplied into the costs of its charges, and the store is
+//! asked for one unit. Demands that only look are decided in a call before that. Demands that give back
+//! are done in a call after it.
 //!
-//! A key has one set of numbers in a request: if a demand brings [`Numbers`], they hold for every charge
-//! of that key. If several demands bring numbers for one key, the first ones hold.
+//! A key has one set of numbers in a request. If a demand brings [`Numbers`], they apply to every
+//! charge of that key. If several demands bring numbers for one key, the first ones apply.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct Demand<'a> {
     pub attributes: Attributes<'a>,
     /// Whether to take, look or give back.
     pub effect: Effect,
-    /// Numbers that replace those of the rules that apply, for this request.
+    /// Numbers that replace the numbers of the rules that apply, for this request.
     ///
     /// A rule that counts in this process while its store fails (`local-fallback`, `emergency-limit`)
     /// uses its own numbers.
@@ -64,7 +64,7 @@ pub enum Effect {
 }
 
 impl Effect {
-    /// The index of its resolution and its reply.
+    /// The index of the demand's resolution and reply.
     fn place(self) -> usize {
         match self {
             Effect::Take(_) => 0,
@@ -93,13 +93,13 @@ pub enum DemandError {
         demand: usize,
         /// The rule's name.
         rule: Arc<str>,
-        /// Why not.
+        /// The reason.
         error: ParamError,
     },
     /// More rules apply than can be decided at once.
     #[error("the demands make {charges} charges together; at most {MAX_CHARGES} are allowed")]
     TooMany {
-        /// How many charges they make.
+        /// How many charges the rules make.
         charges: usize,
     },
     /// The store failed to give units back.
@@ -130,8 +130,9 @@ impl BatchDecision {
         &self.decisions
     }
 
-    /// The decision that settles the batch. If the batch is denied, this is the denial with the longest wait.
-    /// If it is allowed, this is the decision with the least left. `None` if no enforcing rule applies.
+    /// The decision that settles the batch. For a denied batch, this is the denial with the longest
+    /// wait. For an allowed batch, this is the decision with the least left. `None` if no enforcing
+    /// rule applies.
     #[must_use]
     pub fn deciding(&self) -> Option<&Decision> {
         let all = self.decisions.iter();
@@ -140,15 +141,15 @@ impl BatchDecision {
             let least = ruled.min_by_key(|(_, left)| left.unwrap_or(u64::MAX));
             return least.map(|(it, _)| it);
         }
-        // Of equal waits, the first counts.
+        // If several waits are equal, the first denial counts.
         let denied = all.rev().filter(|it| !it.is_allowed());
         denied.max_by_key(|it| it.retry_after().map_or(u64::MAX, Span::as_micros))
     }
 }
 
 impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
-    /// Decides several demands as one request. If all of them are met, one call of the store takes their
-    /// units; if not, nothing is taken.
+    /// Decides several demands as one request. If all of them are met, one call of the store takes
+    /// their units. Otherwise nothing is taken.
     ///
     /// ```
     /// # use tollgate::{Attributes, Demand, Limiter};
@@ -226,7 +227,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
 /// The resolved demands of a batch.
 #[derive(Default)]
 struct BatchPlan<'l> {
-    /// By [`Effect::place`]: the charges to take, to look at and to give back.
+    /// Indexed by [`Effect::place`]: the charges to take, to look at and to give back.
     resolutions: [Resolution<'l>; 3],
     /// The part of each demand.
     parts: SmallVec<[DemandPart; 4]>,
@@ -242,7 +243,7 @@ struct DemandPart {
 }
 
 impl<'l> BatchPlan<'l> {
-    /// Resolves `demands`. `request_limits` and `limits` own the limits that the demands bring along.
+    /// Resolves `demands`. `request_limits` and `limits` own the limits that the demands bring.
     fn prepare<'a: 'l>(
         &mut self,
         rules: &'l RuleSet,
@@ -280,7 +281,7 @@ impl<'l> BatchPlan<'l> {
         Ok(())
     }
 
-    /// Replaces the numbers of rules by those that demands bring.
+    /// Replaces the numbers of rules by the numbers that demands bring.
     fn renumber(
         &mut self,
         rules: &RuleSet,

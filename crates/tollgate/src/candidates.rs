@@ -1,4 +1,4 @@
-//! Compares candidates with the rules in force: how many requests each would deny that the other allows.
+//! Compares each candidate with the rule in force: how many requests only one of the two denies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,13 +35,14 @@ struct Pair {
     candidate: u32,
     current: u32,
     ids: (Arc<str>, Arc<str>),
-    /// The limits of both. If a reload changes one, counting starts again at zero.
+    /// The limits of both rules. If a reload changes one of them, counting starts again at zero.
     limits: (Limit, Limit),
     /// First the tenants without a plan, then the plans in the order of the file.
     by_plan: Box<[PlanCounts]>,
 }
 
-/// A plan, or none, and its counts: by whether the candidate denies, then by whether the rule in force denies.
+/// A plan, or none, and its counts. The indexes are: whether the candidate denies, whether the rule in
+/// force denies.
 type PlanCounts = (Option<Arc<str>>, Arc<[[AtomicU64; 2]; 2]>);
 
 impl Candidates {
@@ -83,7 +84,7 @@ impl Candidates {
                 continue;
             };
             let current = of(pair.current);
-            // While the store fails there is nothing to compare.
+            // While the store fails, there is nothing to compare.
             if !candidate.is_counted() || current.is_some_and(|outcome| !outcome.is_counted()) {
                 continue;
             }

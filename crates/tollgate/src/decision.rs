@@ -10,8 +10,8 @@ use crate::rule_outcome::{RuleOutcome, RuleOutcomes, RuleVerdict, Source};
 
 /// The decision about one request.
 ///
-/// One rule decides, and its figures are those of the decision. If the request is denied, this is the rule
-/// with the longest wait. If it is allowed, this is the rule with the least left.
+/// One rule decides, and its figures are the figures of the decision. For a denied request, this is the
+/// rule with the longest wait. For an allowed request, this is the rule with the least left.
 #[derive(Clone)]
 pub struct Decision {
     rules: Arc<RuleSet>,
@@ -75,11 +75,11 @@ pub struct Grace {
 /// Why a rule denies a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The allowance is spent for now.
+    /// The allowance is used up for now.
     Exceeded,
     /// Earlier denials have led to a block.
     BackedOff,
-    /// The queue of a shaping rule is full, or the wait in it is too long.
+    /// The queue of a shaping rule is full, or the wait in the queue is too long.
     QueueFull,
     /// The cost is above the rule's capacity. Waiting does not help.
     NeverFits,
@@ -123,7 +123,7 @@ impl Reason {
 }
 
 impl Decision {
-    /// A decision that `conclude` fills in. Until then it allows nothing.
+    /// An empty decision. It allows nothing until `conclude` fills it in.
     #[inline]
     pub(crate) fn new(rules: &Arc<RuleSet>) -> Decision {
         Decision {
@@ -149,7 +149,7 @@ impl Decision {
         }
     }
 
-    /// Adds an outcome that no store gave.
+    /// Adds an outcome that does not come from the store.
     pub(crate) fn add_other(&mut self, outcome: RuleOutcome) {
         self.outcomes.push(outcome);
         if outcome.source == Source::Backoff {
@@ -157,7 +157,7 @@ impl Decision {
         }
     }
 
-    /// Merges the outcome of a back-off, which was added last, into that of its rule before it.
+    /// Merges the outcome of a back-off, which was added last, into the outcome of its rule.
     #[cold]
     fn merge_backoff(&mut self) {
         if let Some(backoff) = self.outcomes.pop() {
@@ -168,7 +168,7 @@ impl Decision {
         }
     }
 
-    /// Decides, after all outcomes were added: finds the rule that decides.
+    /// Finds the rule that decides. Call this after all outcomes were added.
     #[inline]
     pub(crate) fn decide(&mut self, allowed: bool, granted: u64, applied: &Applied) {
         self.allowed = allowed;
@@ -180,7 +180,7 @@ impl Decision {
         let deciding = if allowed {
             enforcing.min_by_key(|(_, outcome)| outcome.remaining())
         } else {
-            // Of equal waits, the first rule in the file counts.
+            // If several waits are equal, the first rule in the file counts.
             enforcing
                 .filter(|(_, outcome)| !outcome.is_allowed())
                 .rev()
@@ -205,7 +205,8 @@ impl Decision {
         self.allowed
     }
 
-    /// The units that were taken: all that were asked for, or fewer with [`Ask::UpTo`]; 0 if denied.
+    /// The units that were taken: all that the request asked for, or fewer with [`Ask::UpTo`]; 0 if
+    /// denied.
     ///
     /// [`Ask::UpTo`]: crate::Ask::UpTo
     #[must_use]
@@ -262,15 +263,15 @@ impl Decision {
             .unwrap_or(Span::ZERO)
     }
 
-    /// The failure policy that decided instead of the store: that of the rule that decides, or else of the
-    /// first rule with one. `None` if the store answered.
+    /// The failure policy that decided instead of the store: the policy of the rule that decides, or
+    /// else of the first rule with one. `None` if the store answered.
     #[must_use]
     pub fn fallback(&self) -> Option<FailurePolicy> {
         let deciding = self.rule().and_then(|rule| rule.fallback());
         deciding.or_else(|| self.outcomes.iter().find_map(|outcome| outcome.fallback))
     }
 
-    /// Whether a rule with the policy `degraded` let the request pass. The caller should then leave out
+    /// Whether a rule with the policy `degraded` allowed the request. The caller should then skip
     /// optional work.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
@@ -282,7 +283,7 @@ impl Decision {
                 .any(|outcome| outcome.fallback == degraded)
     }
 
-    /// A warning in words for the caller of an allowed request.
+    /// A warning text for the caller of an allowed request.
     #[must_use]
     pub fn warning(&self) -> Option<&'static str> {
         let mut outcomes = self.outcomes.iter();
@@ -290,7 +291,7 @@ impl Decision {
         (self.allowed && in_grace).then_some("over quota, within grace")
     }
 
-    /// How the rules' allowances were taken together.
+    /// How the charges were taken together: at one instant, or server by server.
     #[must_use]
     pub fn guarantee(&self) -> Guarantee {
         self.guarantee
@@ -396,8 +397,8 @@ impl<'d> RuleDecision<'d> {
         self.outcome.grace()
     }
 
-    /// How long an empty allowance takes to refill; for a quota, the length of its current period; zero if
-    /// unlimited.
+    /// How long an empty allowance takes to refill. For a quota, the length of its current period. Zero
+    /// if unlimited.
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.outcome.verdict {
@@ -406,8 +407,8 @@ impl<'d> RuleDecision<'d> {
         }
     }
 
-    /// Whether numbers of a plan, a tenant, an override or the request itself decided instead of the rule's
-    /// own.
+    /// Whether numbers of a plan, a tenant, an override or the request itself replaced the rule's own
+    /// numbers.
     #[must_use]
     pub fn is_renumbered(&self) -> bool {
         let own = self.rule().limit();
@@ -421,8 +422,8 @@ impl<'d> RuleDecision<'d> {
         bounded(self.outcome.remaining())
     }
 
-    /// How long to wait before the same cost can be admitted. `None` if it was admitted, or if waiting does
-    /// not help.
+    /// How long to wait before the same cost can be admitted. `None` if the cost was admitted, or if
+    /// waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Span> {
         self.outcome

@@ -1,8 +1,8 @@
 //! The limiter that a config names, with its stack of stores.
 //!
-//! This is the one place that puts stores together. From the outside in: known denials ([`Remembered`], on
-//! Redis), the ledger ([`Ledgered`], if the config names one), spans ([`Traced`]), and the store itself.
-//! A new wrapper is added here and nowhere else.
+//! Only this module puts stores together. From the outside in: known denials ([`Remembered`], on
+//! Redis), the ledger ([`Ledgered`], if the config names one), spans ([`Traced`]), and the store
+//! itself. Add a new wrapper only here.
 
 use std::fmt;
 use std::ops::Deref;
@@ -82,11 +82,11 @@ struct Parts {
 }
 
 impl Engine {
-    /// Starts the limiter of a validated config, and checks that its store and its ledger answer. Needs a Tokio
-    /// runtime, unless all state is in memory.
+    /// Starts the limiter of a validated config, and checks that its store and its ledger answer. Needs
+    /// a Tokio runtime, unless all state is in memory.
     ///
     /// # Errors
-    /// If the store or the ledger does not answer, is not what the config says, or is not part of this
+    /// If the store or the ledger does not answer, does not match the config, or is not part of this
     /// build.
     pub async fn start(config: &Config) -> Result<Engine, StartError> {
         check_build(config)?;
@@ -110,11 +110,12 @@ impl Engine {
         Ok(Engine::build(config, parts))
     }
 
-    /// Starts the limiter without a check of the store. Failure policies decide until the store answers.
+    /// Starts the limiter without a check of the store. Failure policies decide until the store
+    /// answers.
     ///
     /// # Errors
-    /// If something that the config names, such as a password file, cannot be read, or is not part of this
-    /// build.
+    /// If this build lacks a part that the config names, or if something cannot be read, such as a
+    /// password file.
     pub fn start_unchecked(config: &Config) -> Result<Engine, StartError> {
         check_build(config)?;
         Ok(Engine::build(
@@ -128,7 +129,7 @@ impl Engine {
         ))
     }
 
-    /// Puts the stack together, from the inside out.
+    /// Builds the stack of stores, from the inside out.
     #[allow(unused_mut, unused_variables)] // Each feature adds a part.
     fn build(config: &Config, parts: Parts) -> Engine {
         let (mut store, memory) = innermost(config, &parts);
@@ -173,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// How much state is kept in this process; `None` if it is elsewhere.
+    /// How much state is kept in this process; `None` if state is in Redis.
     #[must_use]
     pub fn memory_usage(&self) -> Option<Usage> {
         self.memory.as_ref().map(|store| store.0.usage())
@@ -188,7 +189,7 @@ impl Engine {
     }
 }
 
-/// The parts of an engine that its Redis brings.
+/// The methods for an engine on Redis.
 #[cfg(feature = "redis")]
 impl Engine {
     /// The Redis store; `None` if state is in this process.
@@ -212,8 +213,8 @@ impl Engine {
         Some(redis.shared_values(&active.config().namespace))
     }
 
-    /// Inspects the store of a validated config for an operator, and changes no data there. Returns no findings
-    /// if state is in this process. Needs a Tokio runtime.
+    /// Inspects the store of a validated config for an operator, and changes no data there. Returns no
+    /// findings if state is in this process. Needs a Tokio runtime.
     ///
     /// # Errors
     /// If something that the config names, such as a password file, cannot be read.
@@ -225,7 +226,7 @@ impl Engine {
     }
 }
 
-/// The parts of an engine that its ledger brings.
+/// The methods for an engine with a ledger.
 #[cfg(feature = "ledger")]
 impl Engine {
     /// The ledger, if there is one.
@@ -235,7 +236,7 @@ impl Engine {
         sync.map(|sync| Accounts::new(&self.limiter, sync))
     }
 
-    /// Ends overdue reservations that only the ledger knows, and returns their number. Call this every few
+    /// Ends overdue reservations that only the ledger knows, and returns how many. Call this every few
     /// seconds.
     ///
     /// # Errors
@@ -247,9 +248,9 @@ impl Engine {
         }
     }
 
-    /// Inspects the ledger of a validated config for an operator, and changes nothing there. Returns the location
-    /// of the ledger and the version of its tables (`None` if it is new); `None` if the config names no ledger.
-    /// Needs a Tokio runtime.
+    /// Inspects the ledger of a validated config for an operator, and changes nothing there. Returns
+    /// the location of the ledger and the version of its tables, which is `None` for a new ledger.
+    /// Returns `None` if the config names no ledger. Needs a Tokio runtime.
     ///
     /// # Errors
     /// If the ledger cannot be inspected.
@@ -277,7 +278,8 @@ fn innermost(config: &Config, parts: &Parts) -> (Arc<dyn Store>, Option<Arc<Trac
     (Arc::clone(&memory) as Arc<dyn Store>, Some(memory))
 }
 
-/// A config must not lose its store or its ledger silently in a build without them.
+/// Rejects a config with a store or a ledger that is not part of this build. Nothing is ignored
+/// silently.
 fn check_build(config: &Config) -> Result<(), StartError> {
     let missing = match (&config.store, &config.ledger) {
         (StoreConfig::Redis(_), _) if !cfg!(feature = "redis") => ("store", "redis"),

@@ -1,15 +1,15 @@
-//! Near-limit events: a subject is about to use up a quota, and there is still time to act.
+//! Near-limit events: a subject has almost used up a quota, and there is still time to act.
 //!
-//! An event happens when a request raises the usage of a quota from below a threshold to the threshold or
-//! above it. The instance computes this from the store's answer to that request alone, and remembers
-//! nothing. The store decides one request after the other, so exactly one request of the fleet crosses a
-//! threshold, and its instance raises the event.
+//! An event happens when a request raises the usage of a quota from below a threshold to the threshold
+//! or above it. The instance computes this from the store's answer to that request alone, and remembers
+//! nothing. The store decides one request after the other. So exactly one request of the fleet crosses
+//! a threshold, and its instance raises the event.
 //!
-//! Rates have no events: they change within seconds. Shadow rules have none either. A decision of a failure
-//! policy raises none, because it is not in the count.
+//! Rates have no events: they change within seconds. Shadow rules have no events either. A decision of
+//! a failure policy raises no event, because its usage is not counted.
 //!
-//! An amount that was carried over or granted is used first, and does not count towards the limit: at a
-//! threshold of 80 %, a fifth of the limit is left.
+//! An amount that was carried over or granted is used first, and does not count towards the limit. So
+//! at a threshold of 80 %, a fifth of the limit is left.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,7 +27,7 @@ use crate::pace::{Pace, start};
 /// The `tracing` target of the log lines, for filters of subscribers.
 pub const EVENTS: &str = "tollgate::events";
 
-/// The most events that are logged per second.
+/// The most events that are logged in a second.
 const LINES_PER_SECOND: u32 = 100;
 
 /// The most bytes of a tenant and of an action in an event.
@@ -188,7 +188,7 @@ impl Events {
     }
 
     /// Raises an event for each threshold that a request crossed. The store has admitted the request.
-    /// `attributes` returns the attributes of the request that the charge at an index belongs to.
+    /// `attributes` maps the index of a charge to the attributes of its request.
     #[inline]
     pub(crate) fn notice<'q, 'a: 'q>(
         &self,
@@ -212,7 +212,7 @@ impl Events {
         }
     }
 
-    /// Raises an event for each threshold between the usage before and after.
+    /// Raises an event for each threshold that lies between the usage before and after.
     fn raise_crossed<'q, 'a: 'q>(
         &self,
         step: Step,
@@ -223,7 +223,8 @@ impl Events {
         attributes: impl Fn() -> &'q Attributes<'a>,
     ) {
         let raise = |place, kind, threshold| {
-            // The period of the count. The store's clock may have gone back to the one before.
+            // The period of the count, found by its end: the store's clock may have gone back to the
+            // period before.
             let last = outcome.reset_at.as_micros().saturating_sub(1);
             let name = |attribute: &str| {
                 let text = attributes().get(attribute).unwrap_or_default();
@@ -287,7 +288,7 @@ pub(crate) fn has_quotas(rules: &RuleSet) -> bool {
     quotas(rules).next().is_some()
 }
 
-/// The usage of a quota before and after a request. Negative while more than the limit is left.
+/// The usage of a quota before and after a request. It is negative while more than the limit is left.
 #[derive(Clone, Copy)]
 struct Step {
     limit: i64,
@@ -296,7 +297,8 @@ struct Step {
 }
 
 impl Step {
-    /// The step of a request for `units` at `cost` each, which left `remaining`. Amounts are below 2^53.
+    /// The step of a request that took `units` at `cost` each and left `remaining`. Amounts are below
+    /// 2^53.
     #[inline]
     fn of(quota: &Quota, cost: u64, units: u64, remaining: u64) -> Step {
         let most = (quota.limit() + quota.grace()).cast_signed();
@@ -308,13 +310,13 @@ impl Step {
         }
     }
 
-    /// Whether at least this part of the limit is used afterwards.
+    /// Whether the usage after the request is at least this percentage of the limit.
     #[inline]
     fn is_at(&self, percent: u8) -> bool {
         reaches(self.after, percent, self.limit)
     }
 
-    /// Whether this threshold is reached afterwards, and was not before.
+    /// Whether the request reaches this threshold, and the usage before was below it.
     fn crosses(&self, percent: u8) -> bool {
         self.is_at(percent) && !reaches(self.before, percent, self.limit)
     }
@@ -381,7 +383,7 @@ mod tests {
     #[test]
     fn threshold_between_two_units_rounds_up() {
         let seven = quota(7, 0);
-        // 80 % are 5.6.
+        // 80 % of 7 is 5.6.
         assert!(!Step::of(&seven, 1, 1, 2).crosses(80));
         assert!(Step::of(&seven, 1, 1, 1).crosses(80));
     }

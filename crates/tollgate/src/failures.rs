@@ -8,7 +8,7 @@ use tollgate_store::StoreError;
 
 use crate::rule_outcome::RuleOutcomes;
 
-/// The policies in the order of their counts. The last stands for rules without a policy.
+/// The policies in the order of their counts. The last one is for rules without a policy.
 const POLICIES: [Option<FailurePolicy>; 7] = [
     Some(FailurePolicy::FailOpen),
     Some(FailurePolicy::FailClosed),
@@ -29,7 +29,7 @@ pub(crate) struct Failures {
     fallbacks: [AtomicU64; POLICIES.len()],
     /// When a failure was last logged.
     logged_at: AtomicU64,
-    /// How many failures there were since then.
+    /// How many failures there were since the last log line.
     unlogged: AtomicU64,
 }
 

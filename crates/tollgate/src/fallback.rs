@@ -10,8 +10,8 @@
 //! | `emergency-limit` | counted here, all subjects together | the emergency limit per instance |
 //! | none | denied as unavailable, retry in 5 s | never |
 //!
-//! When the store is back, it does not learn what was counted here: each outage exceeds a limit at most
-//! once by the amount in the table.
+//! When the store is back, it does not learn the counts of this process. So each outage exceeds a limit
+//! at most once by the amount in the table.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use tollgate_store::{Applied, Ask, Clock, MemoryStore, Store};
 use crate::reply::Reply;
 use crate::rule_outcome::{RuleOutcome, RuleOutcomes, RuleVerdict, Source};
 
-/// The wait of requests that are denied because the store failed.
+/// The retry time of requests that are denied because the store failed.
 pub(crate) const RETRY_AFTER: Span = Span::from_secs(5);
 
 /// A share of each limit: `numerator / denominator`.
@@ -50,10 +50,10 @@ pub(crate) struct RuleFallbacks {
 /// How one rule decides while the store fails.
 struct RuleFallback {
     policy: Option<FailurePolicy>,
-    /// The limit to count against here, if the policy counts.
+    /// The limit that this process counts against, if the policy counts.
     limit: Option<Limit>,
-    /// The rule's own limit, and the share of it that `limit` is. A request with another limit has the same
-    /// share of that.
+    /// The rule's own limit, and the share of it that `limit` is. A request with another limit gets the
+    /// same share of that limit.
     of: Option<(Limit, Share)>,
 }
 
@@ -219,7 +219,8 @@ impl RuleFallback {
         RuleFallback { policy, limit, of }
     }
 
-    /// The limit that `charge` is counted against here, if it is. Blocks of back-offs are in the store only.
+    /// The limit that `charge` is counted against in this process. `None` for a back-off: its blocks
+    /// are only in the store.
     fn counted(&self, charge: &Charge<'_>) -> Option<&Limit> {
         self.limit.as_ref().filter(|_| !charge.limit.is_companion())
     }
@@ -229,7 +230,7 @@ impl RuleFallback {
         matches!(self.policy, None | Some(FailurePolicy::FailClosed))
     }
 
-    /// The charge to be counted here instead of `charge`.
+    /// The charge that is counted in this process instead of `charge`.
     fn local<'p>(
         &self,
         charge: &Charge<'p>,
@@ -244,11 +245,11 @@ impl RuleFallback {
             (_, Some((own, share))) if own != charge.limit => {
                 request_limits.keep(charge.limit.scaled(share.numerator, share.denominator))
             }
-            // The last known state was counted against this limit.
+            // The last known state was counted against the limit of the charge.
             (Some(FailurePolicy::Cached), _) => charge.limit,
             _ => limit,
         };
-        // Only some charges of the request are counted here, so their indexes do not match.
+        // Only some charges are counted in this process, so an index of `Instead` would not match.
         let enforcement = match charge.enforcement {
             Enforcement::Enforce => Enforcement::Enforce,
             Enforcement::Shadow | Enforcement::Instead(_) => Enforcement::Shadow,

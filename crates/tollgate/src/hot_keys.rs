@@ -1,11 +1,12 @@
 //! Finds the subjects with the most requests, in a fixed amount of memory.
 //!
-//! A space-saving sketch (Metwally, Agrawal, El Abbadi 2005) follows [`PLACES`] keys. A new key replaces the
-//! key with the smallest count, and inherits that count. So a count is never too small, and too large by at
-//! most 1/[`PLACES`] of all requests. Every key with a larger share than that is in the sketch. All counts are
-//! halved from time to time, so that they show recent requests.
+//! A space-saving sketch (Metwally, Agrawal, El Abbadi 2005) follows [`PLACES`] keys. A new key
+//! replaces the key with the smallest count, and inherits that count. So a count is never too small,
+//! and at most 1/[`PLACES`] of all requests too large. Every key with a larger share than that is in
+//! the sketch. All counts are halved from time to time, so that they show recent requests.
 //!
-//! The sketch looks at about one request in [`ONE_IN`], and skips it if another thread holds the lock.
+//! The sketch samples about one request in [`ONE_IN`]. It skips a sample if another thread holds the
+//! lock.
 
 use std::cell::Cell;
 
@@ -16,9 +17,9 @@ use crate::rule_outcome::RuleOutcome;
 
 /// The number of keys that are followed.
 const PLACES: usize = 128;
-/// One request of this many is looked at, on average.
+/// On average, one request of this many is sampled.
 pub(crate) const ONE_IN: u32 = 64;
-/// All counts are halved after this many keys.
+/// All counts are halved after this many sampled keys.
 const HALVE_AFTER: u32 = 1 << 14;
 
 pub(crate) struct HotKeys(Mutex<Sketch>);
@@ -41,8 +42,8 @@ impl HotKeys {
         HotKeys(Mutex::default())
     }
 
-    /// A copy for the rules of the next config. `places` maps each old index of a rule to the new one, if the
-    /// rule still exists.
+    /// A copy for the rules of the next config. `places` maps each old index of a rule to the new
+    /// index; `None` if the rule does not exist any more.
     pub(crate) fn moved(&self, places: &[Option<u32>]) -> HotKeys {
         let sketch = self.0.lock();
         let moved = sketch.places.iter().filter_map(|place| {
@@ -55,7 +56,7 @@ impl HotKeys {
         }))
     }
 
-    /// Looks at about one request in [`ONE_IN`].
+    /// Samples about one request in [`ONE_IN`].
     #[inline]
     pub(crate) fn sample(&self, outcomes: &[RuleOutcome]) {
         if is_due() {
@@ -110,8 +111,8 @@ impl Sketch {
     }
 }
 
-/// Whether this thread looks at the current request. The distance between looks varies: with a fixed one, a
-/// client with a regular rhythm would be seen always or never.
+/// Whether this thread samples the current request. The distance between samples varies. With a fixed
+/// distance, a client with a regular rhythm would be sampled always or never.
 #[inline]
 fn is_due() -> bool {
     thread_local! {

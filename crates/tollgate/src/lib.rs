@@ -20,16 +20,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! There is one [`Limiter`], for every [`Store`]. [`Engine`] is a limiter on the store that a config names.
-//! The path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's `apply` (one call)
-//! -> [`Decision`].
+//! There is one [`Limiter`] for every kind of [`Store`]. [`Engine`] is a limiter on the store that a
+//! config names. The path of a request: attributes -> [`RuleSet::resolve`] -> charges -> the store's
+//! `apply` (one call) -> [`Decision`].
 //!
 //! # Tour
 //!
-//! Rules come from a file ([`load`], [`Limiter::load`]), from a text ([`parse`], [`Limiter::from_yaml`]) or
-//! from code ([`RuleBuilder`], [`Limiter::from_rules`]). Methods are asynchronous, since a store may be on
-//! another machine. For a store in memory the same methods exist with the ending `_now`; they need no
-//! runtime.
+//! Rules come from a file ([`load`], [`Limiter::load`]), from a text ([`parse`],
+//! [`Limiter::from_yaml`]) or from code ([`RuleBuilder`], [`Limiter::from_rules`]). Methods are
+//! asynchronous, because a store may be on another machine. For a store in memory there are the same
+//! methods with the suffix `_now`, which need no runtime.
 //!
 //! | to | call |
 //! |---|---|
@@ -57,7 +57,7 @@
 //! let limiter = Limiter::from_yaml("rules.yaml", &rules(100))?;
 //! let acme = Attributes::from([("tenant", "acme")]);
 //!
-//! // Ask for many units. `UpTo` takes what is there.
+//! // Ask for many units. `UpTo` takes as many as are left.
 //! let taken = limiter.ask_now(&acme, Ask::Exactly(70));
 //! assert_eq!(taken.granted(), 70);
 //! assert_eq!(limiter.ask_now(&acme, Ask::UpTo(70)).granted(), 30);
@@ -70,11 +70,11 @@
 //! let demands = [Demand::take(acme.clone(), 10), Demand::take(acme.clone(), 65)];
 //! assert!(!limiter.ask_all_now(&demands)?.is_allowed());
 //!
-//! // Other numbers, without losing what was used.
+//! // Change the numbers without losing the usage.
 //! limiter.reload(&tollgate::parse("rules.yaml", &rules(200), &|_| None)?);
 //! assert!(limiter.ask_all_now(&demands)?.is_allowed());
 //!
-//! // Which rules apply, and what was counted.
+//! // See which rules apply, and the counts.
 //! let explained = &limiter.explain(&acme)[0];
 //! assert!(matches!(explained.effect, RuleEffect::Applies { cost: 1, .. }));
 //! assert!(limiter.metrics().counts()[0].allowed > 0);
@@ -124,7 +124,7 @@
 //! # Ok::<(), tollgate::StartError>(())
 //! ```
 //!
-//! **A token budget for a language model.** Reserve an estimate, and commit what was used:
+//! **A token budget for a language model.** Reserve an estimate, and commit the real usage:
 //!
 //! ```
 //! # use tollgate::{Attributes, Limiter, Reserve, ReserveOutcome};
@@ -162,7 +162,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! **Shadow a rule.** The rule is counted, and denies nothing:
+//! **Shadow a rule.** The rule is evaluated and counted, but denies nothing:
 //!
 //! ```
 //! # use tollgate::{Attributes, Limit, Limiter, RuleBuilder, RuleState, Span};
@@ -176,7 +176,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! **When Redis fails.** Each rule says in advance what happens then:
+//! **When Redis fails.** Each rule has a policy for this case:
 //!
 //! ```no_run
 //! # #[cfg(feature = "redis")]
@@ -201,21 +201,21 @@
 //!
 //! # Features
 //!
-//! None is on by default: state is in memory, without a runtime and without network code.
+//! No feature is on by default: state is in memory, without a runtime and without network code.
 //!
 //! | feature | adds |
 //! |---|---|
 //! | `redis` | state in Redis or Valkey, shared by a fleet |
 //! | `ledger-sqlite` | a ledger of quotas in SQLite |
 //! | `ledger-postgres` | a ledger of quotas in PostgreSQL |
-//! | `wait` | waiting for a lease, on Tokio's timer; the others bring it along |
+//! | `wait` | waiting for a lease, on Tokio's timer; the other features turn it on |
 //!
 //! # More
 //!
-//! - [`RuleBuilder`]: rules from code. [`Policy`] and [`Config`]: what files can say besides.
+//! - [`RuleBuilder`]: rules from code. [`Policy`] and [`Config`]: everything that a file can contain.
 //! - [`Store`]: the contract of a store. The crate `tollgate-conformance` tests stores.
 //! - [`Remembered`] and [`Traced`]: stores that wrap stores.
-//! - [`algorithms`]: what each algorithm promises.
+//! - [`algorithms`]: the guarantees of each algorithm.
 
 #[cfg(feature = "ledger")]
 mod accounts;

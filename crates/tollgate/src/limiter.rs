@@ -1,4 +1,4 @@
-//! The limiter: rules, a store, and what to do when the store fails.
+//! The limiter: rules, a store, and the fallback for when the store fails.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use crate::throttle::{Throttle, Throttled};
 
 /// Decides requests by rules, with state in a store.
 ///
-/// It is the same for every store. If the store does not answer, the failure policies of the rules
-/// decide. Wrap a limiter in an [`Arc`] to share it between threads and tasks.
+/// A limiter works the same way on every store. If the store does not answer, the failure policies of
+/// the rules decide. Wrap a limiter in an [`Arc`] to share it between threads and tasks.
 ///
-/// Methods are asynchronous, since a store may be elsewhere. A store in memory answers at once: for it
-/// there are the same methods with the ending `_now`, which need no runtime.
+/// Methods are asynchronous, because a store may be on another machine. A store in memory answers at
+/// once. For such a store there are the same methods with the suffix `_now`, which need no runtime.
 pub struct Limiter<S = Traced<MemoryStore>> {
     pub(crate) current: CurrentConfig,
     pub(crate) store: S,
@@ -40,7 +40,7 @@ pub struct Limiter<S = Traced<MemoryStore>> {
     throttles: Arc<Throttles>,
 }
 
-/// A limiter that is being put together: see [`Limiter::builder`].
+/// Builds a limiter: see [`Limiter::builder`].
 #[derive(Clone)]
 pub struct LimiterBuilder<'c, S> {
     config: &'c Config,
@@ -65,31 +65,31 @@ impl<S> fmt::Debug for LimiterBuilder<'_, S> {
 }
 
 impl<S: Store> LimiterBuilder<'_, S> {
-    /// Sets the clock that measures waits, and by which failure policies count. It is the machine's
-    /// clock unless this is called.
+    /// Sets the clock that measures waits, and that failure policies count by. The default is the
+    /// machine's clock.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = Some(Arc::new(clock));
         self
     }
 
-    /// Sets how many instances share the store: 1 unless this is called. While the store does not
-    /// answer, each instance counts its share of a limit by itself.
+    /// Sets how many instances share the store. The default is 1. While the store does not answer, each
+    /// instance counts its share of a limit by itself.
     #[must_use]
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.replicas = replicas;
         self
     }
 
-    /// Sets how much of its share an instance admits by itself, in hundredths of a percent: 10,000
-    /// unless this is called.
+    /// Sets how much of its share an instance admits by itself, in hundredths of a percent. The default
+    /// is 10,000.
     #[must_use]
     pub fn fallback_factor(mut self, factor: u32) -> Self {
         self.fallback_factor = factor;
         self
     }
 
-    /// The limiter.
+    /// Builds the limiter.
     #[must_use]
     pub fn build(self) -> Limiter<S> {
         let (config, store) = (self.config, self.store);
@@ -122,11 +122,13 @@ impl<S: Store> LimiterBuilder<'_, S> {
 }
 
 impl<S: Store> Limiter<S> {
-    /// A limiter with the rules of a validated config, on `store`. The config's own `store` and `ledger`
-    /// sections are ignored: [`Engine::start`](crate::Engine::start) builds the stores that they name.
+    /// A limiter with the rules of a validated config, on `store`. The config's own `store` and
+    /// `ledger` sections are ignored: [`Engine::start`](crate::Engine::start) builds the stores that
+    /// they name.
     ///
-    /// Subjects are hashed with the config's secret. Without one, a store in this process has a random
-    /// secret, and a store that instances share has none, so that all of them hash alike.
+    /// Subjects are hashed with the config's secret. If the config has none, a store in this process
+    /// gets a random secret. A store that instances share gets no secret, so that all instances hash in
+    /// the same way.
     pub fn builder(config: &Config, store: S) -> LimiterBuilder<'_, S> {
         LimiterBuilder {
             config,
@@ -137,8 +139,8 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// The limiter with the config that is active now. A request that looks at the config more than once
-    /// holds one of these.
+    /// The limiter with the config that is active now. A request that reads the config more than once
+    /// holds one snapshot.
     pub fn snapshot(&self) -> Snapshot<'_, S> {
         Snapshot {
             limiter: self,
@@ -146,7 +148,7 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// The same for one question.
+    /// Like `snapshot`, for a single call.
     #[inline]
     pub(crate) fn once(&self) -> Snapshot<'_, S, Loaded> {
         Snapshot {
@@ -160,7 +162,7 @@ impl<S: Store> Limiter<S> {
         self.once().ask(attributes, Ask::Exactly(1)).await
     }
 
-    /// Does the same for as many units as `ask` says.
+    /// Like [`check`](Self::check), for as many units as `ask` says.
     pub async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         self.once().ask(attributes, ask).await
     }
@@ -173,7 +175,7 @@ impl<S: Store> Limiter<S> {
     /// Decides several demands as one request: see [`Snapshot::ask_all`].
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         self.once().ask_all(demands).await
     }
@@ -191,7 +193,7 @@ impl<S: Store> Limiter<S> {
         self.once().refund(attributes, units, charged_at).await
     }
 
-    /// Forgets what the subjects of this request have used.
+    /// Forgets the usage of the subjects of this request.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -199,8 +201,8 @@ impl<S: Store> Limiter<S> {
         self.once().reset(attributes).await
     }
 
-    /// Takes `cost` from the allowance of `key` under an ad-hoc `limit`, if there is as much. No rule
-    /// takes part. A cost of 0 takes nothing and says how things stand.
+    /// Takes `cost` from the allowance of `key` under an ad-hoc `limit`, if enough is left. No rule
+    /// applies. A cost of 0 takes nothing and returns the current state.
     ///
     /// # Errors
     /// If the store does not answer. Without a rule there is no failure policy.
@@ -217,7 +219,8 @@ impl<S: Store> Limiter<S> {
         self.throttled(&charge, applied, latency)
     }
 
-    /// The same if the store answers at once; `None`, with nothing taken, if it does not.
+    /// Like [`throttle`](Self::throttle), if the store answers at once. Otherwise takes nothing and
+    /// returns `None`.
     #[inline]
     pub fn try_throttle(&self, key: &[u8], limit: &Limit, cost: u64) -> Option<Throttled> {
         if !self.store.is_local() {
@@ -257,8 +260,8 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Puts another config in force for requests that come from now on. Requests in flight end with the
-    /// config they began with. State stays: usage under a rule is carried over to the rule of the same
-    /// id. Settings that need a restart are left as they are, and named.
+    /// config they began with. State is kept: usage under a rule carries over to the rule with the same
+    /// id. Settings that need a restart are not changed, and the result names them.
     ///
     /// ```
     /// # use tollgate::{Attributes, Limiter};
@@ -279,8 +282,8 @@ impl<S: Store> Limiter<S> {
         self.current.reload(config)
     }
 
-    /// Puts these overrides in force instead of the current ones, for requests that come from now on.
-    /// They stay in force over a reload.
+    /// Puts these overrides in force instead of the current ones, for requests that come from now on. A
+    /// reload keeps them in force.
     pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
         self.current.set_overrides(overrides);
     }
@@ -315,19 +318,21 @@ impl<S: Store> Limiter<S> {
         &self.store
     }
 
-    /// How many requests each failure policy has decided, by its name; `none` for rules without one.
+    /// How many requests each failure policy has decided, by the policy's name; `none` for rules
+    /// without a policy.
     pub fn fallbacks(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         self.failures.by_policy()
     }
 
-    /// Forgets some of the expired state in this process. A long-lived process whose subjects come and go
-    /// calls this about twenty times a second. Decisions do not depend on it.
+    /// Forgets some of the expired state in this process. Call this about twenty times a second in a
+    /// long-lived process whose subjects change. Decisions do not depend on it.
     pub fn sweep(&self) {
         self.store.sweep();
         self.fallback.sweep();
     }
 
-    /// Logs a denial. `latency` is how long the request waited for its store, if it did.
+    /// Logs a denial. `latency` is how long the request waited for its store; `None` if it did not
+    /// wait.
     pub(crate) fn log_denial(
         &self,
         decision: &Decision,
@@ -376,7 +381,7 @@ impl<S: Immediate> Limiter<S> {
     /// See [`Snapshot::ask_all`].
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn ask_all_now(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         now(self.ask_all(demands))
     }
@@ -429,8 +434,8 @@ impl<S: Immediate> Limiter<S> {
     }
 }
 
-/// The value of a future that waits for nothing but an [`Immediate`] store, and so is ready when polled.
-/// If such a store waits nevertheless, the thread blocks until it answers.
+/// The value of a future that waits only for an [`Immediate`] store, and so is ready when polled. If
+/// such a store does wait, the thread blocks until the store answers.
 #[inline]
 pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
@@ -449,7 +454,7 @@ fn keyring(config: &Config, is_local: bool) -> Keyring {
     let secret = match &config.subjects.hash_secret {
         Some(secret) => secret.expose(),
         None if is_local => {
-            // Without entropy, subjects are hashed with a known key. They are still hashed and limited.
+            // Without entropy, subjects are hashed with a known key. Limits still work.
             let _ = getrandom::fill(&mut random);
             &random
         }

@@ -1,10 +1,10 @@
 //! Counts per rule, cheap enough for every check.
 //!
-//! Each thread counts in its own stripe, so that threads do not share cache lines. A reader adds the
-//! stripes up.
+//! Each thread counts in its own stripe, so that threads do not share cache lines. A reader adds up the
+//! stripes.
 //!
-//! The counts of a rule belong to its id. The [`Metrics`] of one config and of the next share them, so a
-//! request that ends after a reload is counted with the requests after it.
+//! The counts of a rule belong to its id. The [`Metrics`] of one config and of the next config share
+//! the counts. So a request that ends after a reload is still counted.
 
 use std::cell::Cell;
 use std::fmt;
@@ -65,10 +65,10 @@ pub struct ThrottleCounts {
     pub failed: u64,
 }
 
-/// One rule's counts in one stripe, on cache lines of their own.
+/// One rule's counts in one stripe, on separate cache lines.
 #[repr(align(64))]
 struct Cells {
-    /// The least that was left since the last reading; [`NOTHING_SEEN`] without a decision since then.
+    /// The least that was left since the last reading; [`NOTHING_SEEN`] if there was no decision.
     least: AtomicU64,
     allowed: AtomicU64,
     near_limit: AtomicU64,
@@ -78,7 +78,7 @@ struct Cells {
     denied: [AtomicU64; Reason::ALL.len()],
 }
 
-/// Stands for no decision. Only [`Outcome::UNLIMITED`] is as large, and it is not counted.
+/// Means no decision. Only [`Outcome::UNLIMITED`] is as large, and it is not counted.
 const NOTHING_SEEN: u64 = u64::MAX;
 
 impl Default for Cells {
@@ -143,8 +143,8 @@ impl Metrics {
         }
     }
 
-    /// The metrics of the next config. `places` holds the index that each rule had here; `None` if the rule
-    /// is new.
+    /// The metrics of the next config. `places` has the index of each rule in the current config;
+    /// `None` if the rule is new.
     pub(crate) fn followed_by(
         &self,
         next: &RuleSet,
@@ -237,8 +237,8 @@ impl Metrics {
         self.rules.iter().map(sum).collect()
     }
 
-    /// The least that each rule had left since the last call, in the order of the file. `None` for a rule
-    /// without decisions since then, or without a limit.
+    /// The least that each rule had left since the last call, in the order of the file. `None` for a
+    /// rule without decisions since the last call, or without a limit.
     pub fn take_least_remaining(&self) -> Vec<Option<u64>> {
         let least = |stripes: &Arc<[Cells; STRIPES]>| {
             let stripes = stripes.iter();

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_core::{Span, Time};
 
-/// The most seconds that a time may lie before the current second. If it lies further back, the clock was
+/// How many seconds a time may lie before the current second. If it lies further back, the clock was
 /// set back.
 const MAX_LATE_SECONDS: u64 = 60;
 
-/// The bits of the window that hold its count: enough for the largest bound of a config.
+/// The bits of the window for its count: enough for the largest bound of a config.
 const COUNT_BITS: u32 = 16;
 
 /// Counts the log lines of the current second.
@@ -51,7 +51,7 @@ impl Pace {
         is_due
     }
 
-    /// The number of lines that were left out since the last call; `None` if there are none.
+    /// The number of suppressed lines since the last call; `None` if there are none.
     pub(crate) fn take_suppressed(&self) -> Option<u64> {
         let suppressed = self.suppressed.swap(0, Ordering::Relaxed);
         (suppressed > 0).then_some(suppressed)

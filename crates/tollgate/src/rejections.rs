@@ -1,10 +1,11 @@
-//! The denial log: one log event for each denial, up to a bound per second. Its `tracing` target and its
-//! setting call denials rejections.
+//! The denial log: one log event for each denial, up to a bound per second. Its `tracing` target and
+//! its setting use the word "rejections" for denials.
 //!
-//! The limiter writes it, so every door and every program that embeds the library has it. A denial above the
-//! bound costs one counter. The next event below the bound holds the number of denials that were left out.
+//! The limiter writes the log, so every door has it, and every program that embeds the library. A
+//! denial above the bound costs one counter. The next event below the bound has the number of denials
+//! that were left out.
 //!
-//! An event names its subject by eight digits of the hash. Without the secret, the log does not reveal the
+//! An event has eight digits of the subject's hash. Without the secret, the log does not reveal the
 //! subject.
 
 use tollgate_config::{Attributes, RuleSet};
@@ -19,10 +20,10 @@ use crate::throttle::Throttled;
 /// The `tracing` target of the events, for filters of subscribers.
 pub const REJECTIONS: &str = "tollgate::rejections";
 
-/// The attribute that is logged in clear.
+/// The attribute that is logged in plain text.
 const TENANT: &str = "tenant";
 
-/// The most bytes of it.
+/// The most bytes of the tenant in the log.
 const MAX_TENANT: usize = 128;
 
 /// The digits of the hashed subject that are logged.
@@ -116,7 +117,7 @@ impl DenialLog {
         });
     }
 
-    /// Whether to log a denial now. If the bound is reached, the denial is counted.
+    /// Whether to log a denial now. If the bound is reached, the denial is counted as suppressed.
     fn wants(&self, clock: &dyn Clock) -> bool {
         !self.0.is_none()
             && tracing::event_enabled!(target: REJECTIONS, tracing::Level::INFO)

@@ -12,9 +12,9 @@ use crate::rule_outcome::{RuleOutcome, RuleOutcomes};
 /// The outcomes of all charges of a request.
 #[derive(Default)]
 pub(crate) struct Reply {
-    /// The answer of the store; it has no outcomes where failure policies decided.
+    /// The answer of the store. It has no outcomes if failure policies decided.
     pub(crate) applied: Applied,
-    /// The outcomes of failure policies where the store did not answer, one for each charge.
+    /// The outcomes of failure policies, one for each charge, if the store did not answer.
     pub(crate) policies: Option<Box<RuleOutcomes>>,
     /// How long the request waited for its store; `None` if the answer was there at once.
     pub(crate) latency: Option<Span>,
@@ -27,7 +27,7 @@ pub(crate) struct Part<'p> {
 }
 
 impl Reply {
-    /// Nothing was asked at `now`, so nothing was denied.
+    /// The reply to a request that asked for nothing at `now`. Nothing is denied.
     pub(crate) fn nothing(now: Time) -> Reply {
         let applied = Applied {
             now,
@@ -65,8 +65,8 @@ pub(crate) fn is_denied(resolution: &Resolution<'_>) -> bool {
     resolution.denials.iter().any(|denial| !denial.shadow)
 }
 
-/// Makes the decision about a part of a request, from a reply and from the rules' own denials. `granted`
-/// says from the outcomes whether the part is allowed, and how many units it gets then.
+/// Makes the decision about a part of a request, from a reply and from the rules' own denials.
+/// `granted` computes from the outcomes whether the part is allowed, and how many units it gets.
 #[inline]
 pub(crate) fn conclude(
     resolution: &Resolution<'_>,

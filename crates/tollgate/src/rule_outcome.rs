@@ -21,8 +21,8 @@ pub(crate) struct RuleOutcome {
     pub(crate) enforcement: Enforcement,
     /// The policy that decided instead of the store.
     pub(crate) fallback: Option<FailurePolicy>,
-    /// How long an empty allowance takes to refill; for a quota, the length of its period; zero if the rule
-    /// denied the request without a charge.
+    /// How long an empty allowance takes to refill. For a quota, the length of its period. Zero if the
+    /// rule denied the request without a charge.
     pub(crate) window: Span,
     /// How much of the limit that the store reports is a quota's grace.
     pub(crate) grace: u64,
@@ -35,13 +35,13 @@ pub(crate) struct RuleOutcome {
 pub(crate) enum Source {
     /// The rule.
     Rule,
-    /// The back-off of the rule before it. [`RuleOutcome::add_backoff`] adds it to that rule.
+    /// The back-off of the previous rule. [`RuleOutcome::add_backoff`] adds it to that rule.
     Backoff,
-    /// The rule with its back-off, of which only the back-off denies.
+    /// The rule with its back-off, if only the back-off denies.
     BackedOff,
 }
 
-/// A key in two words: an `Option<Key>` would be twice as large.
+/// A key as two words. An `Option<Key>` would be twice as large.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyHalves(u64, u64);
 
@@ -65,9 +65,10 @@ pub(crate) enum RuleVerdict {
     Decided(Outcome),
     /// The rule denied the request before the store was asked.
     Denied(RuleDenialReason),
-    /// The store failed, and the rule allows without counting. Holds the limit that was not checked.
+    /// The store failed, and the rule allows without counting. The value is the limit that was not
+    /// checked.
     Assumed(u64),
-    /// The store failed, and the rule denies. Holds the time of the next try, and the limit that was not
+    /// The store failed, and the rule denies. The values are the retry time, and the limit that was not
     /// checked.
     StoreFailed(Time, u64),
 }
@@ -83,7 +84,7 @@ impl Source {
 }
 
 impl RuleOutcome {
-    /// Adds the outcome of the rule's back-off. The wait is the longer one of both.
+    /// Adds the outcome of the rule's back-off. The longer wait of the two applies.
     #[cold]
     pub(crate) fn add_backoff(&mut self, backoff: &RuleOutcome) {
         let (RuleVerdict::Decided(own), RuleVerdict::Decided(block)) =
@@ -108,8 +109,8 @@ impl RuleOutcome {
         own.reset_at = own.reset_at.max(until);
     }
 
-    /// The outcome of a charge of the rule at index `rule`. That of a quota also needs
-    /// [`apply_period`](Self::apply_period).
+    /// The outcome of a charge of the rule at index `rule`. For a quota, call
+    /// [`apply_period`](Self::apply_period) afterwards.
     #[inline]
     pub(crate) fn of(charge: &Charge<'_>, rule: u32, outcome: Outcome) -> RuleOutcome {
         RuleOutcome {
@@ -124,8 +125,8 @@ impl RuleOutcome {
         }
     }
 
-    /// Sets the window of a quota to its current period, at whose end the whole quota is back. A quota whose
-    /// count is not restored counts as a failure of the store.
+    /// Sets the window of a quota to its current period. The whole quota is back when the period ends.
+    /// If the count of the quota is not restored, that counts as a failure of the store.
     pub(crate) fn apply_period(&mut self, quota: &Quota, now: Time) {
         let period = quota.period_at(now);
         self.window = period.end.since(period.start);
@@ -190,7 +191,7 @@ impl RuleOutcome {
         self.enforcement == Enforcement::Enforce
     }
 
-    /// Whether the store or the rule itself has decided, and not a failure policy.
+    /// Whether the store or the rule itself has decided, not a failure policy.
     pub(crate) fn is_counted(&self) -> bool {
         let stood_in = matches!(
             self.verdict,
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(it.reason(), Some(Reason::StoreUnavailable));
         assert_eq!(it.retry_at(), Some(NOW + RETRY_AFTER));
         assert_eq!((it.limit(), it.grace()), (Some(10), None));
-        // A shadow rule allows the request then.
+        // If the count is not restored, a shadow rule allows the request.
         for enforcement in [Enforcement::Shadow, Enforcement::Instead(0)] {
             assert_eq!(outcome(enforcement, unrestored, 0, NOW).reason(), None);
         }

@@ -1,9 +1,9 @@
 //! The one path of a request: resolve the rules, ask the store, finish.
 //!
-//! A [`Snapshot`] is what a request holds: a limiter, and the config that was active when the request
-//! began. The request sees that config from the first look to the answer, whatever is put in force
-//! meanwhile. Checks, peeks, refunds and resets are here, for every store; batches are in `batch.rs`,
-//! reservations and leases in `holds/`.
+//! A request holds a [`Snapshot`]: a limiter, and the config that was active when the request began.
+//! The request sees that config until it is answered, even if another config is put in force meanwhile.
+//! Checks, peeks, refunds and resets are here, for every store. Batches are in `batch.rs`, reservations
+//! and leases in `holds/`.
 
 use std::fmt;
 use std::ops::Deref;
@@ -52,7 +52,8 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         decision
     }
 
-    /// The same, with the decision written in place: each move of it through a future costs time.
+    /// Like `ask`, but writes the decision in place: each move of a decision through a future costs
+    /// time.
     #[inline]
     pub(crate) async fn ask_into(
         &self,
@@ -89,8 +90,8 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         self.decide(&resolution, &reply)
     }
 
-    /// Gives back `units` that were taken by a decision at `charged_at` ([`Decision::decided_at`]), and
-    /// says how things stand then. Units that have come back by themselves are not given back twice.
+    /// Gives back `units` that a decision at `charged_at` ([`Decision::decided_at`]) has taken. Returns
+    /// the state after that. Units that the limit has already refilled are not given back twice.
     ///
     /// # Errors
     /// If the store does not answer. Then nothing was given back, unless only the answer was lost.
@@ -107,7 +108,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         Ok(self.decide(&resolution, &refunded.await?.into()))
     }
 
-    /// Forgets what the subjects of this request have used.
+    /// Forgets the usage of the subjects of this request.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -124,15 +125,15 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         self.active.rules().explain(attributes)
     }
 
-    /// Asks the store what it would answer now; takes nothing.
+    /// Asks the store for its answer without taking anything.
     pub(crate) async fn look(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
         let peeked = self.limiter.store.peek(&resolution.charges, ask);
         let (peeked, latency) = self.limiter.answered(peeked).await;
         self.reply(peeked, latency, resolution, ask, false)
     }
 
-    /// Answers a request that a rule denied before the store was asked. The request takes nothing, except
-    /// from charges that count denied requests.
+    /// Answers a request that a rule denied before the store was asked. Only charges that count denied
+    /// requests are charged.
     pub(crate) async fn count_denied(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
         let charges = &resolution.charges;
         let counting = charges.iter().enumerate();
@@ -154,8 +155,9 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         self.reply(applied, latency, resolution, ask, false)
     }
 
-    /// Makes the reply from the store's answer or, if there is none, from failure policies. With `take`,
-    /// failure policies count the units that they admit. `latency` is how long the store took, if it did.
+    /// Makes the reply from the store's answer or, without an answer, from failure policies. With
+    /// `take`, failure policies count the units that they admit. `latency` is how long the store took;
+    /// `None` if it answered at once.
     #[inline]
     pub(crate) fn reply(
         &self,
@@ -183,14 +185,14 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         }
     }
 
-    /// Lets failure policies see an answer of the store.
+    /// Passes an answer of the store to the failure policies that remember it.
     #[inline]
     fn follow(&self, resolution: &Resolution<'_>, applied: &Applied) {
         let (fallback, fallbacks) = (&self.limiter.fallback, self.active.fallbacks());
         fallback.follow(fallbacks, resolution, applied);
     }
 
-    /// Makes the reply of failure policies, because of `error`.
+    /// Makes the reply of failure policies after `error`.
     #[cold]
     fn reply_by_policy(
         &self,
@@ -250,7 +252,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
 }
 
 impl<S> Limiter<S> {
-    /// Waits for an answer, and says how long that took. An answer that is there costs no look at the
+    /// Waits for an answer, and measures how long that took. An answer that is ready does not read the
     /// clock.
     pub(crate) async fn answered<T>(&self, answer: Answer<'_, T>) -> (T, Option<Span>) {
         match answer {

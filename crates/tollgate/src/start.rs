@@ -1,4 +1,4 @@
-//! From a config to a limiter in memory, and why that may fail.
+//! Builds a limiter in memory from a config, and the errors of starting.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ impl StartError {
         }
     }
 
-    /// An error that may go away by itself, for example if a server is down.
+    /// An error with the given answer for `is_passing`.
     #[cfg(any(feature = "ledger", feature = "redis"))]
     pub(crate) fn passing(what: impl Into<String>, passing: bool) -> StartError {
         StartError {
@@ -34,7 +34,7 @@ impl StartError {
         }
     }
 
-    /// Whether the error may go away by itself, for example if a server is down.
+    /// Whether the error may go away by itself, for example when a server is down.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         self.passing
@@ -56,7 +56,7 @@ impl Limiter {
         Limiter::new(&tollgate_config::load(path)?)
     }
 
-    /// A limiter in memory with the rules of a text. `name` stands for the file in errors.
+    /// A limiter in memory with the rules of a text. Errors use `name` as the name of the file.
     ///
     /// # Errors
     /// If anything in the text is wrong, or it names a store or a ledger.
@@ -81,7 +81,7 @@ impl Limiter {
     /// ```
     ///
     /// # Errors
-    /// If two rules have one id, or a rule needs the rest of its file: see
+    /// If two rules have the same id, or a rule needs the rest of its file: see
     /// [`Policy::from_rules`](crate::Policy::from_rules).
     pub fn from_rules(rules: impl IntoIterator<Item = Rule>) -> Result<Limiter, StartError> {
         Limiter::new(&Config::from_rules(rules)?)
@@ -90,7 +90,7 @@ impl Limiter {
     /// A limiter in memory with the rules of a validated config, on the machine's clock.
     ///
     /// # Errors
-    /// If the config names a store or a ledger: [`Engine::start`](crate::Engine::start) builds those.
+    /// If the config names a store or a ledger: [`Engine::start`](crate::Engine::start) builds them.
     pub fn new(config: &Config) -> Result<Limiter, StartError> {
         check_in_memory(config)?;
         let store = MemoryStore::new(config.subjects.max_keys);
@@ -99,8 +99,8 @@ impl Limiter {
 }
 
 impl Engine {
-    /// Starts an engine with the rules of a text, without a check of its store. `name` stands for the file in
-    /// errors.
+    /// Starts an engine with the rules of a text, without a check of its store. Errors use `name` as
+    /// the name of the file.
     ///
     /// # Errors
     /// If anything in the text is wrong, or names something that cannot be read or is not part of this
@@ -112,7 +112,7 @@ impl Engine {
 }
 
 impl<C: Clock + Clone + 'static> Limiter<Traced<MemoryStore<C>>> {
-    /// A limiter in memory on a clock of its own: for tests and simulations.
+    /// A limiter in memory with a custom clock, for tests and simulations.
     ///
     /// # Errors
     /// If the config names a store or a ledger.
@@ -123,7 +123,7 @@ impl<C: Clock + Clone + 'static> Limiter<Traced<MemoryStore<C>>> {
     }
 }
 
-/// A limiter in memory must not stand in silently for the store that a config names.
+/// Rejects a config that names a store or a ledger. A limiter in memory must not silently replace them.
 fn check_in_memory(config: &Config) -> Result<(), StartError> {
     let section = match (&config.store, &config.ledger) {
         (tollgate_config::Store::Redis(_), _) => "store",

@@ -1,14 +1,15 @@
 //! Ad-hoc limits: the caller names a key and brings the limit. No rule applies.
 //!
-//! Keys are hashed like subjects, under a name that no attribute and no rule can have. So ad-hoc limits never
-//! share state with a rule. As with rules, a stored key does not contain the numbers of the limit: a caller
-//! that brings other numbers for the same key keeps its usage.
+//! Keys are hashed like subjects, under a name that no attribute and no rule can have. So ad-hoc limits
+//! never share state with a rule. As with rules, a stored key does not contain the numbers of the
+//! limit. If a caller brings other numbers for the same key, the usage is kept.
 
 use tollgate_core::{
     Admission, Charge, Denial, Key, Keyring, Limit, Outcome, RuleSalt, Span, SubjectKind, Time,
 };
 
-/// Used as the id of the rule and as the attribute of the subject. No id and no attribute starts with `@`.
+/// Used as the id of the rule and as the attribute of the subject. Ids and attributes never start with
+/// `@`.
 const NAME: &str = "@throttle";
 
 /// The decision of an ad-hoc limit.
@@ -37,8 +38,8 @@ impl Throttled {
         self.outcome.remaining
     }
 
-    /// How long to wait before the same cost can be admitted. `None` if it was admitted, or if waiting does
-    /// not help.
+    /// How long to wait before the same cost can be admitted. `None` if the cost was admitted, or if
+    /// waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Span> {
         match self.outcome.admission {

@@ -59,7 +59,7 @@ fn repeated_denials_lengthen_the_wait() {
     assert_eq!(case.denied("ann"), (Reason::Exceeded, Span::MINUTE));
     // The second denial blocks.
     assert_eq!(case.denied("ann"), (Reason::Exceeded, Span::from_secs(120)));
-    // The window is over, but not the block. Each further request adds a penalty.
+    // The window is over, but the block is not. Each further request adds a penalty.
     case.clock.advance(Span::from_secs(90));
     assert_eq!(case.denied("ann"), (Reason::BackedOff, Span::from_secs(40)));
     assert_eq!(case.denied("ann"), (Reason::BackedOff, Span::from_secs(50)));

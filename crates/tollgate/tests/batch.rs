@@ -140,7 +140,7 @@ fn units_are_given_back_if_the_batch_is_allowed() {
         .ask_all_now(&[give(5), take("route", "r", 1)])
         .unwrap();
     assert_eq!((allowed.is_allowed(), left(&allowed)[0]), (true, Some(6)));
-    // Not more than was taken comes back.
+    // A refund gives back at most the amount that was taken.
     assert_eq!(left(&limiter.ask_all_now(&[give(50)]).unwrap()), [Some(10)]);
     assert_eq!(
         limiter.metrics().counts()[0].allowed,

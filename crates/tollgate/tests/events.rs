@@ -40,7 +40,7 @@ impl Seen {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 
-    /// Their thresholds and usages; the threshold of an exhausted quota is `None`.
+    /// The thresholds and usages of the events. The threshold of an exhausted quota is `None`.
     fn steps(&self) -> Vec<(Option<u8>, u64)> {
         let all = self.take();
         all.iter().map(|it| (it.threshold, it.used)).collect()
@@ -496,8 +496,8 @@ impl tracing::Subscriber for Undecided {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// Runs `test` with `log`. Other tests run at the same time without a subscriber. Without the global one,
-/// `tracing` would remember log lines of such a test as disabled.
+/// Runs `test` with `log`. Other tests run at the same time without a subscriber of their own. Without
+/// the global subscriber, `tracing` would remember their log lines as disabled.
 fn logged<T>(log: &Log, test: impl FnOnce() -> T) -> T {
     let _ = tracing::subscriber::set_global_default(Undecided);
     log.with(EVENTS, test)

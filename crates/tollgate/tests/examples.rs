@@ -1,4 +1,4 @@
-//! The programs in `examples/` run, and what they assert holds.
+//! The programs in `examples/` run, and their assertions hold.
 
 #[path = "../examples/own_store.rs"]
 mod own_store;

@@ -1,4 +1,4 @@
-//! A limiter whose store fails: every policy keeps its bound, and known denials do not ask the store.
+//! A limiter whose store fails: every policy keeps its bound, and known denials do not call the store.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -95,7 +95,7 @@ fn cached_continues_from_the_last_known_state() {
     assert_eq!(setup.admitted("ann", 7), 7);
     setup.store_is_down(true);
     assert_eq!(setup.admitted("ann", 20), 3);
-    // Nothing is known of a new subject, so its usage is zero.
+    // The usage of an unknown subject is zero.
     assert_eq!(setup.admitted("bob", 20), 10);
 }
 
@@ -187,7 +187,7 @@ fn state_of_the_store_decides_after_an_outage() {
     setup.store_is_down(true);
     assert_eq!(setup.admitted("ann", 20), 10);
     setup.store_is_down(false);
-    // The store has counted 4, and nothing of the outage.
+    // The store has counted 4, and nothing during the outage.
     assert_eq!(setup.admitted("ann", 20), 6);
     assert_eq!(setup.check("ann").fallback(), None);
 }
@@ -249,7 +249,7 @@ fn denial_with_units_left_is_not_remembered() {
     assert!(setup.ask("ann", Ask::Exactly(7)).is_allowed());
     let denied = setup.ask("ann", Ask::Exactly(5));
     assert_eq!(denied.rule().unwrap().remaining(), Some(3));
-    // Something is left, and a smaller request takes it.
+    // Three units are left, and a smaller request takes them.
     assert!(setup.ask("ann", Ask::Exactly(3)).is_allowed());
     let before = setup.asked();
     let denied = setup.ask("ann", Ask::Exactly(5));
@@ -271,7 +271,7 @@ fn denial_by_one_of_two_rules_is_not_remembered() {
     let setup = Setup::new(&both);
     assert_eq!(setup.admitted("ann", 2), 1);
     assert!(setup.check("bob").is_allowed());
-    // The other rule has changed meanwhile, and the decision shows it.
+    // Meanwhile the other rule has changed, and the decision shows it.
     let denied = setup.check("ann");
     let left: Vec<_> = denied.rules().map(|rule| rule.remaining()).collect();
     assert_eq!(left, [Some(0), Some(8)]);
@@ -368,7 +368,7 @@ fn known_denial_of_an_ad_hoc_limit_holds_for_its_numbers_only() {
     assert_eq!(known.retry_after(), Some(Span::from_millis(600)));
     assert_eq!(setup.asked(), 2);
 
-    // A request for nothing, and one with other numbers, ask the store.
+    // A request with cost 0 and a request with other numbers both call the store.
     assert!(throttle(&narrow, 0).unwrap().is_allowed());
     assert_eq!(throttle(&wide, 1).unwrap().remaining(), 1);
     assert_eq!(setup.asked(), 4);

@@ -29,7 +29,7 @@ fn held(reserving: ReserveOutcome) -> Hold {
     }
 }
 
-/// A client that is next in the queue gets a slot that is free when its wait ends, however short the wait.
+/// If a slot is free when the wait ends, the next client in the queue gets it, even after a short wait.
 #[tokio::test]
 async fn last_attempt_is_not_denied_by_its_own_place_in_the_queue() {
     let text = "
@@ -60,7 +60,7 @@ rules:
     granted(engine.acquire(&acme, &at_once).await.unwrap());
 }
 
-/// A reservation that gives units back makes the limiter forget a known denial.
+/// When a reservation gives units back, the limiter forgets a known denial.
 #[tokio::test]
 async fn units_given_back_by_a_reservation_are_available_at_once() {
     let setup = Setup::new(

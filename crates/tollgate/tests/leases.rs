@@ -1,7 +1,7 @@
 //! Many clients compete for few slots, and some crash while they hold one.
 //!
-//! The store's clock decides when a lease was granted and when it expires. A crashed client holds its slot until
-//! then. A slow client does not hold it longer than that.
+//! The store's clock decides when a lease was granted and when it expires. A crashed client holds its
+//! slot until the lease expires. A slow client does not hold it longer than that.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,8 +24,8 @@ use tollgate_rig::Redis;
 const CLIENTS: u64 = 64;
 const SLOTS: usize = 3;
 const ROUNDS: usize = 4;
-/// One client in this many crashes. Leases are long, so that a stalled machine ends none of them. Crashes are
-/// rare, so that the others need not wait for long.
+/// One client in this many crashes. Leases are long, so that none of them expires on a stalled machine.
+/// Crashes are rare, so that the other clients need not wait for long.
 const CRASHES: u64 = 32;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,7 +81,7 @@ rules:
 struct Random(u64);
 
 impl Random {
-    /// One of `0..below`.
+    /// A number in `0..below`.
     fn below(&mut self, below: u64) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -92,7 +92,7 @@ impl Random {
     }
 }
 
-/// A fixed seed; a random one in long runs.
+/// A fixed seed. Long runs use a random seed.
 fn seed() -> u64 {
     let seed = match std::env::var_os("TOLLGATE_PROOF_CASES") {
         Some(_) => RandomState::new().hash_one(0) >> 8,
@@ -112,7 +112,7 @@ struct Grant {
 /// The leases of all clients.
 #[derive(Default)]
 struct Register {
-    /// The leases that may be held, by fence: when they were granted, and when they expire.
+    /// The leases that may be held, by fence: when each was granted, and when it expires.
     holding: BTreeMap<u64, (Time, Time)>,
     /// Every fence, and when its lease was granted.
     given: BTreeMap<u64, Time>,
@@ -125,8 +125,8 @@ impl Register {
         assert_eq!(before, None, "fence {fence} was given twice");
         self.holding
             .insert(fence, (grant.at, grant.lease.expires_at));
-        // None of these leases was given back. So all of them were held when the last one was granted, except
-        // those that had expired by then.
+        // None of these leases was given back. So all of them were held when the last one was granted,
+        // except leases that had expired by then.
         let now = self.holding.values().map(|(since, _)| *since).max();
         let now = now.unwrap_or_default();
         self.holding.retain(|_, (_, until)| *until > now);
@@ -160,7 +160,7 @@ async fn compete(engines: Vec<Engine>) {
                     crashes += 1;
                     continue;
                 }
-                // First here, then in the store: afterwards another client may get the slot.
+                // Removed here before the store frees the slot: afterwards another client may get it.
                 register.lock().holding.remove(&grant.lease.fence);
                 engine.free(&grant.lease.id, grant.token).await.unwrap();
             }
@@ -197,14 +197,14 @@ async fn renew(engine: &Engine, grant: &Grant, register: &Mutex<Register>) {
     }
 }
 
-/// All holders crash, and others wait: none of them gets a slot before a lease has expired.
+/// All holders crash while others wait. No waiting client gets a slot before a lease has expired.
 async fn wait_for_expiry(engine: &Engine) {
     let mut free_at = Vec::new();
     for _ in 0..SLOTS {
         free_at.push(acquire(engine).await.lease.expires_at);
     }
     free_at.sort();
-    // No lease is given back, so slots become free by expiry only.
+    // No lease is given back, so slots become free only by expiry.
     let waiting = (0..SLOTS).map(|_| async { acquire(engine).await.at });
     let mut granted = futures_util::future::join_all(waiting).await;
     granted.sort();

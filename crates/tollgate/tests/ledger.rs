@@ -378,7 +378,7 @@ async fn released_reservation_is_not_made_again_under_its_key() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_clears_usage_and_keeps_reservations() {
     for restarts in [false, true] {
-        // The actual usage, or none for a release; and the usage afterwards.
+        // The actual usage (`None` for a release), and the recorded usage afterwards.
         for (actual, used) in [
             (Some(120), 120),
             (Some(500), 500),

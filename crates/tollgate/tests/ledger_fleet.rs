@@ -136,7 +136,7 @@ async fn lose_redis_under_load(lose: impl Fn(&Redis)) {
         answer.rule().unwrap().reason() == Some(Reason::Exceeded)
     })
     .await;
-    // The tasks ask for a while longer.
+    // The tasks continue to ask for a while.
     tokio::time::sleep(Duration::from_millis(200)).await;
     stopping.store(true, Ordering::Relaxed);
     for task in asking {
@@ -211,7 +211,7 @@ async fn losing_redis_admits_at_most_the_unwritten_usage_again() {
         (LIMIT..=LIMIT + unwritten).contains(&admitted),
         "{admitted} of {LIMIT}"
     );
-    // After all is written, nothing more is admitted.
+    // After everything is written, nothing more is admitted.
     other.accounts().unwrap().ledger().flush().await.unwrap();
     assert_eq!(used(&one).await, admitted);
     for _ in 0..3 {

@@ -180,7 +180,7 @@ async fn fill(outage: &Outage, policy: FailurePolicy) -> BTreeMap<String, u64> {
     let mut admitted = BTreeMap::new();
     let (mut fell_back, mut number) = (0, 0);
     let waited = Stopwatch::start();
-    // Many times, so that the queue is full for good.
+    // Many fallbacks, so that the queue certainly stays full.
     while fell_back < 100 {
         assert!(
             waited.elapsed() < PATIENCE,
@@ -189,7 +189,7 @@ async fn fill(outage: &Outage, policy: FailurePolicy) -> BTreeMap<String, u64> {
         );
         number += 1;
         let name = &tenants[number % tenants.len()];
-        // Another action each time, so that no entry is merged into one in the queue.
+        // A different action each time, so that no entry is merged into a queued one.
         let action = format!("action-{number}");
         let attributes = Attributes::from([("tenant", name.as_str()), ("action", &action)]);
         let decision = outage.ask(&attributes, 1).await;
@@ -230,7 +230,7 @@ async fn usage_beyond_the_queue_and_spill_is_decided_by_the_policy() {
         for (tenant, admitted) in &admitted {
             assert_eq!(outage.counted(tenant), *admitted, "{name}: {tenant}");
         }
-        // A reservation that cannot be recorded takes nothing either.
+        // A reservation that cannot be recorded takes nothing.
         let request = Reserve {
             units: 100,
             ..Reserve::default()
@@ -415,7 +415,7 @@ async fn unconfirmed_strict_reservation_ends_in_the_ledger() {
             false => outage.postgres.resume(),
         }
         if is_late {
-            // The beginning of the reservation is written by then, and perhaps its end.
+            // By then the beginning of the reservation is written, and perhaps its end.
             until("the ledger answers", async || {
                 outage.recorded("acme").await.is_some()
             })

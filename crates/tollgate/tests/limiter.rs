@@ -164,7 +164,7 @@ fn counts_add_up_over_threads() {
     let counts = limiter.metrics().counts()[0];
     assert_eq!(counts.allowed, 100);
     assert_eq!(counts.denied.iter().sum::<u64>(), 300);
-    // 19 to 0 left of 100.
+    // The allowed checks that left 19 to 0 of 100.
     assert_eq!(counts.near_limit, 20);
 }
 

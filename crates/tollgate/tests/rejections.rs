@@ -189,7 +189,7 @@ fn known_denials_are_logged_without_latency() {
     });
     let lines = log.take();
     let latencies: Vec<_> = lines.iter().map(|it| it.get("store_latency_us")).collect();
-    // The clock of the test stands still.
+    // The clock of the test does not advance.
     assert_eq!(latencies, [Some(&json!(0)), None, Some(&json!(0))]);
     assert_eq!(lines[2]["reason"], "store_unavailable");
 }

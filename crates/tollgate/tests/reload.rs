@@ -105,7 +105,7 @@ fn decision_under_the_old_config_is_counted_in_the_new_one() {
     assert!(!Arc::ptr_eq(decision.rule_set(), &engine.rules()));
     let counts = engine.metrics().counts();
     assert_eq!((counts[0].allowed, counts[1].allowed), (0, 1));
-    // Requests under the new config see its usage.
+    // Requests under the new config see the usage of the earlier request.
     assert!(!block_on(engine.ask(&ann(), Ask::Exactly(1))).is_allowed());
 }
 
@@ -171,7 +171,8 @@ fn reload_changes_tokens_but_never_removes_them_from_an_open_door() {
     let reloaded = limiter.reload(&admin("0.0.0.0:8082", &token("bob")));
     assert!(reloaded.needs_restart.is_empty());
     assert_eq!(names(), ["bob"]);
-    // An empty list of tokens is safe on a loopback address only, and the door listens on another.
+    // An empty list of tokens is safe only on a loopback address. The door still listens on another
+    // address.
     let reloaded = limiter.reload(&admin("127.0.0.1:8082", ""));
     assert_eq!(reloaded.needs_restart, ["server"]);
     assert_eq!(names(), ["bob"]);

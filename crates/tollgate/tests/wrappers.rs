@@ -1,4 +1,4 @@
-//! Stores that wrap stores: each alone, on a store that is told what to answer, and each through the
+//! Stores that wrap stores: each alone, on a store with scripted answers, and each through the
 //! conformance suite.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
@@ -24,7 +24,7 @@ use tollgate_store::{Applied, BreakerOptions, BreakerState};
 
 const START: Time = Time::from_micros(1_700_000_000_000_000);
 
-/// A store that gives the answers it was told, in order, and then none.
+/// A store that returns scripted answers in order, and then never answers.
 #[derive(Default)]
 struct Scripted {
     answers: Mutex<VecDeque<Result<Applied, StoreError>>>,
@@ -70,7 +70,7 @@ impl Store for Scripted {
     }
 }
 
-/// A denial of one charge until a second later, with so much left.
+/// A denial of one charge until one second later, with `remaining` left.
 fn denied(remaining: u64) -> Applied {
     Applied {
         now: START,
@@ -125,13 +125,13 @@ fn a_denial_that_may_change_is_not_remembered() {
     let limit = limit();
     let charge = Charge::new(Key::from_bits(7), &limit);
     block_on(async {
-        // Something is left, which a smaller request may take.
+        // One unit is left, which a smaller request may take.
         let (store, _) = remembered(vec![denied(1), denied(0)]);
         for _ in 0..2 {
             ask(&store, charge, 1).await.unwrap();
         }
         assert_eq!(store.store().asked(), 2);
-        // A larger cost waits for more than the next unit.
+        // A cost above 1 waits for more than the next unit.
         let (store, _) = remembered(vec![denied(0), denied(0)]);
         for _ in 0..2 {
             ask(&store, charge, 2).await.unwrap();

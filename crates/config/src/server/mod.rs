@@ -1,6 +1,7 @@
-//! The doors of a server: the address, the TLS and the credentials of each.
+//! The doors of a server: the address, the TLS and the credentials of each. A door is a protocol on an
+//! address.
 //!
-//! Plain data, validated, so that code that listens need not check it again. Nothing here listens, and
+//! The data is validated, so that code that listens need not check it again. Nothing here listens, and
 //! no file is read.
 
 mod raw;
@@ -37,7 +38,7 @@ pub struct Server {
     pub resp: Option<Resp>,
     /// The admin API; `None` if it is off.
     pub admin: Option<Admin>,
-    /// The TLS of doors without a `tls` of their own; the doors above have it already.
+    /// The default TLS files. They are already filled in for doors that have no `tls` field.
     pub tls: Option<TlsFiles>,
 }
 
@@ -57,7 +58,7 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// The private key of the certificate, in PEM.
     pub key: PathBuf,
-    /// The authority that signs clients' certificates, in PEM. If given, clients must present one.
+    /// The certificate authority for clients, in PEM. If given, clients must present a certificate.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -111,8 +112,8 @@ words! {
 pub struct Admin {
     /// Where the door listens.
     pub listen: Listen,
-    /// The tokens that open the door. Empty only on a loopback address: then every local caller may do
-    /// everything.
+    /// The tokens that open the door. The list may be empty only on a loopback address: then every
+    /// local caller may do everything.
     pub tokens: Vec<Token>,
 }
 
@@ -120,7 +121,7 @@ pub struct Admin {
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Token {
-    /// The name of its owner, for the audit trail.
+    /// The name of the token's owner, for the audit trail.
     pub name: String,
     /// What the token allows.
     pub role: Role,
@@ -203,7 +204,7 @@ impl Admin {
         }
     }
 
-    /// Whether callers from other machines could enter without a token.
+    /// Whether the door is open to other machines without a token.
     pub(crate) fn is_open(&self) -> bool {
         self.tokens.is_empty() && !self.listen.is_loopback()
     }
@@ -233,12 +234,12 @@ impl Server {
 }
 
 impl Config {
-    /// Checks that the doors fit together. A config that was read is valid; call this after changing its
-    /// doors.
+    /// Checks that the doors fit together. A config that was read is valid. Call this after you change
+    /// its doors.
     ///
     /// # Errors
-    /// If two doors would listen on the same address, or if anyone could enter the admin door: the problem
-    /// and the remedy.
+    /// If two doors would listen on the same address, or if the admin door is open to other machines
+    /// without a token. The error has the problem and the remedy.
     ///
     /// ```
     /// # use tollgate_config::{Admin, Listen, parse};
@@ -267,7 +268,8 @@ impl Config {
     }
 }
 
-/// Whether a connection to `a` could also be one to `b`. Port 0 takes a free port, so it never overlaps.
+/// Whether a connection to `a` could also be a connection to `b`. Port 0 takes a free port, so it never
+/// overlaps.
 fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let covers = |wide: IpAddr, narrow: IpAddr| match wide {
         IpAddr::V4(wide) => wide.is_unspecified() && narrow.is_ipv4(),

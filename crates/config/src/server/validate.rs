@@ -1,4 +1,4 @@
-//! Checks the doors, each and together.
+//! Checks the doors: each door alone, and doors together.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use super::{
 use crate::fields::{Env, expand, password, text};
 
 const MAX_TOKENS: usize = 256;
-/// Names that the audit trail gives to changes that no token asked for.
+/// Names that the audit trail uses for changes without a token.
 const RESERVED_NAMES: [&str; 4] = ["anonymous", "clock", "file", "signal"];
 const TOKEN_HELP: &str =
     "write the 64 hexadecimal digits that `printf %s \"$TOKEN\" | sha256sum` prints";
-/// The hash of the empty text.
+/// The SHA-256 hash of the empty text.
 const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Problems<'_>) -> Server {
@@ -72,7 +72,7 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
 
 struct Reader<'e> {
     env: Env<'e>,
-    /// For doors without a `tls` of their own.
+    /// For doors that have no `tls` field.
     tls: Option<TlsFiles>,
     /// The addresses of earlier doors, and where they are written.
     taken: Vec<(&'static str, Option<Place>, SocketAddr)>,

@@ -12,7 +12,8 @@ const SENTINEL: &str = "redis-sentinel://host1:26379,host2:26379/mymaster";
 const CLUSTER: &str = "redis-cluster://host1:6379,host2:6379";
 
 impl Store {
-    /// Reads the store that a command line names. Settings that the flag lacks have their defaults.
+    /// Reads the store that a command line names. Settings that the flag does not have keep their
+    /// defaults.
     ///
     /// | form | store |
     /// |---|---|
@@ -21,12 +22,12 @@ impl Store {
     /// | `redis-sentinel://host1:26379,host2:26379/mymaster` | the master that these Sentinels name |
     /// | `redis-cluster://host1:6379,host2:6379` | a cluster that these nodes belong to |
     ///
-    /// With `rediss` in place of `redis` the connections are encrypted. A user and a password may
-    /// stand before the first host in each form; they are for the servers that keep the data, not
-    /// for the Sentinels.
+    /// With `rediss` instead of `redis` the connections are encrypted. In each form a user and a
+    /// password may come before the first host. They are for the servers that keep the data, not for
+    /// the Sentinels.
     ///
     /// # Errors
-    /// If the text has none of these forms: the problem and the right form.
+    /// If the text has none of these forms. The error has the problem and the right form.
     ///
     /// ```
     /// use tollgate_config::{Mode, Store};

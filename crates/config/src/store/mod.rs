@@ -1,6 +1,6 @@
 //! The store that keeps state: the memory of this process, or a Redis that several instances share.
 //!
-//! Plain data, validated, so that code that connects need not check it again. Nothing here connects.
+//! The data is validated, so that code that connects need not check it again. Nothing here connects.
 
 mod flag;
 mod raw;
@@ -21,9 +21,10 @@ pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address, decode, host_port};
 pub use url::{RedisUrl, UrlError};
 pub(crate) use validate::store;
 
-/// The most addresses that a config may list: other nodes of a cluster are found through them.
+/// The most addresses that a config may list. Other nodes of a cluster are found through the listed
+/// ones.
 pub(crate) const MAX_URLS: usize = 32;
-/// A longer file does not hold a password.
+/// The largest password file, in bytes. A larger file is a mistake.
 const MAX_PASSWORD: u64 = 64 * 1024;
 
 pub(crate) const MASTER_HELP: &str =
@@ -51,10 +52,10 @@ pub enum Store {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Redis {
-    /// What the addresses lead to (default: one Redis).
+    /// What the addresses point to (default: one Redis).
     pub mode: Mode,
-    /// The addresses: exactly one of a standalone Redis, 1 to 32 otherwise. Either all use TLS, or none
-    /// does.
+    /// The addresses: exactly one for a standalone Redis, 1 to 32 otherwise. Either all use TLS, or
+    /// none.
     pub urls: Vec<RedisUrl>,
     /// The login. It takes precedence over the URL: see [`Redis::login_at`].
     pub login: Login,
@@ -74,7 +75,7 @@ pub struct Redis {
     pub max_in_flight: usize,
     /// The most requests that one call of the script decides (default 64).
     pub batch: usize,
-    /// The clock that decides (default: the store's).
+    /// The clock that decisions use (default: the store's).
     pub clock: ClockSource,
     /// The prefix of every key (default `tg`).
     pub key_prefix: String,
@@ -82,19 +83,20 @@ pub struct Redis {
     pub circuit_breaker: CircuitBreaker,
     /// How many instances of Tollgate share the store (default 1).
     pub replicas: u32,
-    /// How much of its share of a limit an instance allows under `local-fallback`, in hundredths of a
+    /// How much of its share of a limit each instance allows under `local-fallback`, in hundredths of a
     /// percent (default 10,000).
     pub fallback_factor: u32,
-    /// How long a denial is remembered in this process at most (default 1 s); `None` if it is not.
+    /// How long a denial is remembered in this process at most (default 1 s); `None` if denials are not
+    /// remembered.
     pub denial_cache: Option<Span>,
 }
 
-/// What the addresses of a Redis lead to.
+/// What the addresses of a Redis point to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The Redis itself.
     Standalone,
-    /// Sentinels, which know where the Redis is.
+    /// Sentinels, which know the address of the Redis.
     Sentinel {
         /// The name of the Redis at the Sentinels.
         master: String,
@@ -106,9 +108,9 @@ pub enum Mode {
 /// A user and a password.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Login {
-    /// The user; without one, the user `default`.
+    /// The user; without it, the user `default`.
     pub username: Option<String>,
-    /// The password; without one, there is no login.
+    /// The password; without it, there is no login.
     pub password: Option<Password>,
 }
 
@@ -135,11 +137,11 @@ words! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CircuitBreaker {
-    /// After how many failures in a row (default 5).
+    /// How many failures in a row open the circuit breaker (default 5).
     pub consecutive_failures: u32,
-    /// For how long (default 30 s).
+    /// How long the store is not called then (default 30 s).
     pub timeout_duration: Span,
-    /// How many requests then try the store at the same time (default 3).
+    /// After that time, how many requests may try the store at the same time (default 3).
     pub half_open_max_requests: u32,
 }
 
@@ -150,8 +152,8 @@ pub(crate) fn is_master(name: &str) -> bool {
 }
 
 impl Store {
-    /// Replaces the store of the config file by `flag`, which [`Store::from_flag`] has read. If both
-    /// are a Redis, only the addresses and the login that the flag names are replaced.
+    /// Replaces the store of the config file by `flag`, the result of [`Store::from_flag`]. If both are
+    /// a Redis, only the addresses and the login in the flag are replaced.
     ///
     /// Call [`Config::check_store`] afterwards.
     pub fn override_by(&mut self, flag: Store) {
@@ -211,8 +213,9 @@ impl Redis {
         self.urls.iter().any(|url| url.tls)
     }
 
-    /// Returns the login at `url`, one of [`urls`](Redis::urls): the fields of the config, or else the
-    /// login in the URL. With Sentinels, this is the login at the Redis that they name.
+    /// Returns the login for `url`, one of [`urls`](Redis::urls). The fields of the config take
+    /// precedence over the login in the URL. With Sentinels, this is the login for the Redis that they
+    /// name.
     #[must_use]
     pub fn login_at(&self, url: &RedisUrl) -> Login {
         let of_url = || url.password.clone().map(Password::Text);
@@ -224,7 +227,7 @@ impl Redis {
 }
 
 impl Password {
-    /// Returns the password, read from the file if it is in one, without a line break at the end.
+    /// Returns the password without a line break at the end. Reads the file if the password is in one.
     ///
     /// # Errors
     /// If the file cannot be read, is empty, or is not text.
@@ -251,12 +254,12 @@ pub(crate) fn read_secret_file(path: &Path, what: &str) -> io::Result<Secret> {
 }
 
 impl Config {
-    /// Checks that the store fits the rest of the config. A config that was read is valid; call this after
-    /// changing its store.
+    /// Checks that the store fits the rest of the config. A config that was read is valid. Call this
+    /// after you change its store.
     ///
     /// # Errors
-    /// If the store is shared and there is no `hash_secret`, or if a user has no password: the problem and
-    /// the remedy.
+    /// If the store is shared and there is no `hash_secret`, or if a user has no password. The error
+    /// has the problem and the remedy.
     ///
     /// ```
     /// # use tollgate_config::{Store, parse};

@@ -11,7 +11,7 @@ use tollgate_rules::document::{
 pub(crate) enum RawStore {
     Memory,
     Redis {
-        /// Where the name of the field stands.
+        /// The position of the field's name.
         key: Place,
         redis: Box<RawRedis>,
     },

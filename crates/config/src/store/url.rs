@@ -16,12 +16,12 @@ pub(crate) const SENTINEL_PORT: u16 = 26379;
 /// The longest name of a host.
 const MAX_HOST: usize = 253;
 
-/// The address of a Redis, with the login there.
+/// The address of a Redis, with the login.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisUrl {
-    /// A name or an address; an IPv6 address stands without its brackets.
+    /// A name or an address. An IPv6 address has no brackets here.
     pub host: String,
-    /// The port (default 6379), 26379 for a Sentinel.
+    /// The port (default 6379, or 26379 for a Sentinel).
     pub port: u16,
     /// Whether the connection is encrypted: `rediss`.
     pub tls: bool,
@@ -37,7 +37,7 @@ impl RedisUrl {
     /// Reads a URL such as `rediss://user:p%40ss@[2001:db8::1]:6380/2`.
     ///
     /// # Errors
-    /// If it is not the URL of a Redis. The error does not quote it.
+    /// If the text is not the URL of a Redis. The error does not quote the text.
     ///
     /// ```
     /// use tollgate_config::RedisUrl;
@@ -85,7 +85,7 @@ impl fmt::Display for RedisUrl {
     }
 }
 
-/// A host and its port, as a URL has them.
+/// A host and its port, as in a URL.
 pub(crate) fn host_port(host: &str, port: u16) -> String {
     match host.contains(':') {
         true => format!("[{host}]:{port}"),
@@ -99,7 +99,7 @@ pub(crate) fn host_port(host: &str, port: u16) -> String {
 pub enum UrlError {
     /// The URL does not start with a scheme and `://`.
     NoScheme,
-    /// The URL's scheme is not one of Redis.
+    /// The URL's scheme is not a scheme of Redis.
     Scheme(String),
     /// The URL does not name a host.
     NoHost,
@@ -113,9 +113,9 @@ pub enum UrlError {
     BadPort,
     /// The URL's database is not a number.
     BadDatabase,
-    /// A `%` in its user or password does not start an escape of UTF-8 text.
+    /// A `%` in the user or the password does not start an escape of UTF-8 text.
     BadEscape,
-    /// A `/`, `?` or `#` in its user or password is not escaped.
+    /// A `/`, `?` or `#` in the user or the password is not escaped.
     Unescaped,
     /// The URL has a query or a fragment.
     Query,
@@ -220,7 +220,7 @@ impl<'t> Parts<'t> {
         self.userinfo.is_some()
     }
 
-    /// The user and the password; `None` for an empty one.
+    /// The user and the password; `None` if empty.
     pub(crate) fn login(&self) -> Result<(Option<String>, Option<Secret>), UrlError> {
         let Some(userinfo) = self.userinfo else {
             return Ok((None, None));

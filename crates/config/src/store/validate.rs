@@ -32,7 +32,7 @@ struct Reader<'r> {
 }
 
 impl Reader<'_> {
-    /// `key` is where the name `redis` stands.
+    /// `key` is the position of the name `redis`.
     fn redis(&self, key: Place, problems: &mut Problems<'_>) -> Redis {
         let raw = self.raw;
         let mode = match &raw.mode {
@@ -111,7 +111,7 @@ impl Reader<'_> {
         redis
     }
 
-    /// The master of the Sentinels. Reports fields of Sentinels in other modes.
+    /// The master of the Sentinels. Reports Sentinel fields in other modes.
     fn master(&self, mode: Option<RawRedisMode>, problems: &mut Problems<'_>) -> Option<String> {
         let raw = self.raw;
         if !matches!(mode, Some(RawRedisMode::Sentinel) | None) {
@@ -213,7 +213,7 @@ impl Reader<'_> {
         Some(url)
     }
 
-    /// The login in the fields whose names have this prefix: user, password, file of the password.
+    /// The login in the fields with this prefix: user, password, password file.
     fn login(
         &self,
         prefix: &str,
@@ -265,7 +265,7 @@ impl Reader<'_> {
     }
 }
 
-/// Reports a URL that does not fit those before it.
+/// Reports a URL that does not fit the URLs before it.
 fn check_alike(
     before: &[(&At<Text>, RedisUrl)],
     place: Place,

@@ -1,6 +1,7 @@
-//! The interface to a database, the choice of the backend, and the meaning of its errors.
+//! The interface to a database, the choice of the backend, and the meaning of database errors.
 //!
-//! `sqlite` and `postgres` implement the two traits. Each is compiled only with the feature of its name.
+//! `sqlite` and `postgres` implement the two traits. Each is compiled only with the feature of the same
+//! name.
 
 use std::fmt;
 use std::path::Path;
@@ -17,7 +18,7 @@ use super::value::{Row, Value, Values};
 use crate::error::{LedgerError, OpenError};
 use crate::options::{Database, Options};
 
-/// How many queries run at a time; others wait.
+/// How many queries run at the same time. Other queries wait.
 pub(super) const READERS: u32 = 3;
 
 /// Which SQL a database understands.
@@ -30,7 +31,7 @@ pub(crate) enum Dialect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Write,
-    /// Reads only: creates no file, and leaves the journal mode unchanged.
+    /// Only reads: creates no file, and does not change the journal mode.
     Inspect,
 }
 
@@ -119,13 +120,13 @@ pub(crate) fn is_closed(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Whether another process has locked the file of SQLite.
+/// Whether another process has locked the SQLite file.
 pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
     let code = error
         .as_database_error()
         .and_then(sqlx::error::DatabaseError::code);
     let number = code.and_then(|it| it.parse::<u32>().ok());
-    // The lower byte of SQLite's codes is the cause: BUSY.
+    // The low byte of a SQLite code is the cause: BUSY.
     number.is_some_and(|it| it & 0xff == 5)
 }
 
@@ -141,7 +142,7 @@ pub(crate) fn open_error(error: &sqlx::Error, location: &Arc<str>) -> OpenError 
         .try_downcast_ref::<sqlx::sqlite::SqliteError>()
         .is_some()
     {
-        // The lower byte of SQLite's codes is the cause: READONLY, PERM, CANTOPEN, AUTH; NOTADB.
+        // The low byte of a SQLite code is the cause: READONLY, PERM, CANTOPEN, AUTH; NOTADB.
         return match code.parse::<u32>().unwrap_or_default() & 0xff {
             3 | 8 | 14 | 23 => OpenError::NotWritable { location, reason },
             26 => OpenError::NotADatabase { location },

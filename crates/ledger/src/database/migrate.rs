@@ -1,10 +1,10 @@
 //! Brings the tables to the version of this program.
 //!
-//! All changes are one transaction under a lock: of several instances that open a database at once, one
-//! makes the tables and the others find them. A database of a later version is left as it is.
+//! All changes are one transaction under a lock. If several instances open a database at the same time,
+//! one creates the tables and the others find them. A database of a later version is not changed.
 //!
-//! Waiting for the lock has the ordinary time limit. Changing tables has a much longer one: tables may be
-//! large, and an aborted change has to start over.
+//! Waiting for the lock has the ordinary time limit. Changing tables has a much longer one, because
+//! tables may be large and an aborted change has to start over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::connection::{Connection, Dialect, is_locked, open_error, reason};
 use super::value::Values;
 use crate::error::OpenError;
 
-/// The changes, in order: the first makes version 1 of an empty database.
+/// The changes, in order. The first change creates version 1 in an empty database.
 const SQLITE: &[&str] = &[
     include_str!("../../migrations/sqlite/0001_entries.sql"),
     include_str!("../../migrations/sqlite/0002_audit.sql"),
@@ -30,7 +30,7 @@ const POSTGRES: &[&str] = &[
 /// How long changing the tables may take.
 const CHANGE_LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// Makes or changes the tables, if need be. Looking at them may take as long as `limit`.
+/// Creates or changes the tables, if necessary. Reading their version may take as long as `limit`.
 pub(crate) async fn migrate(
     connection: &mut dyn Connection,
     location: &Arc<str>,
@@ -39,10 +39,10 @@ pub(crate) async fn migrate(
     let known = known_version(connection);
     let begin = match connection.dialect() {
         Dialect::Sqlite => "BEGIN IMMEDIATE",
-        // The number is "tollgate" in ASCII: no other program is likely to lock it.
+        // The number is "tollgate" in ASCII, so that no other program is likely to use the same lock.
         Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231205)",
     };
-    // The transaction excludes other processes that change tables.
+    // The transaction keeps out other processes that change tables.
     let beginning = async {
         connection.run(begin).await?;
         version(connection).await
@@ -78,7 +78,8 @@ async fn within<T>(
             reason: format!("its tables were not ready within {limit:?}").into(),
         }),
         Ok(Err(error)) => Err(match open_error(&error, location) {
-            // The database was reached before. So the error is about the tables, unless the connection broke.
+            // The database was reached before, so the error is about the tables, unless the connection
+            // broke.
             OpenError::Unavailable { location, .. } if is_about_tables(&error) => {
                 OpenError::Migration {
                     location,
@@ -106,12 +107,12 @@ pub(crate) async fn inspect(
             known,
         });
     }
-    // Only writing shows whether a file can be written. PostgreSQL reports missing rights when tables are
-    // made.
+    // For a file, only a write shows whether it is writable. PostgreSQL reports missing rights when
+    // tables are created.
     if connection.dialect() == Dialect::Sqlite {
         let probe = "BEGIN IMMEDIATE; CREATE TABLE tollgate_probe (probe); ROLLBACK";
         match connection.run(probe).await {
-            // A process that holds the lock can write.
+            // If another process holds the lock, that process can write the file.
             Err(error) if !is_locked(&error) => return Err(failed(error)),
             _ => {}
         }
@@ -148,7 +149,7 @@ async fn version(connection: &mut dyn Connection) -> Result<Option<i64>, sqlx::E
 /// Makes all changes since version `found`, and commits.
 async fn change(connection: &mut dyn Connection, found: Option<i64>) -> Result<(), sqlx::Error> {
     if connection.dialect() == Dialect::Postgres {
-        // The limit of ordinary statements is too short for large tables.
+        // The time limit of ordinary statements is too short for large tables.
         connection.run("SET LOCAL statement_timeout = 0").await?;
     }
     if found.is_none() {

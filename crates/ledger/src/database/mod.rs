@@ -1,13 +1,13 @@
 //! The database: SQLite or PostgreSQL behind one set of statements.
 //!
-//! * `connection`: the interface to a database, and the meaning of its errors. `sqlite` and `postgres` implement
-//!   it.
+//! * `connection`: the interface to a database, and the meaning of its errors. `sqlite` and `postgres`
+//!   implement it.
 //! * `migrate`: the tables.
-//! * `write` adds entries, with the texts of `statements`. `read` answers queries, in the types of `rows`.
+//! * `write` adds entries, with the SQL of `statements`. `read` answers queries, in the types of `rows`.
 //! * `value`: values of statements and rows.
 //!
-//! [`Session`] has the connection of the writer. Any error ends that connection, because its state is unknown
-//! then.
+//! [`Session`] has the connection of the writer. Any error closes that connection, because its state is
+//! unknown after an error.
 
 mod connection;
 mod migrate;
@@ -58,12 +58,12 @@ pub(crate) async fn inspect(options: &Options) -> Result<Option<i64>, OpenError>
             reason: format!("no answer within {limit:?}").into(),
         })
     });
-    // A server that does not answer is left alone.
+    // If the server does not answer, do not wait for it.
     let _ = timeout(limit, connection.close()).await;
     found
 }
 
-/// The connection to write with, if there is one.
+/// The connection of the writer, if it is open.
 #[derive(Debug)]
 pub(crate) struct Session {
     options: Arc<Options>,
@@ -98,8 +98,8 @@ impl Session {
         Ok(())
     }
 
-    /// Writes all of `entries` and `notes` that are new, or nothing. Returns the ids of entries that were
-    /// there already.
+    /// Writes the new ones of `entries` and `notes`, all or nothing. Returns the ids of entries that
+    /// the database has already.
     pub(crate) async fn write(
         &mut self,
         entries: &[&Entry],
@@ -125,7 +125,8 @@ impl Session {
                     self.connection = Some(connection);
                     return Ok(present);
                 }
-                // The server was restarted, or a proxy has closed an idle connection: a new one may work.
+                // The server was restarted, or a proxy has closed an idle connection. A new connection
+                // may work.
                 Ok(Err(error)) if was_open && stage == Stage::Beginning && is_closed(&error) => {
                     was_open = false;
                     continue;
@@ -143,7 +144,7 @@ impl Session {
 
     pub(crate) async fn close(&mut self) {
         if let Some(connection) = self.connection.take() {
-            // A server that does not answer is left alone.
+            // If the server does not answer, do not wait for it.
             let _ = timeout(self.options.connect_timeout, connection.close()).await;
         }
     }

@@ -21,7 +21,7 @@ pub(super) async fn connect(
     let mut connection = address(url)?.connect().await.map_err(failed)?;
     let settings = sqlx::raw_sql(AssertSqlSafe(settings(options)));
     settings.execute(&mut connection).await.map_err(failed)?;
-    // An entry with a character that the database cannot store would block all entries after it.
+    // If the database cannot store a character of an entry, that entry blocks all entries after it.
     // SQL_ASCII stores any bytes as text.
     let encoding: String = sqlx::query_scalar("SELECT current_setting('server_encoding')")
         .fetch_one(&mut connection)
@@ -58,7 +58,8 @@ fn address(url: &str) -> Result<PgConnectOptions, OpenError> {
         .disable_statement_logging())
 }
 
-/// The server gives up when this process does, so that an abandoned transaction does not block others.
+/// The server has the same time limit as this process, so that an abandoned transaction does not block
+/// others.
 fn settings(options: &Options) -> String {
     let limit = options.write_timeout.as_millis().max(1);
     format!(

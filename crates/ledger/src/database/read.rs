@@ -1,9 +1,9 @@
 //! The queries of the ledger.
 //!
-//! Entries are listed page by page, in the order of their sequence numbers. The table `periods` says between
-//! which sequence numbers the entries of a period are. The export reads that range in stretches, and skips
-//! entries of other periods. So it goes through its part of the ledger once, and no single query takes long,
-//! however few entries of a stretch match.
+//! Entries are listed page by page, in the order of their sequence numbers. For each period, the table
+//! `periods` has a range of sequence numbers that contains the period's entries. The export reads that
+//! range in steps, and skips entries of other periods. So it reads its part of the ledger once. No
+//! single query takes long, even if few entries of a step match.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use crate::error::LedgerError;
 use crate::ledger::Ledger;
 use crate::options::Database;
 
-/// How many sequence numbers one query of an export goes through at most.
+/// How many sequence numbers one query of an export covers at most.
 const STRETCH: i64 = 100_000;
 
 const HOLDS: &str = "SELECT key, hold, tag, namespace, tenant, action, rule, allowance, \
                      period_start, period_end, reserved, expires_at, record, ended_kind, \
                      ended_amount FROM holds";
 
-/// Every query waits until all that this process has recorded is in the database. Entries of other processes
-/// are included after their flush interval. A query fails if the database does not take the pending entries,
-/// or does not answer.
+/// Every query first waits until all entries of this process are in the database. Entries of other
+/// processes are included after their flush interval. A query fails if the database does not take the
+/// pending entries, or does not answer.
 impl Ledger {
     /// Returns the balance of a counter in the period that starts at `period_start`.
     ///
@@ -44,10 +44,10 @@ impl Ledger {
         Ok(rows.first().copied().unwrap_or_default())
     }
 
-    /// Returns the balances of a counter in its latest periods, the last first.
+    /// Returns the balances of a counter in its latest periods, the latest first.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn history(&self, key: u128, most: usize) -> Result<Vec<PeriodBalance>, LedgerError> {
         let sql = "SELECT period_start, max(period_end), CAST(sum(used) AS BIGINT), \
                    CAST(sum(granted) AS BIGINT), max(last_at) FROM balances WHERE key = $1 \
@@ -63,10 +63,10 @@ impl Ledger {
         .await
     }
 
-    /// Returns a summary of the entry with that id, if there is one.
+    /// Returns a summary of the entry with this id, if it exists.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn summary(&self, id: EntryId) -> Result<Option<EntrySummary>, LedgerError> {
         let sql = "SELECT key, kind, amount, why FROM entries WHERE id = $1";
         let read = |row: &Row| {
@@ -80,11 +80,11 @@ impl Ledger {
         Ok(self.fetch(Query::new(sql).with(id.0), read).await?.pop())
     }
 
-    /// Lists the reservations of a counter that expire after `since`, open or ended, the latest first. `after` is
-    /// the expiry and id of the last row of the page before.
+    /// Lists the reservations of a counter that expire after `since`, open or ended, the latest first.
+    /// `after` is the expiry and the id of the last row of the previous page.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn holds_of(
         &self,
         key: u128,
@@ -105,7 +105,7 @@ impl Ledger {
     /// Returns how much of a counter is reserved by open reservations, in periods that end after `after`.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn reserved(&self, key: u128, after: Time) -> Result<i64, LedgerError> {
         let sql = "SELECT CAST(coalesce(sum(reserved), 0) AS BIGINT) FROM holds \
                    WHERE key = $1 AND ended_kind IS NULL AND period_end > $2";
@@ -117,7 +117,7 @@ impl Ledger {
     /// Returns one reservation, with a row for each counter.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn hold(&self, id: u128) -> Result<Vec<HoldRow>, LedgerError> {
         let sql = format!("{HOLDS} WHERE hold = $1 ORDER BY key");
         self.fetch(Query::new(&sql).with(id), hold_row).await
@@ -126,7 +126,7 @@ impl Ledger {
     /// Lists open reservations that expired before `before`, the oldest first.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn overdue(
         &self,
         namespace: &str,
@@ -144,7 +144,7 @@ impl Ledger {
     /// Lists usage, ordered by tenant, period, rule, action and counter.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn usage(&self, query: &UsageQuery) -> Result<Vec<UsageRow>, LedgerError> {
         let sql = "SELECT tenant, action, rule, allowance, key, period_start, period_end, used, \
                    (SELECT CAST(coalesce(sum(h.reserved), 0) AS BIGINT) FROM holds h \
@@ -184,7 +184,7 @@ impl Ledger {
     /// Lists all counters that have a period at `at`, page by page.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn balances(
         &self,
         namespace: &str,
@@ -209,7 +209,7 @@ impl Ledger {
     /// Lists notes of all processes that share the database, the latest first.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn trail(&self, query: &TrailQuery) -> Result<Vec<Note>, LedgerError> {
         let sql = "SELECT id, at, namespace, who, what, text FROM audit \
                    WHERE namespace = $1 AND at >= $2";
@@ -240,7 +240,7 @@ impl Ledger {
     /// Lists entries with their sequence numbers, in the order in which they were written, page by page.
     ///
     /// # Errors
-    /// As [`Ledger::balance`].
+    /// The same as for [`Ledger::balance`].
     pub async fn entries(&self, query: &EntryQuery) -> Result<Vec<(u64, Entry)>, LedgerError> {
         let sql = "SELECT min(from_seq), max(to_seq) FROM periods \
                    WHERE namespace = $1 AND period_start >= $2 AND period_start < $3 \
@@ -249,7 +249,7 @@ impl Ledger {
             .with(&query.namespace)
             .with(query.from)
             .with(query.to);
-        // The entries are above the first number, up to the second.
+        // The entries have sequence numbers above the first number, up to and including the second.
         let range = |row: &Row| Ok((row.int(0)?, row.int(1)?));
         let Some((from, to)) = self.fetch(select, range).await?.pop() else {
             return Ok(Vec::new());
@@ -299,7 +299,7 @@ impl Query {
         self
     }
 
-    /// Adds a condition, if there is a value for it.
+    /// Adds a condition, if it has a value.
     fn and(mut self, condition: &str, value: Option<&Arc<str>>) -> Query {
         if let Some(value) = value {
             self.values.push(value.into());
@@ -308,7 +308,7 @@ impl Query {
         self
     }
 
-    /// Selects only rows after the one that has these values, if there is one.
+    /// Selects only rows after the row with these values, if they are given.
     fn beyond(mut self, columns: &str, values: Option<&[Value]>) -> Query {
         if let Some(values) = values {
             let first = self.values.len() + 1;
@@ -334,8 +334,8 @@ fn page(most: usize) -> usize {
     }
 }
 
-/// Selects a page of the counters that have a period at an instant, in the order of the primary key, so that
-/// each page is read from where the last one ended.
+/// Selects a page of the counters that have a period at an instant. The order is that of the primary
+/// key, so that each page continues where the last page ended.
 fn balances(
     database: &Database,
     (namespace, at): (&str, Time),
@@ -343,8 +343,8 @@ fn balances(
     most: usize,
 ) -> Query {
     let namespaces = match database {
-        // With its index on namespaces, SQLite would read and sort all rows for every page: the plus sign keeps
-        // it from using that index. PostgreSQL decides by statistics.
+        // The plus sign keeps SQLite from using its index on namespaces. With that index SQLite would
+        // read and sort all rows for every page. PostgreSQL decides by statistics.
         Database::Sqlite(_) => "+namespace",
         Database::Postgres(_) => "namespace",
     };

@@ -7,7 +7,7 @@ use tollgate_core::Time;
 use super::value::Value;
 use crate::entry::{Kind, Period};
 
-/// The most rows of one answer. Use the cursor of the last row to get the next page.
+/// The most rows of one answer. To get the next page, use the cursor of the last row.
 pub const MOST_ROWS: usize = 10_000;
 
 /// The sums of one counter in one period.
@@ -37,7 +37,7 @@ pub struct EntrySummary {
     pub key: u128,
     /// The kind of the entry.
     pub kind: Kind,
-    /// As in [`Entry`](crate::Entry).
+    /// The amount, as in [`Entry`](crate::Entry).
     pub amount: i64,
     /// The reason.
     pub why: Arc<str>,
@@ -58,7 +58,7 @@ pub struct HoldRow {
     pub tenant: Arc<str>,
     /// The action.
     pub action: Arc<str>,
-    /// The rule that charged it.
+    /// The rule that charged the counter.
     pub rule: Arc<str>,
     /// The owner of the counter: a rule or a budget.
     pub allowance: Arc<str>,
@@ -68,7 +68,7 @@ pub struct HoldRow {
     pub reserved: i64,
     /// When the reservation expires, including extensions.
     pub expires_at: Time,
-    /// The text that the caller gave: at the reservation's start, or replaced at its end.
+    /// The text that the caller gave when the reservation started, or when it ended.
     pub record: Arc<str>,
     /// How the reservation ended; `None` if it is open.
     pub ended: Option<Ended>,
@@ -79,7 +79,7 @@ pub struct HoldRow {
 pub struct Ended {
     /// [`Kind::Settle`] or [`Kind::Expiry`].
     pub kind: Kind,
-    /// The change of the usage by the end; usually below zero.
+    /// By how much the end changed the usage; usually negative.
     pub amount: i64,
 }
 
@@ -160,7 +160,7 @@ pub struct BalanceRow {
     pub period: Period,
     /// The owner of the counter: a rule or a budget.
     pub allowance: Arc<str>,
-    /// A rule that charges it; one of them, if several do.
+    /// A rule that charges the counter. If several rules do, this is one of them.
     pub rule: Arc<str>,
     /// The tenant; empty if several share the counter.
     pub tenant: Arc<str>,
@@ -187,8 +187,8 @@ pub struct EntryQuery {
     pub namespace: Arc<str>,
     /// Only this tenant.
     pub tenant: Option<Arc<str>>,
-    /// Only periods that start at this time or later. Every entry belongs to one period: a correction of last
-    /// month counts in last month, whenever it was made.
+    /// Only periods that start at this time or later. Every entry belongs to one period: a correction
+    /// of last month counts in last month, even if it was made this month.
     pub from: Time,
     /// Only periods that start before this.
     pub to: Time,
@@ -205,7 +205,7 @@ pub struct TrailQuery {
     pub namespace: Arc<str>,
     /// Only changes by this person or program.
     pub who: Option<Arc<str>>,
-    /// Only changes of this kind, or of kinds that start with it and a dot.
+    /// Only changes of this kind, or of kinds that start with this text and a dot.
     pub what: Option<Arc<str>>,
     /// Only changes at this time or later.
     pub since: Time,

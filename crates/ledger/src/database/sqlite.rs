@@ -31,7 +31,8 @@ pub(super) async fn connect(
     has_directory(path)?;
     let file = match purpose {
         Purpose::Write => writable(path, options),
-        // Shorter than the limit of the whole inspection, which also has to report a locked file.
+        // Shorter than the limit of the whole inspection, so that there is time to report a locked
+        // file.
         Purpose::Inspect => SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(false)

@@ -1,37 +1,37 @@
 //! The SQL that inserts many rows at once.
 //!
-//! There are few different texts: the database prepares each once and finds it again by its text. PostgreSQL
-//! takes each column as one array, of any length. SQLite has no arrays: each value has its own placeholder, and
-//! there are texts for a few numbers of rows. The first number is large, because each statement is handed over
-//! to the thread of the connection.
+//! There are few different texts: the database prepares each text once and finds it again. PostgreSQL
+//! takes each column as one array, of any length. SQLite has no arrays, so each value has its own
+//! placeholder, and there are texts for a few numbers of rows. The largest number is high, because each
+//! statement is a message to the thread of the connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::connection::Dialect;
 
-/// The numbers of rows that SQLite has statements for. Even in the widest table, the first stays below its
-/// maximum of 32,766 values.
+/// The numbers of rows that SQLite has statements for. With the largest number, even the widest table
+/// stays below SQLite's maximum of 32,766 values.
 const SIZES: [usize; 6] = [1024, 256, 64, 16, 4, 1];
-/// The most rows of one statement in PostgreSQL. Even with the longest texts, it stays far below the largest
-/// message.
+/// The most rows of one statement in PostgreSQL. Even with the longest texts, the statement stays far
+/// below the largest message.
 const MOST_OF_ARRAY: usize = 1024;
 /// The sequence number of the last entry.
 const LAST: &str = "(SELECT coalesce(max(seq), 0) FROM entries)";
 
-/// Sums are capped here: below 2^62, so that two of them can be added. Only thousands of the largest amounts
-/// get there; an overflow that made every later write fail would be worse.
+/// Sums are capped at this value: below 2^62, so that two of them can be added. Only thousands of the
+/// largest amounts reach the cap. Without it, an overflow would make every later write fail.
 pub(super) const MOST_SUM: i64 = (1 << 62) - 1;
 
 /// The target of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Table {
     Entries,
-    /// The same, returning the ids of new entries.
+    /// Like `Entries`, and returns the ids of new entries.
     EntriesReturning,
     Balances,
     Holds,
-    /// Between which sequence numbers the entries of a period are. Written before and after them.
+    /// The range of sequence numbers of a period's entries. Written before the entries and after them.
     Periods,
     Audit,
 }
@@ -101,8 +101,9 @@ impl Table {
                 )
             }
             Table::Holds => {
-                // Ids are used again: a reservation that begins after the end of another with its id, and
-                // expires later, is a new one. A late entry about the old one does not expire later.
+                // Ids are used again. A reservation is a new one if it begins after the end of another
+                // with the same id, and expires later. A late entry about the old reservation does not
+                // expire later.
                 let again = "holds.ended_kind IS NOT NULL AND excluded.reserved <> 0 \
                              AND excluded.expires_at > holds.expires_at";
                 let sums = ["reserved", "ended_amount"].map(|it| {
@@ -147,14 +148,14 @@ fn sum_of(table: &str, column: &str) -> String {
 pub(crate) struct Statements(HashMap<(Table, Dialect, usize), Arc<str>>);
 
 impl Statements {
-    /// Returns the statement for as many of `rows` rows as one statement takes, and how many these are.
+    /// Returns a statement for up to `rows` rows, and how many rows it takes.
     pub(super) fn of(&mut self, table: Table, dialect: Dialect, rows: usize) -> (Arc<str>, usize) {
         let (size, marks) = match dialect {
             Dialect::Sqlite => {
                 let size = SIZES.into_iter().find(|size| *size <= rows).unwrap_or(1);
                 (size, size)
             }
-            // One text for any number of rows.
+            // The same text for any number of rows.
             Dialect::Postgres => (rows.min(MOST_OF_ARRAY), 1),
         };
         let text = self.0.entry((table, dialect, marks));
@@ -168,7 +169,8 @@ fn insert(table: Table, dialect: Dialect, rows: usize) -> String {
     let names = columns.iter().chain(computed).map(|(name, _)| *name);
     let names: Vec<&str> = names.collect();
     let rows = match dialect {
-        // Rows of separate values. The placeholders have no numbers, which SQLite would look up one by one.
+        // Rows of separate values. The placeholders have no numbers, because SQLite would look up each
+        // number.
         Dialect::Sqlite => {
             let marks = columns.iter().map(|_| "?");
             let marks = marks.chain(computed.iter().map(|(_, value)| *value));

@@ -1,4 +1,4 @@
-//! Values that go into statements and come out of rows, the same for both databases.
+//! Values of statements and rows, the same for both databases.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::entry::{Kind, Period};
 pub(crate) enum Value {
     Int(Option<i64>),
     Text(Option<Arc<str>>),
-    /// 128 bits as 16 bytes, the highest first.
+    /// 128 bits as 16 bytes, the most significant byte first.
     Bits(Option<u128>),
 }
 
@@ -62,7 +62,7 @@ impl From<u128> for Value {
 /// The values of a statement.
 #[derive(Debug)]
 pub(crate) enum Values {
-    /// One for each placeholder.
+    /// One value for each placeholder.
     Each(Vec<Value>),
     /// Rows of `width` values, one row after the other. PostgreSQL gets one array per column.
     Rows {

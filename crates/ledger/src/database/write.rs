@@ -1,13 +1,14 @@
 //! One transaction: adds entries, and adds their amounts to the sums.
 //!
-//! Only new entries count: an id that is in the ledger already changes nothing. Usually all entries are new,
-//! which the number of inserted rows shows. If not, the transaction starts over and asks which are new.
-//! Entries that end a reservation ask at once: several processes may report the same end.
+//! Only new entries count: an id that is in the ledger already changes nothing. Usually all entries are
+//! new, which the number of inserted rows shows. If some are not, the transaction starts over and asks
+//! which are new. For entries that end a reservation it asks at once: several processes may report the
+//! same end.
 //!
-//! Writing transactions exclude each other, in SQLite by design and in PostgreSQL by a lock. So sequence
-//! numbers are in the order of commits, and a reader that continues from a number misses nothing. For the same
-//! reason, the last numbers before and after a transaction bound the numbers of its entries. The table `periods`
-//! stores these bounds.
+//! Writing transactions exclude each other, in SQLite by design and in PostgreSQL by a lock. So
+//! sequence numbers are in the order of commits, and a reader that continues from a number misses
+//! nothing. It also means that the last numbers before and after a transaction bound the numbers of its
+//! entries. The table `periods` stores these bounds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, LazyLock};
@@ -30,8 +31,8 @@ pub(super) enum Stage {
     Committing,
 }
 
-/// Writes all of `entries` and `notes` that are new, or nothing. Returns the ids of entries that were there
-/// already.
+/// Writes the new ones of `entries` and `notes`, all or nothing. Returns the ids of entries that the
+/// database has already.
 pub(super) async fn write(
     connection: &mut dyn Connection,
     statements: &mut Statements,
@@ -86,7 +87,8 @@ async fn begin(connection: &mut dyn Connection) -> Result<(), sqlx::Error> {
     connection.run(begin).await
 }
 
-/// Stores the last sequence number as the upper bound of these periods; for new ones, as the lower bound too.
+/// Stores the last sequence number as the upper bound of these periods. For new periods it is also the
+/// lower bound.
 async fn mark_periods(
     connection: &mut dyn Connection,
     statements: &mut Statements,
@@ -117,7 +119,7 @@ async fn all_new(
     Ok(true)
 }
 
-/// Inserts entries. Returns those that were new.
+/// Inserts entries. Returns the entries that were new.
 async fn only_new<'a>(
     connection: &mut dyn Connection,
     statements: &mut Statements,
@@ -131,14 +133,14 @@ async fn only_new<'a>(
         let rows = connection.fetch(sql, values(now)).await?;
         let ids: Result<HashSet<u128>, _> = rows.iter().map(|row| row.bits(0)).collect();
         let mut ids = ids?;
-        // Of two entries with the same id, the first was inserted.
+        // If two entries have the same id, the first one was inserted.
         new.extend(now.iter().filter(|entry| ids.remove(&entry.id.0)));
         left = later;
     }
     Ok(new)
 }
 
-/// The names of kinds, in order, so that entries share them.
+/// The names of kinds, in order. Entries share these texts.
 static KINDS: LazyLock<[Arc<str>; 6]> = LazyLock::new(|| Kind::ALL.map(|kind| kind.name().into()));
 
 fn values(entries: &[&Entry]) -> Values {
@@ -214,7 +216,8 @@ async fn sums(
     }
     let balances = balances.values().map(Balance::values).collect();
     upsert(connection, statements, Table::Balances, balances).await?;
-    // One row per reservation in each round: a statement cannot change a row twice, and the order matters.
+    // Each round has one row per reservation, because a statement cannot change a row twice and the
+    // order matters.
     for round in 0.. {
         let rows = holds.values().filter_map(|it| it.get(round));
         let rows: Vec<_> = rows.map(Hold::values).collect();
@@ -264,7 +267,7 @@ impl<'a> Balance<'a> {
             *sum += more;
         }
         self.last_at = self.last_at.max(entry.at);
-        // The last entry determines the end of the period, as if they were written one by one.
+        // The last entry determines the end of the period, as if the entries were written one by one.
         self.of = entry;
     }
 
@@ -298,8 +301,8 @@ struct Hold<'a> {
 }
 
 impl<'a> Hold<'a> {
-    /// Whether the entry may begin another reservation with the same id. The database decides whether it does:
-    /// this one may have begun or ended in an earlier transaction.
+    /// Whether `entry` may begin another reservation with the same id. The database decides whether it
+    /// does: this reservation may have begun or ended in an earlier transaction.
     fn may_be_followed_by(&self, entry: &Entry, note: &HoldNote) -> bool {
         let lasts_longer = note.expires_at > self.expires_at;
         !entry.kind.ends_hold() && entry.amount != 0 && lasts_longer

@@ -1,8 +1,8 @@
-//! Entries that were recorded and that the writer has not taken yet: a list in order, and an index of the
-//! uses that others can be merged into.
+//! Recorded entries that the writer has not taken yet: a list in order, and an index of the uses that
+//! others can be merged into.
 //!
-//! The lock around it is held for a look-up and a sum, or for one more entry. Merging a use into a pending
-//! one allocates nothing.
+//! The lock is held for a look-up and a sum, or for adding one entry. Merging a use into a pending one
+//! allocates nothing.
 
 mod uses;
 
@@ -60,14 +60,14 @@ impl Queued {
         self.entries().len() + usize::from(self.note().is_some())
     }
 
-    /// Returns when the first of them was recorded.
+    /// Returns when the first entry or note was recorded.
     pub(crate) fn at(&self) -> Option<Time> {
         let entry = self.entries().first().map(|it| it.at);
         entry.or_else(|| self.note().map(|it| it.at))
     }
 }
 
-/// One item of the queue, as it is stored here: uses take less room.
+/// The stored form of an item in the queue. Uses take less memory.
 #[derive(Debug)]
 pub(crate) enum Item {
     Use(Use),
@@ -115,7 +115,7 @@ impl Pending {
         }
     }
 
-    /// Queues an entry, or merges it into one that waits. Returns whether to wake the writer now.
+    /// Queues an entry, or merges it into a waiting use. Returns whether to wake the writer now.
     pub(crate) fn record(&mut self, entry: Entry) -> Result<bool, Full> {
         let is_plain = entry.kind == Kind::Use
             && entry.idempotency_key.is_none()
@@ -133,7 +133,7 @@ impl Pending {
         Ok(self.grown())
     }
 
-    /// Merges a use into one that waits, or queues it. Returns whether to wake the writer now.
+    /// Merges a use into a waiting one, or queues it. Returns whether to wake the writer now.
     pub(crate) fn record_use(
         &mut self,
         of: &UseOf<'_>,
@@ -179,7 +179,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Queues the wish of a caller to wait for everything that is queued now.
+    /// Queues a caller that waits for everything that is queued now.
     pub(crate) fn flush(&mut self, reply: Reply) {
         // A dropped reply tells the caller that the ledger is closed.
         if !self.is_closed {
@@ -197,12 +197,12 @@ impl Pending {
         self.index.clear();
         self.taken += mem::take(&mut self.entries);
         self.is_woken = false;
-        // The next batch is likely to be as large.
+        // The next batch is probably as large.
         let room = Vec::with_capacity(self.items.len().min(self.batch));
         mem::replace(&mut self.items, room)
     }
 
-    /// Subtracts `entries` that the writer no longer has in memory.
+    /// Subtracts `entries`, which the writer no longer has in memory.
     pub(crate) fn forget(&mut self, entries: usize) {
         self.taken = self.taken.saturating_sub(entries);
     }
@@ -232,12 +232,12 @@ impl Pending {
         is_due
     }
 
-    /// Lets later uses be merged into the one that is about to be pushed.
+    /// Adds the use that is about to be pushed to the index, so that later uses are merged into it.
     fn index_next(&mut self, hash: u64, of: &UseOf<'_>) {
         let position = self.items.len();
         let (items, hasher) = (&self.items, &self.hasher);
         let is_same = |it: &usize| use_at(items, *it).is_some_and(|it| it.is_of(of));
-        // It replaces a use whose sum has no room for more.
+        // If the index has such a use, its sum is full. The new use replaces it.
         match self.index.find_mut(hash, is_same) {
             Some(old) => *old = position,
             None => {

@@ -1,4 +1,4 @@
-//! Uses that wait, in a compact form: merging compares key, period and texts, which lie next to each other
+//! Waiting uses in a compact form. Merging compares key, period and texts, which are next to each other
 //! in memory.
 
 use std::hash::{BuildHasher, Hasher};
@@ -10,8 +10,8 @@ use crate::entry::{
     Entry, EntryError, EntryId, MOST_NAME, MOST_VALUE, Period, check_amount, check_text,
 };
 
-/// The counter and the labels that a use is charged to. Uses with the same key, period, tenant, action and rule are merged into one entry
-/// while they wait; the database sums them in one row anyway.
+/// The counter and the labels that a use is charged to. While they wait, uses with the same key,
+/// period, tenant, action and rule are merged into one entry. The database sums them in one row anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UseOf<'a> {
     /// As in [`Entry`]. The key determines it.
@@ -31,7 +31,7 @@ pub struct UseOf<'a> {
 }
 
 impl<'a> UseOf<'a> {
-    /// Returns what `entry` is charged to.
+    /// Returns the counter and the labels of `entry`.
     pub(crate) fn of(entry: &'a Entry) -> UseOf<'a> {
         UseOf {
             namespace: &entry.namespace,
@@ -44,7 +44,8 @@ impl<'a> UseOf<'a> {
         }
     }
 
-    /// Equal for uses that can be merged. The rule is left out: the key differs where the rule does.
+    /// The same for uses that can be merged. The rule is left out: only rules that share a budget have
+    /// the same key, and a comparison tells them apart.
     pub(super) fn hash(&self, hasher: &RandomState) -> u64 {
         let mut hash = hasher.build_hasher();
         hash.write_u128(self.key ^ u128::from(self.period.start.as_micros()));
@@ -53,7 +54,7 @@ impl<'a> UseOf<'a> {
         hash.finish()
     }
 
-    /// Checks that an entry of this can be stored.
+    /// Checks that an entry with these labels can be stored.
     pub(crate) fn check(&self) -> Result<(), EntryError> {
         if self.period.end < self.period.start {
             return Err(EntryError::Period);
@@ -73,7 +74,8 @@ pub(crate) struct Use {
     period: Period,
     amount: i64,
     count: u32,
-    /// Where each text ends; first the texts that are compared. Together they have less than 2^16 bytes.
+    /// The end of each text. The texts that are compared come first. All texts together are below 2^16
+    /// bytes.
     ends: [u16; 5],
     texts: Box<str>,
     pub(super) at: Time,
@@ -107,7 +109,7 @@ impl Use {
         })
     }
 
-    /// Returns what it is charged to.
+    /// Returns the counter and the labels of the use.
     pub(super) fn of(&self) -> UseOf<'_> {
         let mut start = 0;
         let [tenant, action, rule, allowance, namespace] = self.ends.map(|end| {
@@ -150,7 +152,7 @@ impl Use {
     }
 }
 
-/// The same as `==`, inlined: most texts are short, and each request compares a few.
+/// The same as `==`, but inlined: most texts are short, and each request compares several.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let ((ones, rest_of_one), (others, rest_of_other)) =
         (one.as_chunks::<8>(), other.as_chunks::<8>());

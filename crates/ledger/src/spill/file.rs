@@ -1,4 +1,5 @@
-//! One spill file. Lines are appended at its end and read from its start; when all are read, it is emptied.
+//! One spill file. Lines are appended at its end and read from its start. When all are read, the file
+//! is emptied.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -19,13 +20,13 @@ const CHUNK: usize = 64 * 1024;
 pub(super) struct SpillFile {
     pub(super) path: PathBuf,
     file: File,
-    /// All lines before this offset are in the database. They still take up disk space.
+    /// All lines before this offset are in the database. They still use disk space.
     pub(super) start: u64,
     /// All whole lines end before this offset.
     pub(super) end: u64,
-    /// How many lines are between, including damaged ones.
+    /// How many lines are between `start` and `end`, including damaged ones.
     pub(super) entries: u64,
-    /// The first of these lines was recorded at this time or later.
+    /// The first line between `start` and `end` was recorded at this time or later.
     pub(super) oldest: Option<Time>,
     /// Whether the file has bytes after `end` that must be cut off before the next append.
     is_torn: bool,
@@ -45,12 +46,12 @@ pub(crate) struct Read {
     /// The number of lines that were read.
     pub(super) lines: u64,
     damaged: u64,
-    /// The end of the file when it was read, and how many lines waited in it then.
+    /// The end of the file when it was read, and how many lines waited in the file then.
     end: u64,
     waiting: u64,
 }
 
-/// The time of the last entry; if there is none, of the last note.
+/// The time of the last entry, or of the last note if there is no entry.
 pub(crate) fn last_at(entry: Option<&Entry>, note: Option<&Note>) -> Option<Time> {
     entry.map(|it| it.at).or(note.map(|it| it.at))
 }
@@ -107,7 +108,7 @@ impl SpillFile {
     /// Appends lines and syncs them to disk. After an error, none of them is in the file.
     pub(super) fn append(&mut self, lines: &[u8], entries: u64, first: Time) -> io::Result<()> {
         if self.is_empty() && self.start > 0 && !self.is_damaged {
-            // Emptying failed before and may work now.
+            // Emptying failed before. It may work now.
             self.empty();
         }
         if self.is_torn {
@@ -148,7 +149,7 @@ impl SpillFile {
         Ok(read)
     }
 
-    /// Notes that the database has all of `read`.
+    /// Marks all of `read` as stored in the database.
     pub(super) fn advance(&mut self, read: &Read) {
         if read.damaged > 0 {
             self.is_damaged = true;
@@ -157,10 +158,10 @@ impl SpillFile {
             tracing::error!(%path, lines, "skipped lines of the spill file that are damaged or of a newer version; the file is kept");
         }
         if read.bytes == 0 {
-            // Reading again would find nothing for ever.
+            // Without this, the same read would find nothing again and again.
             let (path, entries) = (self.path.display(), read.waiting);
             tracing::error!(%path, entries, "another program has truncated the spill file: the entries that waited in it are lost");
-            // Lines that were appended since are still there.
+            // Lines that were appended since then are still in the file.
             self.start = read.end.min(self.end);
             self.entries = self.entries.saturating_sub(read.waiting);
         }
@@ -168,7 +169,7 @@ impl SpillFile {
         self.pass(read.bytes, read.lines, last);
     }
 
-    /// Notes that the database has the next `lines`, of `bytes` together.
+    /// Marks the next `lines`, with `bytes` in total, as stored in the database.
     pub(super) fn pass(&mut self, bytes: u64, lines: u64, last: Option<Time>) {
         self.start = (self.start + bytes).min(self.end);
         self.entries = self.entries.saturating_sub(lines);
@@ -190,7 +191,8 @@ impl SpillFile {
         (self.entries, self.oldest) = (0, None);
     }
 
-    /// Moves a damaged file aside once all readable lines were read. Returns whether it did.
+    /// Moves a damaged file aside once all readable lines were read. Returns whether the file was
+    /// moved.
     pub(super) fn set_aside(&mut self) -> bool {
         if !(self.is_damaged && self.is_empty()) || self.is_stuck {
             return false;
@@ -217,7 +219,7 @@ impl SpillFile {
         }
     }
 
-    /// Counts the lines, and cuts off a last line that a crash has torn.
+    /// Counts the lines, and cuts off a last line that is incomplete after a crash.
     fn scan(&mut self) -> io::Result<()> {
         let (mut entries, mut whole, mut oldest) = (0, 0, None);
         let mut last_is_whole = true;
@@ -235,7 +237,7 @@ impl SpillFile {
             true
         })?;
         if !last_is_whole {
-            // A disk may write the end of a line before its beginning.
+            // A disk may write the end of a line before its beginning, so the last line may be damaged.
             entries -= 1;
             whole = before_last;
         }
@@ -249,13 +251,13 @@ impl SpillFile {
         Ok(())
     }
 
-    /// Calls `visit` with each line from offset `from` on, without its line end, and the length with it, until
-    /// `visit` returns false.
+    /// Calls `visit` with each line from offset `from` on, until `visit` returns false. The line comes
+    /// without its line end; the length includes it.
     fn lines(&self, from: u64, mut visit: impl FnMut(&[u8], u64) -> bool) -> io::Result<()> {
         let mut offset = from;
         let mut buffer: Vec<u8> = Vec::new();
         let mut chunk = vec![0; CHUNK];
-        // Bytes that were skipped of a line that is too long.
+        // How many bytes of a too long line were skipped.
         let mut skipped = 0;
         while offset < self.end {
             let most = usize::try_from(self.end - offset).map_or(CHUNK, |left| left.min(CHUNK));

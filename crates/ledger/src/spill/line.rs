@@ -1,8 +1,8 @@
 //! One line of the spill file: a checksum of eight hexadecimal digits, a blank, and JSON.
 //!
-//! The JSON is the serde form of an [`Entry`] or a [`Note`], and `v`, the version of that form. Lines without
-//! `v` are of version 0, which has the same fields. A reader skips lines of a later version, and the file is
-//! kept. So a field may be added with a default; any other change needs a new version here.
+//! The JSON is the serde form of an [`Entry`] or a [`Note`], and `v`, the version of the form. Lines
+//! without `v` have version 0, with the same fields. A reader skips lines of a later version, and the
+//! file is kept. So a field may be added with a default. Any other change needs a new version here.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::entry::{Entry, Note};
 
-/// The longest line: every text as long as allowed, and escaped.
+/// The longest line: each text has its maximum length, and is escaped.
 pub(crate) const MOST_LINE: usize = 1 << 20;
 
 /// The version that is written.
@@ -44,9 +44,9 @@ pub(crate) enum Spilled {
 /// Why a line cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// The checksum is wrong: the line was torn by a crash, or damaged.
+    /// The checksum is wrong: the line is incomplete after a crash, or damaged.
     Checksum,
-    /// The line is whole, but this program does not understand it: a newer one may have written it.
+    /// The line is whole, but this program cannot read it: a newer program may have written it.
     Content,
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn encode(content: &impl Serialize, to: &mut Vec<u8>) {
         v: VERSION,
         content,
     };
-    // Cannot fail: the JSON has only texts and numbers, and a vector takes any bytes.
+    // Cannot fail: the JSON has only texts and numbers, and a vector can grow.
     let _ = serde_json::to_writer(&mut *to, &line);
     let sum = CHECKSUM.checksum(&to[start + HEAD..]);
     let _ = write!(&mut to[start..start + HEAD], "{sum:08x} ");
@@ -104,7 +104,7 @@ mod tests {
         line
     }
 
-    /// A line with a right checksum.
+    /// A line with a correct checksum.
     fn sealed(json: &str) -> Vec<u8> {
         format!("{:08x} {json}", CHECKSUM.checksum(json.as_bytes())).into_bytes()
     }
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(decode(&line), Err(Unreadable::Checksum));
     }
 
-    /// Lines as they were written before they had a version.
+    /// Lines of programs that did not write a version yet.
     #[test]
     fn lines_of_version_0_are_read() {
         let lines: [(&str, Spilled); 3] = [
@@ -174,7 +174,7 @@ mod tests {
         }
     }
 
-    /// A change of this text is a change of the stored form: keep reading the old one.
+    /// If this text changes, the stored form changes. Then the old form must still be readable.
     #[test]
     fn lines_are_written_in_version_1() {
         let line = String::from_utf8(line(&entry(1))).unwrap();

@@ -1,21 +1,25 @@
-//! Entries that the database does not take now, on disk: a file of lines that only this process appends to.
+//! Entries on disk, while the database does not take them: a file of lines that only this process
+//! appends to.
 //!
-//! **Order.** Spilled entries are written to the database before anything that was recorded later: while the
-//! spill is not empty, new entries are appended to it. Entries leave the file only when the database has them.
-//! After a crash in between, some entries are written twice, which their ids make harmless.
+//! **Order.** Spilled entries are written to the database before entries that were recorded later:
+//! while the spill is not empty, new entries are appended to it. Entries leave the file only when the
+//! database has them. After a crash some entries are written twice, which is harmless because of their
+//! ids.
 //!
-//! **Crashes.** Every append ends with a sync. A torn last line is cut off at the next start; its entry was
-//! never reported as safe. A damaged line before it is skipped, and the file is kept aside.
+//! **Crashes.** Every append ends with a sync. An incomplete last line is cut off at the next start;
+//! its entry was never reported as safe. A damaged line before it is skipped, and the file is moved
+//! aside.
 //!
-//! **Several processes.** Each has its own file: the first of `NAME`, `NAME.1`, `NAME.2`, … that no process
-//! has locked, created when it is first needed. A lock ends with its process. So an unlocked file with lines
-//! was left by a process that has ended. This process adopts it, at the start and later when nothing else
-//! waits: it writes the lines to the database before newer ones, and empties the file. Files are emptied and
-//! not removed, so that a name and a lock always mean the same file.
+//! **Several processes.** Each process has its own file: the first of `NAME`, `NAME.1`, `NAME.2`, …
+//! that is not locked. The file is created when it is first needed. A lock ends with its process, so an
+//! unlocked file with lines was left by a process that has ended. This process adopts such a file, at
+//! the start and later when nothing else waits: it writes the lines to the database before newer ones,
+//! and empties the file. Files are emptied and not removed, so that a name and a lock always mean the
+//! same file.
 //!
-//! **Bounds.** The waiting bytes are bounded. A file frees its space only when all of it is drained, which
-//! would never happen while new lines arrive as fast as old ones leave. So nothing more is appended to a file
-//! of which much was drained; new lines go to another file. The disk holds little more than twice the bound.
+//! **Bounds.** The waiting bytes are bounded. A file frees its space only when all of it is drained.
+//! That would never happen while new lines arrive as fast as old ones leave. So when much of a file is
+//! drained, new lines go to another file. The disk holds little more than twice the bound.
 
 mod file;
 mod line;
@@ -34,7 +38,8 @@ use crate::pending::Queued;
 /// How many processes may have spill files beside each other.
 pub(crate) const MOST_FILES: usize = 64;
 
-/// When this many bytes of a file are drained, new lines go to another file, so that this one can be emptied.
+/// When this many bytes of a file are drained, new lines go to another file, so that the drained file
+/// can be emptied.
 const MOST_DRAINED: u64 = 16 << 20;
 
 /// Lines to be appended.
@@ -58,7 +63,7 @@ impl Lines {
     }
 }
 
-/// The spill files, oldest first; the last may be the one that this process appends to.
+/// The spill files, oldest first. The last may be the file that this process appends to.
 #[derive(Debug)]
 pub(crate) struct Spill {
     name: Option<PathBuf>,
@@ -68,14 +73,15 @@ pub(crate) struct Spill {
     has_own: bool,
     /// How many entries were ever appended or adopted.
     pub(crate) appended: u64,
-    /// How many of these are in the database.
+    /// How many of the appended entries are in the database.
     pub(crate) drained: u64,
-    /// Files of other processes that cannot be read, so that each is logged once.
+    /// Files of other processes that cannot be read. Each is logged once.
     unreadable: HashSet<PathBuf>,
 }
 
 impl Spill {
-    /// Returns a spill at `name`, where up to `most` bytes may wait. Without a name it takes nothing.
+    /// Returns a spill at `name`, where up to `most` bytes may wait. Without a name, the spill takes
+    /// nothing.
     pub(crate) fn new(name: Option<PathBuf>, most: u64) -> Spill {
         Spill {
             name,
@@ -88,11 +94,11 @@ impl Spill {
         }
     }
 
-    /// Takes over the files of processes that have ended. A file that cannot be read is logged once, and left
-    /// alone.
+    /// Adopts the files of processes that have ended. A file that cannot be read is logged once and not
+    /// touched.
     pub(crate) fn adopt(&mut self) {
         let Some(name) = &self.name else { return };
-        // Adopted files go before the one that this process appends to.
+        // Adopted files come before the file that this process appends to.
         let own = self.has_own.then(|| self.files.pop_back()).flatten();
         for number in 0..MOST_FILES {
             let path = numbered(name, number);
@@ -110,7 +116,7 @@ impl Spill {
                 Err(_) => {}
             }
         }
-        // Names say nothing about age: a process with two files uses their names in turn.
+        // A name says nothing about age: a process with two files uses their names in turn.
         let files = self.files.make_contiguous();
         files.sort_by_key(|file| file.oldest);
         self.files.extend(own);
@@ -126,7 +132,7 @@ impl Spill {
         self.files.iter().map(SpillFile::bytes).sum()
     }
 
-    /// A time at or before which the first waiting entry was recorded.
+    /// The first waiting entry was recorded at this time or later.
     pub(crate) fn oldest(&self) -> Option<Time> {
         self.files.iter().find_map(|file| file.oldest)
     }
@@ -141,7 +147,7 @@ impl Spill {
             return Ok(());
         };
         let most = self.most;
-        // Opening the file first may adopt another one, whose lines count as waiting too.
+        // Opening the own file may adopt another file. The lines of that file count as waiting too.
         self.own()?;
         let waiting = self.bytes().saturating_add(lines.bytes.len() as u64);
         let own = self.own()?;
@@ -164,7 +170,7 @@ impl Spill {
         read.map_err(|error| SpillError::io("read", &file.path, error))
     }
 
-    /// Notes that the database has all of `read`.
+    /// Marks all of `read` as stored in the database.
     pub(crate) fn advance(&mut self, read: &Read) {
         if let Some(file) = self.files.iter_mut().find(|file| !file.is_empty()) {
             let before = file.entries;
@@ -172,7 +178,8 @@ impl Spill {
             self.drained += before - file.entries;
         }
         self.tidy();
-        // Decided here and not on append: lines that `pass` skips must be in the file that is appended to.
+        // Decided here and not in `append`: lines that `pass` skips must be in the file that is
+        // appended to.
         let most = MOST_DRAINED.min(self.most / 4);
         let is_mostly_drained = |file: &SpillFile| file.start >= most && !file.is_empty();
         if self.files.back().is_some_and(is_mostly_drained) {
@@ -180,7 +187,7 @@ impl Spill {
         }
     }
 
-    /// Notes that the database has the first lines, which were appended as `lines`.
+    /// Marks the first lines, which were appended as `lines`, as stored in the database.
     pub(crate) fn pass(&mut self, lines: &Lines, last: Option<Time>) {
         if let Some(file) = self.files.back_mut().filter(|_| self.has_own) {
             file.pass(lines.bytes.len() as u64, lines.entries as u64, last);
@@ -192,8 +199,8 @@ impl Spill {
     /// Closes files that are drained.
     fn tidy(&mut self) {
         let own = self.has_own.then(|| self.files.pop_back()).flatten();
-        // Damaged files are moved aside. Empty files are unlocked for other processes. A file that could not be
-        // emptied stays locked, or it would be adopted again and again.
+        // Damaged files are moved aside. Empty files are unlocked for other processes. A file that
+        // could not be emptied stays locked. Otherwise it would be adopted again and again.
         self.files
             .retain_mut(|file| !file.set_aside() && file.end != 0);
         self.has_own = false;
@@ -209,8 +216,8 @@ impl Spill {
     fn own(&mut self) -> Result<&mut SpillFile, SpillError> {
         let name = self.name.as_ref().ok_or(SpillError::Nowhere)?;
         if !self.has_own {
-            // A file with lines that another process has left is adopted and never appended to: `pass` may
-            // skip only lines of this process.
+            // A file with lines of another process is adopted and never appended to: `pass` may skip
+            // only lines of this process.
             let file = loop {
                 let file = (0..MOST_FILES)
                     .find_map(|number| SpillFile::open(&numbered(name, number), true).transpose());

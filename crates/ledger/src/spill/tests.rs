@@ -76,7 +76,7 @@ fn unread_lines_survive_a_crash() {
     let read = first.read(2).unwrap();
     first.advance(&read);
     drop(first);
-    // Entries 0 and 1 are written twice, which their ids make harmless.
+    // Entries 0 and 1 are written twice, which is harmless because of their ids.
     let mut second = spill(&name);
     append(&mut second, 4..5);
     assert_eq!(drain(&mut second, 10), [0, 1, 2, 3, 4]);
@@ -185,7 +185,7 @@ fn a_file_that_cannot_be_moved_aside_is_adopted_once() {
     fs::write(&name, &whole).unwrap();
     let mut spill = spill(&name);
     let read = spill.read(10).unwrap();
-    // Another program has removed it: there is nothing to move.
+    // Another program has removed the file, so there is nothing to move.
     fs::remove_file(&name).unwrap();
     spill.advance(&read);
     assert_eq!(spill.files.len(), 1, "it stays locked");

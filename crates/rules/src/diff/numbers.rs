@@ -64,7 +64,7 @@ pub(super) fn numbers(old: &Numbers, new: &Numbers) -> Vec<String> {
     differing.collect()
 }
 
-/// Whether a limit allows more or less than another.
+/// Says whether `new` allows more or less than `old`.
 pub(super) fn compared(old: &Limit, new: &Limit) -> &'static str {
     if let (Limit::Concurrency(old), Limit::Concurrency(new)) = (old, new) {
         // The lease does not change how many slots there are.
@@ -133,7 +133,7 @@ impl<'c> Numbered<'c> {
         all.find_map(|(place, it): (u32, &Allowance)| (*it.name == *name).then_some(place))
     }
 
-    /// The numbers of a tenant for allowances that both policies have.
+    /// The numbers of a tenant for the allowance `name`; `None` if this policy does not have it.
     pub(super) fn of(&self, tenant: &str, name: &str) -> Option<&Resolved> {
         let tier = self.tables.tier(Some(tenant));
         Some(self.tables.of(tier, self.allowance(name)?))

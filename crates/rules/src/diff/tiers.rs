@@ -10,7 +10,7 @@ use super::numbers::{Numbered, compared, numbers};
 use crate::limits::Numbers;
 use crate::period::Every;
 
-/// How many tenants are named if many change alike.
+/// How many tenants are named if many have the same change.
 const NAMED: usize = 5;
 
 pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
@@ -61,7 +61,7 @@ pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
 
 pub(super) fn tenants(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
     let (before, after) = (&old.policy.tiers.tenants, &new.policy.tiers.tenants);
-    // Tenants by their change: many tenants often change alike.
+    // Groups tenants by their change: many tenants often have the same change.
     let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let mut note = |what: String, name| groups.entry(what).or_default().push(name);
     for name in before.keys().filter(|name| !after.contains_key(*name)) {

@@ -1,8 +1,8 @@
-//! How a file is read: YAML as a tree that knows where everything stands, typed values and sections,
-//! and all problems of a file at their places.
+//! Reads files: a YAML tree with positions, typed values and sections, and all problems of a file with
+//! their positions.
 //!
-//! Rules are read with this, and so are other files: the config of a deployment, the configs of other
-//! rate limiters. This module reads what a text contains. It does not check whether that makes sense.
+//! Rule files, the config of a deployment and the configs of other rate limiters are read with this
+//! module. It reads the values of a text. It does not check whether the values make sense together.
 //!
 //! ```
 //! use tollgate_rules::document::{Problems, parse_document};
@@ -45,7 +45,7 @@ pub use yaml::{Node, Value, parse_document};
 /// Reads a duration as configs write it: `250ms`, `30s`, `10m`.
 ///
 /// # Errors
-/// The problem of the text, and the remedy.
+/// The problem of the text, and how to fix it.
 pub fn duration(text: &str) -> Result<tollgate_core::Span, String> {
     span(text).map_err(|bad| format!("{}: {}", bad.message, bad.help))
 }

@@ -1,8 +1,8 @@
-//! The problems of a text: their positions, their sentences, and how they are shown.
+//! The problems of a text: their positions, their messages, and how they are shown.
 //!
 //! Every problem of a file is collected, in the order of the file. The plain rendering
 //! ([`Display`](fmt::Display)) is deterministic; [`ConfigError::render_color`] is for terminals.
-//! Neither shows a place that was marked with [`Problems::keep_secret`].
+//! Neither rendering shows a place that was marked with [`Problems::keep_secret`].
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,10 +14,10 @@ use tollgate_core::ParamError;
 const SHOWN: usize = 50;
 /// Longer source lines are cut around the marker.
 const LINE_WIDTH: usize = 140;
-/// Longer source lines are not framed.
+/// With a longer source line, the colour rendering falls back to the plain one.
 const FRAMED_WIDTH: usize = 8 * 1024;
 
-/// A stretch of the source, in bytes.
+/// A byte range of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// Where the place starts.
@@ -27,7 +27,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// From `start` to `end`, or empty if that comes earlier.
+    /// The range from `start` to `end`; empty if `end` is before `start`.
     #[must_use]
     pub fn new(start: usize, end: usize) -> Place {
         let end = end.max(start);
@@ -68,9 +68,9 @@ impl Problem {
 /// Why a value was rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadValue {
-    /// What is wrong.
+    /// The problem, in words.
     pub message: String,
-    /// How to write it.
+    /// How to write the value.
     pub help: String,
 }
 

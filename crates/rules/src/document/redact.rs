@@ -12,8 +12,8 @@ pub fn redacted(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The part of a text that may be secret, if the text may be a URL: a user and a password, a query, or
-/// anything but a number in the place of the port.
+/// The part of a text that may be secret, if the text may be a URL: the user and password, the query,
+/// or a port that is not a number.
 #[must_use]
 pub fn secret_part(text: &str) -> Option<Range<usize>> {
     let scheme = text.find("://");

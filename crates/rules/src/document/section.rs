@@ -1,8 +1,10 @@
-//! Nodes to typed fields: the small language in which a crate states what a file may contain.
+//! Turns nodes into typed fields. With the macros of this module a crate declares what a file may
+//! contain.
 //!
-//! `section!` declares a map with named fields and `words!` a choice of words. Each declaration yields
-//! the reader, which reports every problem and goes on, and with the feature `schema` the JSON schema.
-//! A field that could not be read is `Broken`, not `Absent`, so that no problem is reported twice.
+//! `section!` declares a map with named fields, and `words!` declares a choice of words. Each
+//! declaration yields a reader that reports every problem and goes on. With the feature `schema` it
+//! also yields the JSON schema. A field that could not be read is `Broken`, not `Absent`, so that no
+//! problem is reported twice.
 
 use super::{Node, Place, Problems, Short, Value, one_of, suggestion};
 
@@ -17,24 +19,24 @@ pub trait Read: Sized {
 pub enum Field<T> {
     /// Not given.
     Absent,
-    /// Given, but unreadable: that was reported.
+    /// Given, but unreadable. The problem was reported.
     Broken {
-        /// Where the name of the field stands.
+        /// The position of the field's name.
         key: Place,
     },
     /// Given and read.
     Given {
-        /// Where the name of the field stands.
+        /// The position of the field's name.
         key: Place,
         /// The field's value.
         at: At<T>,
     },
 }
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Clone, Debug)]
 pub struct At<T> {
-    /// Where the value stands.
+    /// The position of the value.
     pub place: Place,
     /// The value.
     pub value: T,
@@ -54,7 +56,7 @@ impl<T> Field<T> {
         self.get().map(|at| &at.value)
     }
 
-    /// Where the name of the field stands, if the field was given at all.
+    /// The position of the field's name, if the field was given at all.
     pub fn key(&self) -> Option<Place> {
         match self {
             Field::Absent => None,
@@ -236,7 +238,7 @@ pub trait Section: Default {
     fn take(&mut self, name: &str, key: Place, node: &Node, problems: &mut Problems<'_>) -> bool;
 }
 
-/// Reads a section, called `what` in messages, and reports the fields that it does not have.
+/// Reads a section, called `what` in messages, and reports unknown fields.
 #[doc(hidden)]
 pub fn read_section<S: Section>(what: &str, node: &Node, problems: &mut Problems<'_>) -> Option<S> {
     let mut section = S::default();
@@ -326,7 +328,7 @@ macro_rules! words {
         impl $name {
             const WORDS: &[&str] = &[$($word),+];
 
-            /// The word of the config.
+            /// The value's name in the config.
             #[must_use]
             #[allow(dead_code)]
             $vis fn name(self) -> &'static str {
@@ -353,8 +355,9 @@ macro_rules! words {
     };
 }
 
-/// Gives a type the JSON schema that is written beside its reader. `generator` makes the schemas of
-/// other types; a type parameter stands in brackets before the type.
+/// Implements `JsonSchema` for a type with a schema that is written beside the type's reader.
+/// `generator` makes the schemas of other types. A type parameter is written in brackets before the
+/// type.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! schema {

@@ -1,6 +1,6 @@
 //! "Did you mean": the nearest of a few words, if one is near enough to be a typing error.
 
-/// Returns the one of `words` that `given` was probably meant to be.
+/// Returns the word of `words` that was probably meant by `given`.
 pub fn nearest<'w>(given: &str, words: impl IntoIterator<Item = &'w str>) -> Option<&'w str> {
     // A long input is not a typing error, and the cost of a distance is quadratic.
     if given.len() > 64 {
@@ -17,7 +17,7 @@ pub fn nearest<'w>(given: &str, words: impl IntoIterator<Item = &'w str>) -> Opt
         .map(|(_, word)| word)
 }
 
-/// Returns the remedy for a wrong word: the one of `words` that was probably meant, or `otherwise`.
+/// Returns the remedy for a wrong word: the word of `words` that was probably meant, or `otherwise`.
 pub fn suggestion<'w>(
     given: &str,
     words: impl IntoIterator<Item = &'w str>,

@@ -31,7 +31,7 @@ const WHOLE_HELP: &str = "write a whole number such as 100 or 1_000_000";
 const SPAN_HELP: &str = "write a number and a unit: us, ms, s, m, h or d, such as 30s or 10m";
 const RATE_HELP: &str = "write an amount per time, such as 100/s, 60/m or 5/10m";
 
-/// A whole number, with `_` between digits where that helps to read it.
+/// A whole number. `_` may separate digits, as in `1_000`.
 pub fn whole(text: &str) -> Result<u64, BadValue> {
     let digits = text
         .bytes()

@@ -1,5 +1,5 @@
-//! The kinds of values that fields have: text, flags, numbers with units, lists, maps of names. Each
-//! stands here with its reader and its schema.
+//! The types of field values: text, flags, numbers with units, lists, maps of names. Each type has its
+//! reader and its schema here.
 
 use std::fmt;
 
@@ -59,7 +59,7 @@ impl Read for Flag {
 }
 schema!(Flag, "Flag", _generator => { "type": "boolean" });
 
-/// Numbers are shown as they are written.
+/// Displays numbers as a config writes them.
 macro_rules! shown {
     ($($ty:ident),+ or unlimited: $($optional:ident),+) => {
         $( impl fmt::Display for $ty {
@@ -96,7 +96,7 @@ pub fn number<T>(
     }
 }
 
-/// Reads a number as [`number`] does, or the word that stands for none.
+/// Reads a number as [`number`] does, or `word`, which means no number.
 #[allow(clippy::option_option)] // The outer `None` means that the value was rejected.
 pub(crate) fn number_or<T>(
     word: &str,

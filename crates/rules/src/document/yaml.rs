@@ -1,9 +1,9 @@
-//! YAML text to a tree of nodes that know where they stand.
+//! Parses YAML text into a tree of nodes with their positions.
 //!
-//! Scalars keep their text as written: the field that a value belongs to decides its meaning, so that
-//! `1_000`, `60/m` and `on` need no guessing. The tree is bounded in depth and in size
-//! (aliases count as often as they are used), so that no file can be a bomb. An alias shares the
-//! anchored node; merge keys (`<<`) are not supported.
+//! Scalars keep their text as written. The field that a value belongs to decides the meaning of
+//! `1_000`, `60/m` or `on`. The tree is bounded in depth and in size, and an alias counts each time it
+//! is used. So a file cannot exhaust memory. An alias shares the anchored node; merge keys (`<<`) are
+//! not supported.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
 
 use super::{Place, Problems, Short};
 
-/// Deeper nesting than any config needs.
+/// The deepest nesting. No config needs more.
 const MAX_DEPTH: usize = 32;
-/// Nodes of a tree, with aliases expanded.
+/// The most nodes of a tree, with aliases expanded.
 const MAX_NODES: usize = 1_000_000;
 
-/// A value and its place.
+/// A value and its position.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Where the node is written.
+    /// The position of the node.
     pub place: Place,
     /// The value.
     pub value: Value,
@@ -34,14 +34,14 @@ pub enum Value {
     Scalar {
         /// The text as written.
         text: Arc<str>,
-        /// Whether the text stands without quotes.
+        /// Whether the text is written without quotes.
         plain: bool,
     },
     /// Values in order.
     List(Arc<[Node]>),
-    /// Names and values in order, as often as they are given.
+    /// Names and values in order, duplicates included.
     Map(Arc<[(Node, Node)]>),
-    /// A broken value, which was already reported.
+    /// A broken value. The problem was reported.
     Broken,
 }
 
@@ -73,7 +73,7 @@ impl Node {
         matches!(self.value, Value::Broken)
     }
 
-    /// A text that comes from elsewhere than YAML.
+    /// A text that does not come from YAML.
     #[must_use]
     pub fn scalar(place: Place, text: &str) -> Node {
         let text = text.into();
@@ -89,7 +89,7 @@ impl Node {
         }
     }
 
-    /// A map that comes from elsewhere than YAML.
+    /// A map that does not come from YAML.
     #[must_use]
     pub fn map(place: Place, entries: Vec<(Node, Node)>) -> Node {
         let nodes = entries.iter().map(|(key, it)| key.nodes + it.nodes);
@@ -126,8 +126,8 @@ enum Items {
     Map(Vec<(Node, Node)>, Option<Node>),
 }
 
-/// Reads the source of `problems`, which must be one document, or reports why it cannot. `start` is the
-/// remedy for an empty document.
+/// Reads the source of `problems` as one document, or reports why that fails. `start` is the remedy for
+/// an empty document.
 pub fn parse_document(start: &str, problems: &mut Problems<'_>) -> Option<Node> {
     let source = problems.source();
     let options = granit_parser::options! {
@@ -169,7 +169,7 @@ pub fn parse_document(start: &str, problems: &mut Problems<'_>) -> Option<Node> 
     }
 }
 
-/// The rest of the document is not read, for a reason that was reported.
+/// Parsing stopped early. The reason was reported.
 struct GivenUp;
 
 struct Builder {
@@ -213,7 +213,7 @@ impl Builder {
             }
             Event::SequenceEnd | Event::MappingEnd => self.close(place, problems),
             Event::Alias(anchor) => {
-                // Problems in the shared value are shown where it is written.
+                // Problems in the shared value are shown at the anchor, not at the alias.
                 let node = self.anchors.get(&anchor).cloned().unwrap_or_else(|| {
                     let message = "this alias stands inside the value it refers to";
                     let help = "refer to a value that ends before the alias";

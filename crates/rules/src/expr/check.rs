@@ -17,11 +17,12 @@ use crate::document::suggestion;
 use crate::raw::AttributeType;
 use crate::validate::is_attribute_name;
 
-/// The evaluator needs about 50 KB of stack for each level in an unoptimised build, and threads have 2 MB:
-/// this uses half of it. The parser balances chains of `&&` and `||`, so they add few levels.
+/// The deepest nesting of an expression. In an unoptimised build the evaluator needs about 50 KB of
+/// stack for each level. Threads have 2 MB, and this uses half. The parser balances chains of `&&` and
+/// `||`, so they add few levels.
 const MAX_DEPTH: usize = 24;
 
-/// Names that are functions; as bare names they would be types.
+/// The names of CEL types. Some are also functions, but without a call such a name is a type.
 const TYPE_NAMES: [&str; 11] = [
     "bool",
     "int",
@@ -122,7 +123,7 @@ impl Checker<'_> {
         join(own, inner)
     }
 
-    /// The parser marks a call by its bracket and a selection by its dot: this adds the name.
+    /// Adds the name to the range: the parser marks a call by its bracket and a selection by its dot.
     fn widen(&self, expr: &IdedExpr, token: Range<usize>) -> Range<usize> {
         match &expr.expr {
             Expr::Call(call) if call.target.is_none() => {
@@ -244,7 +245,8 @@ impl Checker<'_> {
         }
     }
 
-    /// `a.b.c`, if it starts with an attribute: the dots are part of its name.
+    /// The dotted name `a.b.c`, if its first part is an attribute: then the dots belong to the
+    /// attribute's name.
     fn dotted(&self, expr: &IdedExpr) -> Option<String> {
         match &expr.expr {
             Expr::Ident(name) => {
@@ -259,8 +261,8 @@ impl Checker<'_> {
         }
     }
 
-    /// The attributes read by name. `a` and `a.b` in one expression are rejected: the request would decide
-    /// whether `a.b` is an attribute or a part of `a`.
+    /// The attributes read by name. An expression with both `a` and `a.b` is rejected: otherwise the
+    /// request would decide whether `a.b` is an attribute or a part of `a`.
     fn take_names(&mut self) -> Vec<String> {
         let names = std::mem::take(&mut self.names);
         for (name, range) in &names {

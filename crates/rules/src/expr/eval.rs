@@ -1,8 +1,8 @@
 //! Evaluation of an expression for one request.
 //!
-//! A missing attribute is recognised without looking at values that a client chooses: a missing bare name
-//! is an undeclared reference, and a key that is missing from `attributes` fails with an error that only
-//! this module can make.
+//! A missing attribute is recognised without looking at values that a client chooses. A missing bare
+//! name is an undeclared reference. A key that is missing from `attributes` fails with an error that
+//! only this module can make.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -19,7 +19,8 @@ use crate::attributes::Attributes;
 use crate::raw::AttributeType;
 
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
-/// The error is recognised by its address, so that no request can forge it.
+/// Marks the error of a missing attribute. It is recognised by its memory address, so a request cannot
+/// forge it.
 static ABSENT: LazyLock<Arc<String>> = LazyLock::new(|| Arc::new("attributes".to_owned()));
 
 /// Why an expression has no value for a request.

@@ -45,7 +45,7 @@ pub(crate) struct Expr {
     text: String,
     /// The attributes that the expression reads by name.
     names: Vec<String>,
-    /// The types of those that are not text.
+    /// The declared type of each name; `None` for text.
     types: Vec<Option<AttributeType>>,
     /// Whether the expression reads the map of all attributes.
     reads_map: bool,

@@ -44,7 +44,7 @@ impl Ty {
         Ty::Map(Box::new(key), Box::new(value))
     }
 
-    /// Whether a value of this type may be one of `other`.
+    /// Whether a value of this type may also be of type `other`.
     pub(crate) fn may_be(&self, other: &Ty) -> bool {
         match (self, other) {
             (Ty::Any, _) | (_, Ty::Any) => true,
@@ -70,7 +70,7 @@ impl Ty {
         matches!(self, Ty::Int | Ty::Uint | Ty::Double)
     }
 
-    /// The type of a value that is either of the two.
+    /// The type of a value that has one of the two types.
     pub(crate) fn join(self, other: Ty) -> Ty {
         match (self, other) {
             (a, b) if a == b => a,
@@ -174,8 +174,8 @@ pub(crate) const FUNCTIONS: &[Function] = functions! {
     global "dyn" (Anything) -> Any, "dyn(name)";
 };
 
-/// The macros of the language that are called on a value: they never reach the checker as calls
-/// unless their arguments are wrong.
+/// The macros of the language that are called on a value. A macro reaches the checker as a call only if
+/// its arguments are wrong.
 pub(crate) const MACROS: &[(&str, &str)] = &[
     ("all", "[\"a\", \"b\"].all(x, x != tenant)"),
     ("exists", "[\"a\", \"b\"].exists(x, path.startsWith(x))"),

@@ -23,7 +23,7 @@ use crate::rule::RuleState;
 use crate::ruleset::TENANT;
 use crate::tiers::Tiers;
 
-/// The numbers that hold in one case.
+/// The numbers of one allowance for one plan or tenant, after all layers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Resolved {
     pub(crate) limit: Limit,
@@ -55,7 +55,7 @@ pub(crate) enum Step<'l> {
 #[derive(Clone, Debug)]
 pub(crate) struct Allowance {
     pub(crate) name: Arc<str>,
-    /// Whether each tenant has its own: only then can its numbers differ by tenant.
+    /// Whether each tenant has its own allowance. Only then can the numbers differ by tenant.
     by_tenant: bool,
     counting: Counting,
 }
@@ -65,7 +65,7 @@ pub(crate) struct Allowance {
 pub(crate) struct Layers {
     tiers: Tiers,
     everyone: Vec<Arc<Override>>,
-    /// By the place of the plan.
+    /// Indexed by plan.
     plans: Vec<Vec<Arc<Override>>>,
     tenants: HashMap<Arc<str>, Vec<Arc<Override>>>,
 }
@@ -107,7 +107,7 @@ impl Layers {
             let of_name = self.everyone.iter().filter(move |it| it.rule() == name);
             of_name.rev().find_map(state)
         };
-        // A disabled rule is switched on only by its name.
+        // Only an override that names the rule switches a disabled rule on.
         of(Some(rule)).or_else(|| of(None).filter(|_| own != RuleState::Disabled))
     }
 
@@ -126,8 +126,8 @@ impl Layers {
         self.tiers.tenants.get(tenant)?.zone.as_ref()
     }
 
-    /// The changes that the layers above the rule make to the numbers of `allowance`, in order. An
-    /// allowance that tenants share has neither plan nor tenant.
+    /// The changes that the layers above the rule make to the numbers of `allowance`, in order. For an
+    /// allowance that tenants share, `plan` and `tenant` are `None`.
     pub(crate) fn steps<'l>(
         &'l self,
         allowance: &str,
@@ -211,7 +211,8 @@ fn own<'p>(patches: &'p [(Arc<str>, Numbers)], allowance: &str) -> Option<&'p Nu
     own.map(|(_, numbers)| numbers)
 }
 
-/// The overrides of one scope for an allowance: the one that names it, and the one for all.
+/// The overrides of one scope for an allowance: the override that names the allowance, and the override
+/// for all allowances.
 fn applicable<'l>(
     overrides: &'l [Arc<Override>],
     allowance: &str,
@@ -230,7 +231,7 @@ fn applicable<'l>(
 
 fn multiplied(a: u32, b: u32) -> u32 {
     let product = u64::from(a) * u64::from(b) / u64::from(WHOLE);
-    // A small share is never rounded down to nothing.
+    // The product of two shares above 0 is never rounded down to 0.
     let least = u64::from(a > 0 && b > 0);
     u32::try_from(product.max(least)).unwrap_or(u32::MAX)
 }

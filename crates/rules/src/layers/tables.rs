@@ -1,7 +1,7 @@
 //! The computed numbers of every allowance for every plan and tenant.
 //!
-//! There may be tens of thousands of tenants, most of them alike: tenants with the same numbers share a
-//! row, in particular tenants of one plan and one time zone.
+//! There may be tens of thousands of tenants, and most have the same numbers. Tenants with the same
+//! numbers share a row, for example tenants of one plan and one time zone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::tiers::Tenant;
 pub(crate) struct Tables {
     pub(crate) allowances: Vec<Allowance>,
     base: Box<[Resolved]>,
-    /// By the place of the plan, then of the allowance.
+    /// Indexed by plan, then by allowance.
     plans: Vec<Box<[Resolved]>>,
     default_plan: Option<u16>,
     tenants: HashMap<Name, Found, RandomState>,
@@ -28,8 +28,8 @@ pub(crate) struct Tables {
     own: Vec<Own>,
 }
 
-/// The name of a tenant. Most names fit into the table itself, which saves a pointer and a wait for
-/// memory.
+/// The name of a tenant. Most names are stored inline in the table, which saves a pointer and a cache
+/// miss.
 type Name = SmallVec<[u8; 24]>;
 
 /// A row: a tenant's own numbers by allowance, in the order of allowances.
@@ -39,7 +39,7 @@ type Own = Box<[(u32, Resolved)]>;
 #[derive(Clone, Copy, Debug)]
 struct Found {
     plan: Option<u16>,
-    /// The index of its row, if it has numbers of its own.
+    /// The index of the tenant's row, if the tenant has its own numbers.
     own: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! The numbers of a rule to a [`Limit`]: each algorithm takes its own, and no others.
+//! Turns the numbers of a rule into a [`Limit`]. Each algorithm takes only its own numbers.
 
 mod numbers;
 
@@ -54,7 +54,8 @@ impl Written<'_> {
         fields.find_map(|(name, key, _)| key.map(|key| (name, key)))
     }
 
-    /// Where the value of a number stands. A default comes from the rate, and is shown there.
+    /// The position of a number's value. A number that is not written is shown at the field that its
+    /// default comes from.
     fn place_of(&self, name: &str) -> Option<Place> {
         let fields = self.fields();
         let place = |name: &str| fields.iter().find(|(known, ..)| *known == name)?.2;
@@ -68,10 +69,11 @@ impl Written<'_> {
         })
     }
 
-    /// Reports numbers that are not the algorithm's.
+    /// Reports numbers that the algorithm does not take.
     fn check_taken(&self, raw: RawAlgorithm, problems: &mut Problems<'_>) {
         let (needed, optional) = takes(raw);
-        // A `carry_over` of counts goes with every algorithm.
+        // With every algorithm, `carry_over` may say how counts carry over. Only an amount must fit the
+        // algorithm.
         let amount = matches!(self.carry_over.value(), Some(Carried::Most(_)));
         for (name, key, _) in self.fields() {
             if let Some(key) = key
@@ -98,7 +100,7 @@ impl Written<'_> {
     }
 }
 
-/// The message and the remedy for a number of another algorithm.
+/// The message and the remedy for a number that the algorithm `raw` does not take.
 fn stranger(name: &str, raw: RawAlgorithm) -> (String, String) {
     let (own, takes) = (raw.name(), format!("{} takes {}", raw.name(), taken(raw)));
     match (name, raw) {
@@ -140,8 +142,8 @@ fn taken(raw: RawAlgorithm) -> String {
     }
 }
 
-/// The algorithm and the numbers of a rule or a budget, `what`, that starts at `place`; `None` if they are
-/// wrong, which was reported.
+/// The algorithm and the numbers of `what`, a rule or a budget that starts at `place`. `None` if they
+/// are wrong, which was reported.
 pub(crate) fn counting(
     algorithm: &Field<RawAlgorithm>,
     written: &Written<'_>,
@@ -157,7 +159,7 @@ pub(crate) fn counting(
     for (name, key, _) in written.fields() {
         if key.is_none() && needed.contains(&name) {
             complete = false;
-            // The window of a quota was reported with periods as the remedy.
+            // A quota with a `window` was reported already, and that remedy names `period`.
             if name == "period" && written.window.key().is_some() {
                 continue;
             }
@@ -191,8 +193,8 @@ pub(crate) fn counting(
     }
 }
 
-/// The numbers of a plan or a tenant that replace those of `base`; `None` if they are wrong, which was
-/// reported.
+/// The numbers of a plan or a tenant that replace numbers of `base`; `None` if they are wrong, which
+/// was reported.
 pub(crate) fn patch(
     algorithm: RawAlgorithm,
     base: &Numbers,
@@ -236,7 +238,8 @@ fn report(
     problems.report(at, message, error.help());
 }
 
-/// Fields that only make sense together, or apart.
+/// Reports fields that exclude each other, and fields that need another one. Returns whether there are
+/// none.
 fn consistent(rule: &Written<'_>, raw: RawAlgorithm, problems: &mut Problems<'_>) -> bool {
     if raw == RawAlgorithm::SlidingCounter
         && let (Some(buckets), Some(_)) = (rule.buckets.key(), rule.estimate.key())

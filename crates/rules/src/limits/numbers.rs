@@ -19,7 +19,7 @@ const DEFAULT_LEASE: Span = Span::from_secs(30);
 /// The name of a field, and the places of its name and its value.
 pub(super) type Places = (&'static str, Option<Place>, Option<Place>);
 
-/// Declares all numbers, once: as they are known, and as they are written.
+/// Declares all numbers once: as validated values, and as fields of a file.
 macro_rules! numbers {
     ($( $name:ident: $ty:ty, )+) => {
         /// Numbers as the text gives them, each optional. A plan or a tenant replaces the numbers of the
@@ -29,7 +29,7 @@ macro_rules! numbers {
             $( pub(crate) $name: Option<$ty>, )+
         }
 
-        /// The fields of numbers, wherever they are written.
+        /// The fields of numbers, wherever they are in a file.
         pub(crate) struct Written<'f> {
             $( pub(crate) $name: &'f Field<$ty>, )+
         }
@@ -137,7 +137,7 @@ impl Written<'_> {
     }
 }
 
-/// The terms of a quota or a concurrency limit beside its amount.
+/// Everything about a quota or a concurrency limit except its amount.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Terms {
     Quota {
@@ -159,7 +159,8 @@ impl Terms {
                 grace,
                 rollover,
             } => {
-                // An uncountable limit is rejected first, under its own name.
+                // `Limit::quota` rejects an amount that is too large as `limit`, so the shares must be
+                // valid here.
                 let whole = amount.min(MAX_AMOUNT);
                 let (grace, rollover) = (grace.of(whole), rollover.of(whole));
                 Limit::quota(amount, grace, rollover, calendar.clone())
@@ -178,7 +179,7 @@ impl Terms {
 }
 
 impl Numbers {
-    /// A number of `patch` that would have no effect on these, and why.
+    /// A number of `patch` that would have no effect on these numbers, and why.
     pub(super) fn idle(&self, patch: &Numbers) -> Option<(&'static str, &'static str)> {
         if patch.buckets.is_some() && self.estimate.is_some() {
             let why = "the rule estimates from two windows and has no buckets";
@@ -189,7 +190,7 @@ impl Numbers {
         waits.then_some(("max_wait", why))
     }
 
-    /// Why these numbers cannot replace those of `counting`, if they cannot.
+    /// Why these numbers cannot replace the numbers of `counting`, if they cannot.
     pub(crate) fn misfit(&self, counting: &Counting) -> Option<String> {
         let (needed, optional) = takes(counting.algorithm);
         let mut given = self.given();

@@ -15,7 +15,7 @@ use crate::share::Carried;
 use crate::tiers::{Allowance, Budget};
 use crate::zone::ZoneFrom;
 
-/// The allowance of a rule without a budget. `ledger` says whether usage is recorded in one.
+/// The allowance of a rule without a budget. `ledger` says whether there is a ledger.
 pub(super) fn own(
     raw: &RawRule,
     start: Place,
@@ -33,8 +33,8 @@ pub(super) fn own(
 }
 
 impl RawAllowance {
-    /// The allowance of a rule or a budget, `what`, that starts at `start`. `ledger` says whether usage
-    /// is recorded in one. A candidate is compared, not billed.
+    /// The allowance of `what`, a rule or a budget that starts at `start`. `ledger` says whether there
+    /// is a ledger. The usage of a candidate is not recorded.
     pub(super) fn validate(
         &self,
         algorithm: &Field<RawAlgorithm>,
@@ -44,7 +44,8 @@ impl RawAllowance {
         problems: &mut Problems<'_>,
     ) -> Option<Allowance> {
         let per = names(self.per.value(), problems);
-        // A candidate may take its subject from the rule that it may replace.
+        // The subject of a candidate may come from the rule that it may replace, so it is not known
+        // here.
         if !candidate {
             self.check_zone(&per, problems);
         }
@@ -72,7 +73,7 @@ impl RawAllowance {
         })
     }
 
-    /// Reports a durability, a carry-over and an overdraft that do not go with the algorithm or the ledger.
+    /// Reports a durability, carry-over or overdraft that does not fit the algorithm or the ledger.
     fn check_terms(
         &self,
         algorithm: RawAlgorithm,
@@ -212,7 +213,7 @@ pub(super) fn limit_from(
     Some(Some(LimitFrom { attribute, ceiling }))
 }
 
-/// `None` if something is wrong with it, which was reported.
+/// The back-off of a rule; `None` if it is wrong, which was reported.
 pub(super) fn backoff(at: &At<RawBackoff>, problems: &mut Problems<'_>) -> Option<Limit> {
     let raw = &at.value;
     let start = Place::new(at.place.start, at.place.start);

@@ -11,7 +11,7 @@ use crate::expr::{self, Declared, Expr, Failure, Want};
 use crate::raw::{Formula, RawCost};
 use crate::rule::{Cost, CostTable};
 
-/// `None` if it is broken.
+/// The cost of a request; `None` if the field is broken.
 pub(super) fn cost(
     field: &Field<RawCost>,
     declared: &Declared,
@@ -92,7 +92,7 @@ pub(super) fn when(
     Some(expr)
 }
 
-/// An expression without attributes fails the same way for every request.
+/// The problem of an expression without attributes that fails: it would fail for every request.
 fn always_fails(failure: Failure) -> BadValue {
     let how = match failure {
         Failure::Broken(how) => how,

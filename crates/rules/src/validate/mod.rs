@@ -43,10 +43,9 @@ fn is_name(name: &str, may_start: impl Fn(u8) -> bool) -> bool {
 }
 
 impl RawPolicy {
-    /// Turns the fields into a policy. If problems were reported the result must not be used.
+    /// Turns the fields into a policy. If problems were reported, the result must not be used.
     ///
-    /// `start` is where the map of the fields starts. `ledger` says whether usage is recorded in a
-    /// ledger.
+    /// `start` is where the map of the fields starts. `ledger` says whether there is a ledger.
     pub fn validate(&self, start: Place, ledger: bool, problems: &mut Problems<'_>) -> Policy {
         let help = "this Tollgate reads version 1: write `version: 1`";
         match &self.version {
@@ -78,7 +77,8 @@ impl RawPolicy {
         let list = self.rules.value().map_or(&[][..], |list| &list.0);
         let rules = rule::rules(list, &scope, problems);
         let mut tiers = Tiers::default();
-        // A broken rule would be reported again, as missing, wherever it is named.
+        // Plans and tenants are checked only if all is well so far: a broken rule would be reported
+        // again, as missing, wherever it is named.
         if problems.is_empty() {
             let allowances = Allowances::new(&rules, &budgets);
             tiers = tiers::plans(&self.plans, &self.default_plan, &allowances, problems);

@@ -1,4 +1,4 @@
-//! Checks rules, each and together.
+//! Checks rules: each rule alone, and rules together.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -137,7 +137,7 @@ fn candidate(
     rule.candidate_of = Some(current.id);
 }
 
-/// Reports fields of a rule that do not go with its algorithm. `start` is where the rule starts.
+/// Reports fields of a rule that do not fit its algorithm. `start` is where the rule starts.
 fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<'_>) {
     let charged = raw.charge_denied.get().filter(|at| at.value.0);
     match (rule.algorithm(), charged) {

@@ -14,10 +14,10 @@ use crate::rule::Rule;
 use crate::tiers::{Budget, Patches, Plan, Tenant, Tiers};
 use crate::zone;
 
-/// More plans than this are really tenants.
+/// With more plans than this, the file probably lists tenants as plans.
 const MAX_PLANS: usize = 256;
 
-/// `ledger` says whether usage is recorded in one.
+/// The budgets of a policy. `ledger` says whether there is a ledger.
 pub(super) fn budgets(
     raw: Option<&Named<RawBudget>>,
     ledger: bool,
@@ -100,7 +100,7 @@ impl<'c> Allowances<'c> {
         None
     }
 
-    /// The numbers of a plan or a tenant, checked together with the numbers of the plan `below` them.
+    /// The numbers of a plan or a tenant. They are checked on top of the numbers of the plan `below`.
     fn patches(
         &self,
         raw: &Named<RawNumbers>,
@@ -189,7 +189,7 @@ pub(crate) fn tenants(
     known: &mut HashMap<Box<str>, Tenant>,
     problems: &mut Problems<'_>,
 ) {
-    // Many tenants are in few zones.
+    // Each zone is looked up once: many tenants share a few zones.
     let mut zones: HashMap<&str, Zone> = HashMap::new();
     for (name, at) in &raw.0 {
         if name.value.is_empty() {

@@ -25,8 +25,9 @@ const OTHER_LEASE: HoldError = HoldError::OtherKind { is: "lease" };
 const OTHER_RESERVATION: HoldError = HoldError::OtherKind { is: "reservation" };
 
 impl<S: Store> Limiter<S> {
-    /// Ends a reservation with the units that were really used. If that is less than reserved, the rest is
-    /// given back. If it is more, the rules charge it up to their overdrafts.
+    /// Ends a reservation with the units that were really used. If fewer units were used than reserved,
+    /// the rest is given back. If more were used, the rules charge the difference up to their
+    /// overdrafts.
     ///
     /// # Errors
     /// If there is no such reservation, or it has ended in another way.
@@ -63,7 +64,7 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// Ends a reservation. Returns its record, also if it ended before.
+    /// Ends a reservation. Returns its record, even if the reservation ended before.
     async fn settle(&self, id: HoldId, how: Settle) -> Result<Arc<HoldRecord>, HoldError> {
         match self.store.settle(id, how).await? {
             Settled::Done(record) | Settled::Already(record) => Ok(record),
@@ -83,10 +84,10 @@ impl<S: Store> Limiter<S> {
         self.prolong(name, ttl, None).await
     }
 
-    /// Keeps a lease until `ttl` from now; by default, the shortest `lease` of its rules.
+    /// Keeps a lease until `ttl` from now. The default is the shortest `lease` of its rules.
     ///
     /// # Errors
-    /// If there is no such lease, it has ended, or the token belongs to another.
+    /// If there is no such lease, it has ended, or the token belongs to another lease.
     pub async fn renew(
         &self,
         name: &HoldName,
@@ -146,7 +147,7 @@ impl<S: Store> Limiter<S> {
     /// Gives a lease back.
     ///
     /// # Errors
-    /// If there is no such lease, or the token belongs to another.
+    /// If there is no such lease, or the token belongs to another lease.
     pub async fn free(&self, name: &HoldName, token: LeaseToken) -> Result<Hold, HoldError> {
         let HoldName::Held(id) = name else {
             return Ok(Hold {
@@ -164,7 +165,7 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// The error for a call with the wrong token: the hold may also be a reservation.
+    /// The error for a call with the wrong token. The id may also name a reservation.
     async fn not_yours(&self, id: HoldId) -> HoldError {
         match self.store.find_hold(id).await {
             Ok(Some(record)) if record.purpose == Purpose::Reservation => OTHER_RESERVATION,
@@ -173,8 +174,8 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// Ends some of the reservations and leases that have expired, and returns how many. If one of them fails
-    /// to end, the others still end. Call this about once a second.
+    /// Ends some of the expired reservations and leases, and returns how many. If one of them fails to
+    /// end, the others still end. Call this about once a second.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -230,7 +231,7 @@ impl<S: Immediate> Limiter<S> {
     /// See [`commit`](Self::commit).
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn commit_now(&self, name: &HoldName, actual: u64) -> Result<Hold, HoldError> {
         now(self.commit(name, actual))
     }
@@ -238,7 +239,7 @@ impl<S: Immediate> Limiter<S> {
     /// See [`release`](Self::release).
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn release_now(&self, name: &HoldName) -> Result<Hold, HoldError> {
         now(self.release(name))
     }
@@ -246,7 +247,7 @@ impl<S: Immediate> Limiter<S> {
     /// See [`extend`](Self::extend).
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn extend_now(&self, name: &HoldName, ttl: Span) -> Result<Hold, HoldError> {
         now(self.extend(name, ttl))
     }
@@ -254,7 +255,7 @@ impl<S: Immediate> Limiter<S> {
     /// See [`find_hold`](Self::find_hold).
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn find_hold_now(&self, name: &HoldName) -> Result<Hold, HoldError> {
         now(self.find_hold(name))
     }
@@ -262,7 +263,7 @@ impl<S: Immediate> Limiter<S> {
     /// See [`renew`](Self::renew).
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn renew_now(
         &self,
         name: &HoldName,
@@ -275,7 +276,7 @@ impl<S: Immediate> Limiter<S> {
     /// See [`free`](Self::free).
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn free_now(&self, name: &HoldName, token: LeaseToken) -> Result<Hold, HoldError> {
         now(self.free(name, token))
     }
@@ -283,7 +284,7 @@ impl<S: Immediate> Limiter<S> {
     /// See [`holders`](Self::holders).
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn holders_now(&self, attributes: &Attributes<'_>) -> Result<Vec<Holders>, HoldError> {
         now(self.holders(attributes))
     }
@@ -291,13 +292,14 @@ impl<S: Immediate> Limiter<S> {
     /// See [`sweep_holds`](Self::sweep_holds).
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn sweep_holds_now(&self) -> Result<usize, HoldError> {
         now(self.sweep_holds())
     }
 }
 
-/// A store with a ledger restores counts, so only a store without one returns this.
+/// The error for a count that is not restored. A store with a ledger restores it, so this is an error of
+/// stores without one.
 fn unrestored() -> StoreError {
     StoreError::Unavailable("the usage of a quota has to be restored first".into())
 }

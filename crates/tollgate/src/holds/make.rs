@@ -49,7 +49,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
                 owner: "",
                 memo: "",
                 idempotency_key: key,
-                // A new id belongs to no other request.
+                // A new id cannot be a repeat, so it needs no fingerprint.
                 fingerprint: key.map_or(0, |_| names.fingerprint(attributes, reserve.units)),
                 wait: None,
             };
@@ -91,8 +91,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         })
     }
 
-    /// Takes a slot of every concurrency rule of a request, if all are free, and does not wait. A caller with
-    /// its own waiting loop passes a ticket, and repeats it in each call to keep its place in the queue.
+    /// Takes a slot of every concurrency rule of a request, if all are free. Does not wait. A caller
+    /// with its own waiting loop passes the same ticket in each call, to keep its place in the queue.
     ///
     /// # Errors
     /// If a setting is out of bounds, or no concurrency rule applies.
@@ -177,7 +177,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         if !decision.is_allowed() {
             return AcquireOutcome::Denied(decision);
         }
-        // A failure policy has admitted a request that holds nothing.
+        // Without a lease, a failure policy has admitted the request. It holds nothing.
         let unheld = || (Hold::unheld(1, decision.decided_at()), LeaseToken(0));
         let (lease, token) = attempt.lease.unwrap_or_else(unheld);
         AcquireOutcome::Granted {
@@ -192,9 +192,9 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
 pub(super) struct Attempt {
     pub(super) reply: Reply,
     lease: Option<(Hold, LeaseToken)>,
-    /// The number of clients before this one, if it waits in a queue.
+    /// The number of clients before this one, if this client waits in a queue.
     #[cfg_attr(not(feature = "wait"), allow(dead_code))]
-    // Only a caller that waits looks at it.
+    // Only a caller that waits reads this field.
     pub(super) ahead: Option<u64>,
 }
 
@@ -224,7 +224,7 @@ impl<S: Store> Limiter<S> {
     /// Takes a slot of every concurrency rule, if they are free: see [`Snapshot::try_acquire`].
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub async fn try_acquire(
         &self,
         attributes: &Attributes<'_>,
@@ -256,7 +256,7 @@ impl<S: Immediate> Limiter<S> {
     /// ```
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn reserve_now(
         &self,
         attributes: &Attributes<'_>,
@@ -268,7 +268,7 @@ impl<S: Immediate> Limiter<S> {
     /// See [`Snapshot::try_acquire`].
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub fn try_acquire_now(
         &self,
         attributes: &Attributes<'_>,

@@ -1,14 +1,15 @@
 //! Reservations and leases: amounts that are taken now and settled later.
 //!
-//! A **reservation** takes an estimate from every rule of a request. It ends with the amount that was really
-//! used: if that is less, the rest is given back; if it is more, the rules charge it up to their overdrafts.
-//! A reservation that no client ends expires, and is given back.
+//! A **reservation** takes an estimate from every rule of a request. It ends with the real usage. If
+//! the usage is lower than the estimate, the rest is given back. If it is higher, the rules charge the
+//! difference up to their overdrafts. A reservation that no client ends expires, and its units are
+//! given back.
 //!
-//! A **lease** holds a slot of every concurrency rule of a request, until its owner gives it back or fails to
-//! renew it in time. The other rules of the request are charged for good.
+//! A **lease** holds a slot of every concurrency rule of a request, until its owner gives it back or
+//! fails to renew it in time. The other rules of the request are charged for good.
 //!
-//! Both are holds of the store, and only the store changes them. Every step is safe to repeat. If two steps
-//! contradict each other, the first one counts, and the second gets an error.
+//! Both are holds of the store, and only the store changes them. Every step is safe to repeat. If two
+//! steps contradict each other, the first one counts, and the second one gets an error.
 
 mod end;
 mod make;
@@ -47,8 +48,8 @@ pub struct Reserve<'a> {
     pub units: u64,
     /// How long the reservation lasts; [`DEFAULT_TTL`] by default.
     pub ttl: Option<Span>,
-    /// Repeats of the same request under one key, for one tenant, make one reservation. A key has 1 to 256
-    /// bytes, and no NUL.
+    /// The idempotency key: repeats of a request with the same key and tenant make one reservation. A
+    /// key has 1 to 256 bytes, and no NUL.
     pub idempotency_key: Option<&'a str>,
 }
 
@@ -136,13 +137,13 @@ pub struct Hold {
     pub units: u64,
     /// The units that were used, once a commit has stated them.
     pub actual: Option<u64>,
-    /// The used units that were not charged because an overdraft was used up: the largest number among the
-    /// rules.
+    /// The used units that were not charged because an overdraft was used up. If rules differ, this is
+    /// the largest number.
     pub uncharged: u64,
     /// When the hold expires.
     pub expires_at: Time,
-    /// The fence of a lease: larger than that of every earlier lease. A protected resource rejects smaller
-    /// ones.
+    /// The fence of a lease: larger than the fence of every earlier lease. A protected resource rejects
+    /// smaller fences.
     pub fence: u64,
     /// The owner of a lease.
     pub owner: Arc<str>,
@@ -267,7 +268,8 @@ fn within(what: &'static str, span: Span, least: Span, most: Span) -> Result<Spa
     })
 }
 
-/// Rejects keys that a ledger cannot store: the error of the ledger would count as a failure of the store.
+/// Rejects keys that a ledger cannot store. Otherwise the ledger's error would count as a failure of
+/// the store.
 fn valid_key(text: &str) -> Result<&str, HoldError> {
     let is_valid = (1..=MOST_KEY).contains(&text.len()) && !text.contains('\0');
     is_valid.then_some(text).ok_or(HoldError::BadKey)

@@ -21,8 +21,8 @@ const UNHELD: &str = "unheld";
 pub enum HoldName {
     /// The id of a hold in the store.
     Held(HoldId),
-    /// The request was allowed without a hold: no rule applies to it, or the store failed and a failure policy
-    /// allowed it. Ending it does nothing.
+    /// The request was allowed without a hold: no rule applies to it, or the store failed and a failure
+    /// policy allowed it. Ending such a hold does nothing.
     Unheld,
 }
 
@@ -91,10 +91,10 @@ impl HoldNames {
         }
     }
 
-    /// The id of a reservation of a tenant under an idempotency key; without a key, a new id. `tags` are those
-    /// of its charges, and the hold takes one of them: a tag of its own would add a cluster slot to each
-    /// request. If one of them is the tag of the tenant, the hold takes that, so that the order of the rules
-    /// does not matter.
+    /// Returns the id of a reservation of a tenant under an idempotency key, or a new id without a key.
+    /// `tags` are the tags of the reservation's charges. The hold takes one of them, because another
+    /// tag would add a cluster slot to each request. It takes the tag of the tenant if `tags` has that,
+    /// so that the order of the rules does not matter.
     pub(crate) fn name(&self, tags: &[Tag], tenant: &str, key: Option<&str>) -> HoldId {
         let first = tags.first().copied().unwrap_or_default();
         let Some(key) = key else {
@@ -106,7 +106,7 @@ impl HoldNames {
     }
 
     /// A hash of a request. It differs for different requests under one idempotency key.
-    #[allow(clippy::cast_possible_truncation)] // Half of a hash is a hash.
+    #[allow(clippy::cast_possible_truncation)] // Half of the hash is enough.
     pub(crate) fn fingerprint(&self, attributes: &Attributes<'_>, units: u64) -> u64 {
         let units = units.to_string();
         let mut all: Vec<(&str, &str)> = attributes.iter().collect();
@@ -117,15 +117,15 @@ impl HoldNames {
 }
 
 thread_local! {
-    /// Random bits for the next ids. Asking the system for each id would take longer than the rest of a
+    /// Random bits for the next ids. A system call for each id would take longer than the rest of a
     /// reservation.
     static POOL: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The number of ids that were made without entropy.
+/// The number of ids that were made without entropy from the system.
 static UNGUARDED: AtomicU64 = AtomicU64::new(0);
 
-/// 128 bits that nobody can guess.
+/// 128 random bits that cannot be guessed.
 pub(crate) fn random() -> u128 {
     POOL.with_borrow_mut(|pool| {
         if let Some(bits) = pool.pop() {

@@ -16,15 +16,15 @@ use crate::{Decision, Reason};
 
 /// How often a client at the front of a queue asks again.
 const ASK_EVERY: Duration = Duration::from_millis(20);
-/// How many clients are at the front.
+/// How many clients are at the front of a queue.
 const FRONT: u32 = 4;
-/// How often the last client of a long queue asks again: often enough to keep its place, even if one
-/// question comes late.
+/// How often the last client of a long queue asks again. This is often enough to keep its place, even
+/// if one call is late.
 const ASK_AT_LEAST_EVERY: Duration = Duration::from_millis(333);
 
 impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
-    /// Takes a slot of every concurrency rule of a request. Waits for it as long as `acquire` says, in the
-    /// order of arrival.
+    /// Takes a slot of every concurrency rule of a request. Waits for free slots as long as `acquire`
+    /// says, in the order of arrival.
     ///
     /// # Errors
     /// If a setting is out of bounds, or no concurrency rule applies.
@@ -40,7 +40,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let resolution = self.active.rules().resolve(attributes, &limits);
         loop {
             let now = Instant::now();
-            // The last question is judged by its place in the queue, and does not keep the place.
+            // The last attempt uses its place in the queue, but does not keep it afterwards.
             let patience = if now < until { PATIENCE } else { Span::ZERO };
             let wait = ticket.map(|ticket| Wait { ticket, patience });
             let attempt = self.attempt(&resolution, acquire, wait).await?;
@@ -57,7 +57,7 @@ impl<S: Store> Limiter<S> {
     /// Takes a slot of every concurrency rule, and waits for it: see [`Snapshot::acquire`].
     ///
     /// # Errors
-    /// See there.
+    /// The same errors.
     pub async fn acquire(
         &self,
         attributes: &Attributes<'_>,
@@ -67,15 +67,15 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-/// Returns how long a client waits before it asks again. A client far back in the queue asks less often: its
-/// turn is not soon, and a long queue would otherwise ask too often.
+/// Returns how long a client waits before it asks again. A client far back in the queue asks less
+/// often, because its turn is not soon. Otherwise a long queue would make too many calls.
 fn pause(ahead: u64) -> Duration {
     let ahead = u32::try_from(ahead).unwrap_or(u32::MAX);
     let pause = ASK_EVERY.saturating_mul(1 + ahead / FRONT);
     pause.min(ASK_AT_LEAST_EVERY)
 }
 
-/// Whether only slots are missing, which a client can wait for.
+/// Whether only slots are missing. A client can wait for slots.
 fn may_wait(decision: &Decision) -> bool {
     let mut denying = decision
         .rules()

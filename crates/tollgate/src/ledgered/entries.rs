@@ -9,7 +9,7 @@ use tollgate_store::{Applied, StoreError};
 
 use super::{LedgerSync, is_unrestored, unavailable};
 
-/// The most bytes of a tenant or an action that are written: databases index them.
+/// The most bytes of a tenant or an action that are written, because databases index these columns.
 const MOST_TEXT: usize = 1024;
 
 /// A charge of a request whose usage is recorded.
@@ -19,7 +19,7 @@ pub(super) struct RecordedCharge<'q, 'r> {
     pub(super) place: usize,
 }
 
-/// The charges of a request whose usage is recorded. Unlimited charges are not counted, and so not
+/// The charges of a request whose usage is recorded. Unlimited charges are not counted, so they are not
 /// recorded.
 pub(super) fn recorded_charges<'q, 'r>(
     charges: &'q [Charge<'r>],
@@ -40,7 +40,7 @@ pub(super) fn is_strict(charges: &[Charge<'_>]) -> bool {
     recorded_charges(charges).any(|line| line.labels.strict)
 }
 
-/// A text as databases take it: a name that they do not take must not keep usage out of the ledger.
+/// A text that databases accept. An invalid name must not keep usage out of the ledger.
 pub(super) fn writable(text: &str) -> Cow<'_, str> {
     if text.len() <= MOST_TEXT && !text.contains('\0') {
         return text.into();
@@ -62,13 +62,13 @@ pub(super) fn period_of(limit: &Limit, now: Time) -> Period {
     Period { start, end }
 }
 
-/// An amount as the ledger has it. Amounts of requests are below 2^52.
+/// An amount as a signed number, as in the ledger. Amounts of requests are below 2^52.
 pub(super) fn signed(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }
 
 impl LedgerSync {
-    /// Records what was admitted.
+    /// Records admitted usage.
     pub(super) async fn record(
         &self,
         charges: &[Charge<'_>],
@@ -85,8 +85,8 @@ impl LedgerSync {
         self.ledger.write(entries).await
     }
 
-    /// Records an answer if nothing has to be waited for. Returns false, with nothing recorded, if counts
-    /// have to be restored, a rule is strict, or there is no room.
+    /// Records an answer if that needs no wait. Returns false, with nothing recorded, if counts must be
+    /// restored, a rule is strict, or the queue is full.
     #[inline]
     pub(super) fn record_now(&self, charges: &[Charge<'_>], applied: &Applied) -> bool {
         if !applied.allowed {
@@ -97,11 +97,11 @@ impl LedgerSync {
             && self.record_in_memory(charges, applied).is_ok()
     }
 
-    /// Records what was admitted in the memory of this process: all of it, or nothing.
+    /// Records admitted usage in the memory of this process: all of it, or nothing.
     fn record_in_memory(&self, charges: &[Charge<'_>], applied: &Applied) -> Result<(), Full> {
         for (recorded, line) in recorded_charges(charges).enumerate() {
             if let Err(full) = self.add_use(&line, applied, 1) {
-                // An amount that is added to an entry in the queue needs no room.
+                // Undoes the earlier charges. An amount that is merged into a queued entry needs no room.
                 for line in recorded_charges(charges).take(recorded) {
                     let _ = self.add_use(&line, applied, -1);
                 }
@@ -139,7 +139,8 @@ impl LedgerSync {
         };
         let Recorded { tenant, action, .. } = line.labels;
         match record(tenant, action) {
-            // The ledger looks at texts that it has not seen yet, so most need no look here.
+            // The ledger checks only texts that are new to it, so a check of every text here would be
+            // wasted.
             Err(Full::Unfit(_)) => record(&writable(tenant), &writable(action)),
             recorded => recorded,
         }
@@ -162,7 +163,7 @@ impl LedgerSync {
         }
     }
 
-    /// Records that the costs of `charges` were given back, except those of an earlier period.
+    /// Records that the costs of `charges` were given back, except costs of an earlier period.
     pub(super) async fn record_refund(
         &self,
         charges: &[Charge<'_>],
@@ -184,7 +185,7 @@ impl LedgerSync {
         self.write(entries, is_strict(charges)).await
     }
 
-    /// Records that usage was corrected to zero.
+    /// Records that usage was reset to zero.
     pub(super) async fn record_reset(
         &self,
         line: &RecordedCharge<'_, '_>,
@@ -201,7 +202,7 @@ impl LedgerSync {
         self.write(vec![entry], line.labels.strict).await
     }
 
-    /// Writes entries, in the database before this returns if that is asked for.
+    /// Writes entries. If `strict`, they are in the database when this returns.
     pub(super) async fn write(&self, entries: Vec<Entry>, strict: bool) -> Result<(), StoreError> {
         if entries.is_empty() {
             return Ok(());

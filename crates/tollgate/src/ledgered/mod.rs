@@ -1,18 +1,19 @@
 //! A store with a ledger behind it.
 //!
-//! The store is the gate: it alone says yes or no. The ledger is the truth: usage that the gate has
-//! admitted under a recorded charge is written there. Where the gate has lost a count (its process ended,
-//! its server came back empty), the count is restored from the ledger before anything is admitted.
+//! Only the store allows or denies requests. The ledger has the durable record: usage that the store
+//! has admitted under a recorded charge is written there. The store may lose a count, because its
+//! process ended or its server restarted empty. Then the count is restored from the ledger before
+//! anything is admitted.
 //!
 //! * A store without a state for a recorded charge answers *unrestored*, and changes nothing. [`Ledgered`]
-//!   then reads the balance of the period, puts it where there is still no state, and asks again. Of
-//!   several callers that restore at once, one wins.
+//!   then reads the balance of the period, puts it into the store if there is still no state, and asks again.
+//!   If several callers restore at the same time, one wins.
 //! * A request is recorded after it was admitted and before it is answered: in the memory of this process,
 //!   which is flushed regularly, or in the database if a rule is strict. Usage that cannot be recorded is
 //!   given back, and the caller gets an error, so that the rule's failure policy answers.
 //!
-//! `entries.rs` writes entries, `restore.rs` reads counts back, and `reservations.rs` has the records of
-//! reservations. The changes of operators (`posting.rs`, `reconcile.rs`) go through the whole stack.
+//! `entries.rs` writes entries, `restore.rs` reads counts back, and `reservations.rs` has the records
+//! of reservations. The changes of operators (`posting.rs`, `reconcile.rs`) go through the whole stack.
 
 mod entries;
 mod posting;
@@ -42,10 +43,10 @@ pub use reconcile::{Drift, MOST_DRIFTS, Reconciled, Repair};
 
 use crate::holds::random;
 
-/// How often a request is asked again after a count was restored. Once is enough, unless the store loses
-/// the count again.
+/// How often a request is tried again after a count was restored. Once is enough, unless the store
+/// loses the count again.
 const ATTEMPTS: usize = 3;
-/// Keys that are restored at the same time rarely wait for each other.
+/// The number of locks for restoring. With this many, two keys rarely wait for each other.
 const STRIPES: usize = 64;
 
 /// A store with a ledger behind it.
@@ -60,7 +61,7 @@ pub struct LedgerSync {
     ledger: Ledger,
     namespace: Arc<str>,
     clock: Arc<dyn Clock>,
-    /// Half of the ids of entries that only this process writes.
+    /// The upper half of the ids of entries that only this process writes.
     instance: u64,
     written: AtomicU64,
     restoring: Box<[Mutex<()>]>,
@@ -84,8 +85,8 @@ impl LedgerSync {
             ledger,
             namespace: namespace.into(),
             clock,
-            // Random, or the process id. Ids of instances should differ: the ledger ignores a second entry with
-            // the same id.
+            // Random, or the process id without entropy. Instances should have different numbers: the
+            // ledger ignores a second entry with the same id.
             instance: (random() >> 64) as u64,
             written: AtomicU64::new(0),
             restoring: (0..STRIPES).map(|_| Mutex::new(())).collect(),
@@ -99,7 +100,7 @@ impl LedgerSync {
         &self.ledger
     }
 
-    /// The namespace of its entries.
+    /// The namespace of the entries.
     #[must_use]
     pub fn namespace(&self) -> &Arc<str> {
         &self.namespace
@@ -124,8 +125,8 @@ impl<S: Store> Ledgered<S> {
         &self.store
     }
 
-    /// Asks again until no count is missing, and restores missing counts from the ledger in between. `first` is
-    /// the first answer. `applied` finds the outcomes in an answer.
+    /// Asks until no count is missing. After each answer, restores missing counts from the ledger.
+    /// `first` is the first answer. `applied` finds the outcomes in an answer.
     async fn restored<'a, T>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -150,7 +151,7 @@ impl<S: Store> Ledgered<S> {
             return Ok(());
         };
         if !error.is_unknown() {
-            // A shadow charge may have denied an admitted request: nothing was taken from it.
+            // If a shadow charge has denied the request, nothing was taken from that charge.
             let both = charges.iter().zip(&applied.outcomes);
             let taken = both.filter(|(_, outcome)| outcome.is_allowed());
             let taken: Vec<Charge<'_>> = taken.map(|(charge, _)| *charge).collect();
@@ -160,7 +161,7 @@ impl<S: Store> Ledgered<S> {
         Err(unavailable(error))
     }
 
-    /// Makes a hold with counts restored first, and records it.
+    /// Makes a hold and records it. Restores missing counts first.
     async fn hold_recorded(
         &self,
         charges: &[Charge<'_>],
@@ -193,7 +194,7 @@ impl<S: Store> Ledgered<S> {
                     return Err(unavailable(error));
                 }
             }
-            // The process that made the hold may have ended before it recorded it.
+            // The process that made the hold may have ended before the hold was recorded.
             Held::Repeated(record) if record.is_open() => {
                 let key = new.idempotency_key;
                 self.sync.record_reserved(record, key).await?;
@@ -203,8 +204,8 @@ impl<S: Store> Ledgered<S> {
         Ok(held)
     }
 
-    /// Ends a hold with counts restored first, and records the end. A reservation that only the ledger
-    /// knows is put back first.
+    /// Ends a hold and records the end. Restores missing counts first. If only the ledger knows the
+    /// reservation, it is first put back into the store.
     async fn settle_recorded(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
         let mut settled = self.settle_restored(id, how).await?;
         if let Settled::Unknown = settled
@@ -213,14 +214,14 @@ impl<S: Store> Ledgered<S> {
         {
             settled = self.settle_restored(id, how).await?;
         }
-        // An end that was there before may not have been recorded: the process that made it may have ended.
+        // An earlier end may not be recorded: the process that made it may have ended before that.
         if let Settled::Done(record) | Settled::Already(record) = &settled {
             self.sync.record_end(record).await?;
         }
         Ok(settled)
     }
 
-    /// Ends a hold, with counts restored first.
+    /// Ends a hold. Restores missing counts first.
     async fn settle_restored(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
         let settled = self.store.settle(id, how).await?;
         let Settled::Unrestored(record) = &settled else {
@@ -228,7 +229,7 @@ impl<S: Store> Ledgered<S> {
         };
         let charges = record.charges.iter().map(HeldCharge::as_charge);
         let charges = charges.filter(Charge::needs_state).map(|charge| Charge {
-            // Places in the request mean nothing here.
+            // Indexes of other charges in the request are not valid here.
             enforcement: Enforcement::Enforce,
             ..charge
         });
@@ -264,7 +265,7 @@ impl<S: Store> Store for Ledgered<S> {
     }
 
     fn is_local(&self) -> bool {
-        // The ledger may fail, and the counts outlive the process.
+        // The ledger may fail, and its counts outlive the process.
         false
     }
 
@@ -304,9 +305,9 @@ impl<S: Store> Store for Ledgered<S> {
         }
     }
 
-    /// Gives back nothing of an earlier period. Never gives back more than was used, all charges of a counter
-    /// together, without reserved amounts: their reservations will settle them. The ledger records exactly the
-    /// amount that is given back.
+    /// Gives back nothing of an earlier period. Never gives back more than was used, for all charges of
+    /// a counter together. Reserved amounts do not count as used here, because their reservations
+    /// settle them. The ledger records exactly the amount that is given back.
     fn refund<'a>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -317,12 +318,12 @@ impl<S: Store> Store for Ledgered<S> {
             return self.store.refund(charges, units, charged_at);
         }
         Answer::later(async move {
-            // This restores a missing count, so that the refund has a count to go to.
+            // This restores a missing count, so that there is a count to refund.
             let now = self.peek(charges, Ask::Exactly(0)).await?.now;
             let (sync, store) = (&self.sync, &self.store);
             let keys = recorded_charges(charges).map(|line| line.charge.key.bits());
             let _alone = sync.alone_all(keys).await?;
-            // The same charges, each with all that it gives back as its cost.
+            // The same charges. The cost of each is the whole amount that it gives back.
             let given = charges.iter().map(|charge| Charge {
                 cost: charge.cost.saturating_mul(units).min(MAX_AMOUNT),
                 ..*charge
@@ -349,8 +350,8 @@ impl<S: Store> Store for Ledgered<S> {
         })
     }
 
-    /// Corrects recorded usage instead of forgetting it. Reserved amounts stay reserved until their holders
-    /// settle them.
+    /// Corrects recorded usage to zero, instead of deleting it. Reserved amounts stay reserved until
+    /// their holders settle them.
     fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
         if !is_recorded(charges) {
             return self.store.reset(charges);
@@ -367,7 +368,7 @@ impl<S: Store> Store for Ledgered<S> {
                     sync.record_reset(&line, used, now).await?;
                 }
             }
-            // Last, as the ledger may not answer: a caller that gets an error finds nothing changed.
+            // Last: if the ledger does not answer, these charges stay unchanged.
             let others = charges.iter().filter(|charge| charge.recorded.is_none());
             let others: Vec<Charge<'_>> = others.copied().collect();
             store.reset(&others).await
@@ -416,7 +417,7 @@ impl<S: Store> Store for Ledgered<S> {
     }
 }
 
-/// An id that follows from `parts`: an entry that is written again is written once.
+/// An id computed from `parts`, so that an entry that is written twice is stored once.
 fn derived_id(parts: &[&[u8]]) -> EntryId {
     let mut hasher = blake3::Hasher::new_derive_key("tollgate ledger entry v1");
     for part in parts {
@@ -428,7 +429,7 @@ fn derived_id(parts: &[&[u8]]) -> EntryId {
     EntryId(u128::from_le_bytes(half))
 }
 
-/// The answer for a charge that has no state, and should have one.
+/// The answer for a charge that should have a state and has none.
 const UNRESTORED: Admission = Admission::Denied(Denial::Unrestored);
 
 fn is_unrestored(applied: &Applied) -> bool {

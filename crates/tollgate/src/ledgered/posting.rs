@@ -20,16 +20,16 @@ pub struct Posting<'a> {
     pub who: &'a str,
     /// The reason. It must not be empty.
     pub why: &'a str,
-    /// Repeats under one key are ignored, and a different posting under it is rejected.
+    /// The idempotency key: repeats are ignored, a different posting is rejected.
     pub idempotency_key: Option<&'a str>,
 }
 
 /// The change that a posting makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// Adds to the usage, or takes from it.
+    /// Adds to the usage, or subtracts from it.
     Correction(i64),
-    /// Adds to what may be used in this period.
+    /// Adds to the amount that may be used in this period.
     Grant(u64),
 }
 
@@ -40,13 +40,13 @@ pub struct Standing {
     pub rule: String,
     /// The usage.
     pub used: u64,
-    /// The amount that may be used beside the limit.
+    /// The amount that may be used in addition to the limit.
     pub extra: u64,
     /// The limit.
     pub limit: u64,
     /// When the period ends.
     pub ends_at: Time,
-    /// Whether this was a repeat, and nothing was changed.
+    /// Whether this was a repeat that changed nothing.
     pub repeated: bool,
 }
 
@@ -79,7 +79,7 @@ pub enum PostError {
         key: String,
         /// The kind of the first posting under the key.
         kind: Kind,
-        /// The amount of the first posting, after it was cut to the usage.
+        /// The amount of the first posting, after it was limited to the usage.
         amount: i64,
         /// Whether the first posting was at the same counter.
         is_same_counter: bool,
@@ -135,14 +135,15 @@ impl<S: Store> Accounts<'_, S> {
             entry.id = derived_id(&[b"posting", sync.namespace.as_bytes(), key.as_bytes()]);
         }
         let (id, asked) = (entry.id, (kind, amount));
-        // One posting at a time for each idempotency key and each counter: a repeat is done once, and the
-        // amount that is taken back is there.
+        // One posting at a time for each idempotency key and each counter. So a repeat is done once, and
+        // two postings do not take back the same usage.
         let keys = [id.0, charge.key.bits()];
         let _alone = sync.alone_all(keys.into_iter()).await?;
         if sync.was_posted(id, &charge, asked, posting).await? {
             return self.standing(&charge, true).await;
         }
-        // A correction never takes back more than was used. Reserved amounts come back when they are settled.
+        // A correction never takes back more than was used. Reserved amounts do not count: they come
+        // back when their reservations end.
         let mut used = used;
         if used < 0 {
             let before = store.balance(&charge).await?.unwrap_or_default();
@@ -153,11 +154,11 @@ impl<S: Store> Accounts<'_, S> {
             entry.amount = used;
             entry.why = format!("{}{}", posting.why, cut_from(amount)).into();
         }
-        // The ledger first: a repeat after a failure finds the posting there, and the missing amount of the
-        // counter shows as drift.
+        // The ledger is written first. If the store fails then, a repeat finds the posting in the
+        // ledger, and the counter shows drift.
         let written = sync.ledger.write_new(vec![entry]).await;
         if !written.map_err(unavailable)? {
-            // Another process has made the same posting in between, and has set the counter.
+            // Meanwhile another process has made the same posting, and has set the counter.
             sync.was_posted(id, &charge, asked, posting).await?;
             return self.standing(&charge, true).await;
         }
@@ -214,12 +215,12 @@ impl LedgerSync {
 /// The end of the reason of a correction that was limited to the recorded usage.
 const CUT: &str = " was asked for, and no more was used)";
 
-/// The text that such a correction adds to its reason.
+/// The text that a limited correction adds to its reason.
 fn cut_from(asked: i64) -> String {
     format!(" ({asked}{CUT}")
 }
 
-/// Whether an entry was posted for this amount.
+/// Whether an entry was posted with this requested amount.
 fn was_asked(known: &EntrySummary, amount: i64) -> bool {
     match known.why.ends_with(CUT) {
         true => known.why.ends_with(&cut_from(amount)),

@@ -1,8 +1,9 @@
 //! Compares the counters with the ledger.
 //!
-//! Requests continue meanwhile, and the usage that other processes admit is in the ledger only after their
-//! flush interval. So every counter is read once. The counters that differ are read again after one common
-//! wait. A counter agrees if the amount in the ledger lies between its two readings.
+//! Requests continue during the comparison. The usage that other processes admit is in the ledger only
+//! after their flush interval. So every counter is read once. The counters that differ are read up to two
+//! more times, each time after one common wait. A counter agrees if the amount in the ledger lies between
+//! two readings of the counter.
 
 use tollgate_config::Counter;
 use tollgate_core::{Balance, Charge, Key, Limit, Recorded, Time};
@@ -25,9 +26,9 @@ pub enum Repair {
     /// No repair: differences are only reported.
     #[default]
     Nothing,
-    /// The counters are set to what the ledger says.
+    /// The counters are set to the amounts in the ledger.
     Counters,
-    /// The ledger is corrected to what the counters say.
+    /// The ledger is corrected to the amounts in the counters.
     Ledger,
 }
 
@@ -38,7 +39,7 @@ pub struct Drift {
     pub tenant: String,
     /// The rule or the budget.
     pub rule: String,
-    /// The key of the hashed subject.
+    /// The key of the counter, which contains the hashed subject.
     pub key: u128,
     /// When the period began.
     pub period_start: Time,
@@ -46,9 +47,9 @@ pub struct Drift {
     pub ledger: i64,
     /// The usage in the counter.
     pub counter: i64,
-    /// The amount beside the limit, granted or carried over, in the ledger.
+    /// The amount in addition to the limit, granted or carried over, in the ledger.
     pub ledger_extra: i64,
-    /// The amount beside the limit in the counter.
+    /// The amount in addition to the limit, in the counter.
     pub counter_extra: i64,
     /// Whether the difference was repaired. A counter cannot be repaired to a negative usage.
     pub repaired: bool,
@@ -59,7 +60,8 @@ pub struct Drift {
 pub struct Reconciled {
     /// The number of counters that were compared.
     pub compared: u64,
-    /// The number of counters of the ledger that the store does not have. A request restores them.
+    /// The number of counters of the ledger that the store does not have. The next request restores
+    /// each of them.
     pub dormant: u64,
     /// The number of counters whose rule does not exist any more.
     pub orphaned: u64,
@@ -75,7 +77,7 @@ pub const MOST_DRIFTS: usize = 10_000;
 /// A counter of the ledger.
 struct Account {
     row: BalanceRow,
-    /// The number of periods in its sums: several if the calendar has changed.
+    /// The number of periods in the account's sums. There are several if the calendar has changed.
     periods: usize,
 }
 
@@ -84,7 +86,7 @@ struct Suspect {
     account: Account,
     /// The first reading.
     before: Balance,
-    /// Whether the usage, and the amount beside the limit, were above or below the ledger.
+    /// Whether the usage, and the amount in addition to the limit, were above or below the ledger.
     directions: Option<(i64, i64)>,
 }
 
@@ -172,7 +174,8 @@ impl Account {
         }
     }
 
-    /// The count of the current period, if the sums suffice: nothing is carried over from earlier periods.
+    /// The count of the current period, if the sums are enough. They are not if an amount may be
+    /// carried over from an earlier period.
     fn count(&self, charge: &Charge<'_>, now: Time) -> Option<LedgerCount> {
         let Limit::Quota(quota) = charge.limit else {
             return None;
@@ -211,7 +214,7 @@ impl<'a> Comparison<'a> {
             None => self.sync.count_of(&charge, self.now).await?,
         };
         let is_same = signed(before.used) == recorded.used && before.extra == recorded.extra;
-        // At the end of a period the store may be in the next one already.
+        // At the end of a period, the store may already be in the next period.
         if before.ends_at == recorded.ends_at && !is_same {
             self.suspects.push(Suspect {
                 account,
@@ -225,9 +228,9 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// Waits until the usage that other processes admitted is in the ledger, and reads all suspects again. It
-    /// does so twice: reservations that are made and given back meanwhile look like a difference once, and a
-    /// real difference stays.
+    /// Waits until the usage of other processes is in the ledger, and reads all suspects again. This is
+    /// done twice: a reservation that is made and given back in between looks like a difference once,
+    /// but a real difference stays.
     async fn read_again(&mut self) -> Result<(), PostError> {
         let mut suspects = std::mem::take(&mut self.suspects);
         for is_last in [false, true] {

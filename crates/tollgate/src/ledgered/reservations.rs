@@ -1,8 +1,9 @@
 //! Reservations in the ledger.
 //!
-//! A reservation is recorded as the amount it takes, and its end as the difference to the amount that was
-//! used: the sum is the usage. Both entries have ids that follow from the reservation and the counter. If
-//! they are recorded again, also by another process, they are written once.
+//! A reservation is recorded with the amount that it takes. Its end is recorded with the difference to
+//! the amount that was used. So the sum is the usage. The ids of both entries are computed from the
+//! reservation and the counter. If they are recorded again, even by another process, they are stored
+//! once.
 
 use std::borrow::Cow;
 
@@ -18,7 +19,7 @@ use super::posting::PostError;
 use super::{LedgerSync, derived_id, unavailable};
 use crate::accounts::Accounts;
 
-/// How long after its time the ledger ends a reservation that no store has ended.
+/// How long after its expiry the ledger ends a reservation that no store has ended.
 const OVERDUE: Span = Span::MINUTE;
 /// How many overdue reservations are ended at a time.
 const SWEEP: usize = 64;
@@ -37,8 +38,9 @@ struct Memo<'a> {
     strict: bool,
 }
 
-/// The id of the first or the last entry of a reservation at the counter of a charge. `place` tells charges
-/// of one counter apart. A reservation id that is used again after it was forgotten is another reservation.
+/// The id of the first or the last entry of a reservation, at the counter of a charge. `place`
+/// distinguishes charges of the same counter. `charged_at` distinguishes reservations that use the same
+/// id one after the other.
 fn id_of(record: &HoldRecord, key: u128, place: usize, kind: Kind) -> EntryId {
     let EntryId(hash) = derived_id(&[
         b"reservation",
@@ -48,13 +50,13 @@ fn id_of(record: &HoldRecord, key: u128, place: usize, kind: Kind) -> EntryId {
         &(place as u64).to_le_bytes(),
         &[u8::from(kind.ends_hold())],
     ]);
-    // Ids of about the same time are next to each other: writing an index of scattered ids costs several
-    // times as much.
+    // The time comes first, so that ids of about the same time are next to each other. An index of
+    // scattered ids is several times slower to write.
     let time = u128::from(record.charged_at.as_micros());
     EntryId(time << 64 | hash >> 64)
 }
 
-/// The reservation in the state in which it was made.
+/// The reservation in its initial state.
 fn as_made(record: &HoldRecord) -> HoldRecord {
     let mut made = record.clone();
     made.state = HoldState::Reserved;
@@ -82,7 +84,7 @@ impl LedgerSync {
         serde_json::to_string(&memo).unwrap_or_default()
     }
 
-    /// Records what was reserved.
+    /// Records the reserved amounts.
     pub(super) async fn record_reserved(
         &self,
         record: &HoldRecord,
@@ -92,7 +94,7 @@ impl LedgerSync {
         self.write(entries, strict).await
     }
 
-    /// The entries that a reservation begins with.
+    /// The first entries of a reservation.
     fn beginnings(&self, record: &HoldRecord, key: Option<&str>) -> (Vec<Entry>, bool) {
         let made = as_made(record);
         let text = made.to_text();
@@ -109,7 +111,7 @@ impl LedgerSync {
         self.entries_of(&made, record.charged_at, note)
     }
 
-    /// Records that a reservation lasts longer.
+    /// Records that a reservation was extended.
     pub(super) async fn record_extended(&self, record: &HoldRecord) -> Result<(), StoreError> {
         if record.purpose != Purpose::Reservation {
             return Ok(());
@@ -125,8 +127,9 @@ impl LedgerSync {
         self.write(entries, strict).await
     }
 
-    /// Records how a reservation has ended, and also how it has begun: the process that made it may have
-    /// ended before it recorded that. An end without a beginning would give back what was never taken.
+    /// Records how a reservation has ended, and also how it began. The process that made the
+    /// reservation may have ended before the beginning was recorded. An end without a beginning would
+    /// give back units that were never taken.
     pub(super) async fn record_end(&self, record: &HoldRecord) -> Result<(), StoreError> {
         if record.purpose != Purpose::Reservation || !record.charges.iter().any(|it| it.ledgered) {
             return Ok(());
@@ -137,13 +140,14 @@ impl LedgerSync {
             HoldState::Released => (Kind::Settle, "released"),
             HoldState::Expired => (Kind::Expiry, ""),
         };
-        // The entry contains the final record, because the sums alone do not show it: an overrun may have
-        // been cut.
+        // The entry contains the final record, because the sums alone are not enough: an overrun may
+        // have been charged only in part.
         let text = record.to_text();
         let note = |entry: Entry, charge: &HeldCharge, place: usize| {
             let reserved = signed(charge.cost.saturating_mul(record.units));
             let amount = signed(charge.taken) - reserved;
-            // An amount that comes back belongs to the period it was taken from; an overrun is taken now.
+            // An amount that is given back belongs to the period it was taken from. An overrun belongs
+            // to the current period.
             let of = if amount <= 0 { record.charged_at } else { now };
             Entry {
                 id: id_of(record, entry.key, place, kind),
@@ -188,12 +192,14 @@ impl LedgerSync {
         (entries.collect(), memo.strict)
     }
 
-    /// Puts a reservation back that the store has lost and the ledger knows. Returns whether there was one.
+    /// Puts a reservation back that the store has lost and the ledger has. Returns whether the ledger
+    /// has it.
     pub(super) async fn revive(&self, store: &dyn Store, id: HoldId) -> Result<bool, StoreError> {
         let rows = self.ledger.hold(id.bits()).map_err(unavailable);
         let rows = self.in_time(rows).await?;
         let mut found = false;
-        // Where a crash has cut its end short, the counters that recorded the end know how it ended.
+        // A crash may have recorded the end at some counters only. Those counters know how the
+        // reservation ended.
         let (ended, open): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.ended.is_some());
         for row in ended.into_iter().chain(open) {
             if let Some(record) = record_of(row) {
@@ -253,8 +259,8 @@ impl LedgerSync {
 }
 
 impl<S: Store> Accounts<'_, S> {
-    /// Ends overdue reservations that only the ledger knows, and returns their number: their store has lost
-    /// them, or the process that ended them did not record it. Call this every few seconds.
+    /// Ends overdue reservations that only the ledger knows, and returns how many. Either the store has
+    /// lost them, or the process that ended them did not record the end. Call this every few seconds.
     ///
     /// # Errors
     /// If the ledger does not answer.
@@ -274,7 +280,7 @@ impl<S: Store> Accounts<'_, S> {
     }
 }
 
-/// The reservation of a row in its current state, if the ledger has all of it.
+/// The reservation of a row in its current state, if the ledger has its whole record.
 pub(super) fn record_of(row: &HoldRow) -> Option<HoldRecord> {
     let Ok(mut record) = HoldRecord::from_text(&row.record) else {
         let hold = format_args!("{:032x}", row.hold);
@@ -283,7 +289,7 @@ pub(super) fn record_of(row: &HoldRow) -> Option<HoldRecord> {
     };
     record.expires_at = row.expires_at;
     if row.ended.is_some() && record.is_open() {
-        // Its end was recorded without its record: see `end_unreadable`.
+        // The end was recorded without a record: see `end_unreadable`.
         record.end(Settle::Expire);
     }
     Some(record)

@@ -1,8 +1,9 @@
 //! Counts that a store has lost, read from the ledger.
 //!
-//! The bounds of the store do not cover these waits, so each has a bound of its own: the wait for others
-//! that restore the same count, each answer of the ledger, and how many reservations come back with a
-//! count. A request that is not served in time gets an error, and the failure policies of its rules decide.
+//! The time limits of the store do not cover these waits, so there are separate bounds. They bound the
+//! wait for others that restore the same count, each answer of the ledger, and how many reservations
+//! are restored with a count. A request that is not served in time gets an error, and the failure
+//! policies of its rules decide.
 
 use std::time::Duration;
 
@@ -16,16 +17,20 @@ use tollgate_store::{Applied, HoldRecord, RETAIN, Store, StoreError};
 use super::reservations::record_of;
 use super::{LedgerSync, STRIPES, UNRESTORED, unavailable};
 
-/// How many earlier periods may matter for the amount that was carried over into the current one.
+/// How many earlier periods are read to compute the amount that is carried over into the current
+/// period.
 const PERIODS: usize = 24;
-/// How long a request waits for an answer of the ledger, and for others that restore the same count.
+/// How long a request waits for an answer of the ledger, and for other requests that restore the same
+/// count.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the ledger is not asked again after it did not answer in time.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How many reservations of a count are looked at, the latest first. Earlier ones are found by their id. Only
-/// a request that repeats one of those by its idempotency key makes another reservation.
+/// How many reservations are restored with a count, the latest first. Earlier ones are still found by
+/// their id. But if a client repeats an earlier one by its idempotency key, that makes another
+/// reservation.
 const MOST_HOLDS: usize = 10_000;
-/// How many reservations are read at a time, and how many are put at a time.
+/// How many reservations are read from the ledger at a time, and how many are put into the store at a
+/// time.
 const PAGE: usize = 500;
 const AT_ONCE: usize = 32;
 
@@ -50,7 +55,7 @@ impl LedgerSync {
                 continue;
             }
             let (key, now) = (charge.key.bits(), applied.now);
-            // Many requests may ask for one count at once: the first reads it for all.
+            // Many requests may need one count at the same time. The first request reads it for all.
             let _alone = self.alone(key).await?;
             if store.balance(charge).await?.is_some() {
                 continue;
@@ -61,7 +66,8 @@ impl LedgerSync {
                 used: non_negative(recorded.used),
                 extra: recorded.extra,
             };
-            // Reservations first: a count never stands without those that a client may repeat.
+            // Reservations are put back before their count, so that a repeated request always finds its
+            // reservation.
             self.put_holds(store, key, now).await?;
             let charge = std::slice::from_ref(charge);
             store.restore(charge, &[balance]).await?;
@@ -69,8 +75,9 @@ impl LedgerSync {
         Ok(())
     }
 
-    /// Puts the reservations of a counter back that a client may repeat by their idempotency key. Calls that
-    /// end or extend a reservation name its id, by which the ledger finds it.
+    /// Puts back the reservations of a counter that a client may repeat by idempotency key. Others need
+    /// not be put back: calls that end or extend a reservation have its id, and the ledger finds it by
+    /// that id.
     async fn put_holds(&self, store: &dyn Store, key: u128, now: Time) -> Result<(), StoreError> {
         let since = Time::from_micros(now.as_micros().saturating_sub(RETAIN.as_micros()));
         let (mut seen, mut after) = (0, None);
@@ -88,7 +95,7 @@ impl LedgerSync {
                 for put in join_all(putting).await {
                     match put {
                         Ok(_) => {}
-                        // The count is worth more than the remaining reservations.
+                        // The count is more important than the remaining reservations.
                         Err(error @ StoreError::TooManyHolds) => {
                             tracing::warn!(%error, "some reservations of a count were not restored");
                             return Ok(());
@@ -101,8 +108,8 @@ impl LedgerSync {
         Ok(())
     }
 
-    /// The answer of the ledger, if it comes in time. If not, the ledger is not asked for a moment: requests
-    /// that wait behind each other would wait ever longer.
+    /// The answer of the ledger, if it comes in time. If it does not, the ledger is not asked again for
+    /// a moment. Otherwise requests that wait for each other would wait longer and longer.
     pub(super) async fn in_time<T>(
         &self,
         asking: impl Future<Output = Result<T, StoreError>>,
@@ -118,8 +125,8 @@ impl LedgerSync {
         Err(StoreError::Unavailable(silent.into()))
     }
 
-    /// Locks a counter within this process. Waits a bounded time, since another holder may wait for the
-    /// ledger.
+    /// Locks a counter within this process. The wait has a limit, because the holder of the lock may
+    /// wait for the ledger.
     pub(super) async fn alone(&self, key: u128) -> Result<MutexGuard<'_, ()>, StoreError> {
         let turn = timeout(PATIENCE, self.restoring[stripe(key)].lock()).await;
         turn.map_err(|_| {
@@ -128,7 +135,7 @@ impl LedgerSync {
         })
     }
 
-    /// Locks several counters, in the order of their locks, so that no two callers wait for each other.
+    /// Locks several counters. The locks are taken in a fixed order, so that callers cannot deadlock.
     pub(super) async fn alone_all(
         &self,
         keys: impl Iterator<Item = u128>,
@@ -143,7 +150,7 @@ impl LedgerSync {
         Ok(alone)
     }
 
-    /// How much of the usage of the current period is set aside by open reservations.
+    /// How much of the usage of the current period belongs to open reservations.
     pub(super) async fn reserved_of(
         &self,
         charge: &Charge<'_>,
@@ -153,7 +160,7 @@ impl LedgerSync {
         reserved.map(non_negative).map_err(unavailable)
     }
 
-    /// The count in the ledger. Corrections may have made its usage negative.
+    /// The count in the ledger. Its usage may be negative, because of corrections.
     pub(super) async fn count_of(
         &self,
         charge: &Charge<'_>,
@@ -168,14 +175,15 @@ impl LedgerSync {
         let current = quota.period_at(now);
         let last_end = periods.iter().map(|it| it.period.end);
         let last_end = last_end.filter(|end| *end <= now).max().unwrap_or_default();
-        // From the oldest on, as they have followed each other.
+        // The oldest period comes first, because each period carries over into the next.
         let mut before = Balance::default();
         let (mut used, mut granted) = (0_i64, 0_i64);
         for summed in periods.into_iter().rev() {
             let (period, recorded) = (summed.period, summed.balance);
             if period.end > now {
-                // There are several if the calendar has changed. Usage stays in the period that was current
-                // then. A period that has ended since took its usage along.
+                // There are several current periods if the calendar has changed. Usage stays in the
+                // period that was current when it was recorded. It does not count any more if another
+                // period has ended since then.
                 if period.start != current.start && last_end > summed.last_at {
                     continue;
                 }
@@ -195,19 +203,19 @@ impl LedgerSync {
         Ok(LedgerCount {
             ends_at: carried.ends_at,
             used,
-            // A grant is negative where counters had less than was carried over.
+            // A grant is negative if a counter had less than the amount that was carried over.
             extra: carried.extra.saturating_add_signed(granted),
         })
     }
 }
 
 fn stripe(key: u128) -> usize {
-    #[allow(clippy::cast_possible_truncation)] // Any of its bits will do.
+    #[allow(clippy::cast_possible_truncation)] // Any bits of the key are good enough.
     let bits = key as usize;
     bits % STRIPES
 }
 
-/// Corrections may take away more than there was.
+/// An amount, or 0 if it is negative: corrections may take back more than was used.
 fn non_negative(amount: i64) -> u64 {
     u64::try_from(amount).unwrap_or(0)
 }

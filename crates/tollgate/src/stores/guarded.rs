@@ -1,12 +1,12 @@
 //! Bounds around a store: a circuit breaker, a timeout, and a limit on calls in flight.
 //!
-//! A store that is slow or down must not pile up requests. While the breaker is open, a call costs
-//! microseconds and fails with [`StoreError::BreakerOpen`]; above the limit it fails with
-//! [`StoreError::Overloaded`]; after the timeout with [`StoreError::Timeout`]. The failure policies of the
-//! rules answer then.
+//! Requests must not pile up at a store that is slow or down. While the breaker is open, a call costs
+//! microseconds and fails with [`StoreError::BreakerOpen`]. Above the limit it fails with
+//! [`StoreError::Overloaded`], and after the timeout with [`StoreError::Timeout`]. Then the failure
+//! policies of the rules answer.
 //!
-//! Wrap a store of your own with this. The Redis store needs no such wrapper: it has the same bounds inside,
-//! with one breaker for each server, since the servers of a cluster fail one by one.
+//! Wrap a custom store with this. The Redis store does not need it: it has the same bounds inside, with
+//! one breaker for each server, because the servers of a cluster fail one by one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,11 +23,11 @@ use tollgate_store::{
 /// The bounds of a [`Guarded`] store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardOptions {
-    /// How long an answer may take: 50 ms unless set.
+    /// How long an answer may take (default 50 ms).
     pub timeout: Duration,
-    /// How many calls may wait for answers at the same time: 10,000 unless set.
+    /// How many calls may wait for answers at the same time (default 10,000).
     pub max_in_flight: usize,
-    /// When to stop asking, and when to try again.
+    /// When to stop calling the store, and when to try again.
     pub breaker: BreakerOptions,
 }
 
@@ -60,7 +60,7 @@ impl Drop for Place<'_> {
 }
 
 impl<S: Store> Guarded<S> {
-    /// Puts these bounds around `store`.
+    /// Wraps `store` with these bounds.
     pub fn new(store: S, options: GuardOptions) -> Guarded<S> {
         Guarded {
             store,
@@ -70,7 +70,7 @@ impl<S: Store> Guarded<S> {
         }
     }
 
-    /// The store within the bounds.
+    /// The wrapped store.
     #[must_use]
     pub fn store(&self) -> &S {
         &self.store
@@ -107,7 +107,7 @@ impl<S: Store> Guarded<S> {
     }
 }
 
-/// Tells the breaker how a call ended. A store that answers with an error of its own is healthy.
+/// Tells the breaker how a call ended. Some errors are answers of a healthy store.
 fn report<T>(permit: Permit<'_>, answer: &Result<T, StoreError>) {
     let is_healthy = matches!(
         answer,
@@ -129,7 +129,7 @@ impl<S: Store> Store for Guarded<S> {
     }
 
     fn is_local(&self) -> bool {
-        // It may answer that the breaker is open.
+        // The breaker may answer with an error.
         false
     }
 

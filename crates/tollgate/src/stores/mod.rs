@@ -1,5 +1,5 @@
-//! Stores that wrap stores. Each adds one thing, knows nothing of the others, and passes the conformance
-//! suite. `engine.rs` puts the stack together.
+//! Stores that wrap stores. Each adds one thing, does not depend on the others, and passes the
+//! conformance suite. `engine.rs` puts the stack together.
 //!
 //! | wrapper | adds |
 //! |---|---|

@@ -1,16 +1,16 @@
 //! Known denials: a denied request is denied locally until its retry time, for at most `denial_cache`.
 //!
-//! A remembered denial answers exactly as the store would, for all charges of the request, or it is not
-//! used. So a denial is remembered only if no check can change it before the retry time: every charge
-//! enforces, has nothing left, and denies until a known instant. Then there is nothing to take, and nothing
-//! refills before that instant.
+//! A remembered denial answers exactly as the store would, for all charges of the request. Otherwise it
+//! is not used. So a denial is remembered only if no check can change it before the retry time: every
+//! charge enforces, has nothing left, and denies until a known instant. Then there is nothing to take,
+//! and nothing refills before that instant.
 //!
-//! Other calls can still change such a state: a refund, a reset, a settled hold, a charge that counts denied
-//! requests, or other numbers for the same key. A call through this instance ends the denial at once. After a
-//! call elsewhere, the denial ends after `denial_cache` at the latest.
+//! Other calls can still change such a state: a refund, a reset, a settled hold, a charge that counts
+//! denied requests, or other numbers for the same key. A call through this instance ends the denial at
+//! once. After a call through another instance, the denial ends after `denial_cache` at the latest.
 //!
-//! The table has a fixed number of places. A new denial replaces the one in its place. A forgotten denial
-//! costs one more call of the store, and never a wrong answer.
+//! The table has a fixed number of places. A new denial replaces the denial in its place. A forgotten
+//! denial costs one more call of the store, and never a wrong answer.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use tollgate_store::{
 
 /// How many denials are remembered at most.
 const PLACES: usize = 16_384;
-/// How many groups keys are in, each with a count of changes.
+/// The number of groups of keys. Each group has a count of changes.
 const GROUPS: usize = 4096;
 
 /// A store whose denials are remembered.
@@ -33,21 +33,22 @@ pub struct Remembered<S> {
     longest: Span,
     clock: Arc<dyn Clock>,
     places: Box<[Mutex<Option<Box<Known>>>]>,
-    /// How often the states of keys may have changed, by group of keys.
+    /// For each group of keys, how often their states may have changed.
     changes: Box<[AtomicU64]>,
-    /// The key that was asked about last, by group of keys, with its numbers: half of a hash of each.
+    /// For each group of keys, the last key that was asked about, with its numbers: half of a hash of
+    /// each.
     numbers: Box<[AtomicU64]>,
     answered: Arc<AtomicU64>,
 }
 
 /// A remembered denial.
 struct Known {
-    /// The request: its keys, numbers and costs.
+    /// A hash of the request: its keys and their numbers. The cost is always 1.
     request: u128,
-    /// The changes of its keys when the store was asked.
+    /// The count of changes of the request's keys when the store was asked.
     changes: u64,
     applied: Applied,
-    /// When this instance asked, and until when it need not ask again.
+    /// When this instance asked the store, and until when it need not ask again.
     asked_at: Time,
     until: Time,
 }
@@ -80,28 +81,28 @@ impl<S: Store> Remembered<S> {
         &self.store
     }
 
-    /// Counts the requests that were denied without a call to the store.
+    /// The count of requests that were denied without a call to the store.
     #[must_use]
     pub fn answered(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.answered)
     }
 
-    /// The denial of this request that still holds at `now`, as the store would answer.
+    /// The remembered denial of this request, if it still applies at `now`.
     fn known(&self, request: u128, changes: u64, now: Time) -> Option<Applied> {
         let place = self.place(request).lock();
         let known = place.as_ref()?;
-        // A clock that went back makes every denial unknown.
+        // If the clock went back, no denial applies.
         let holds = known.asked_at <= now && now < known.until;
         if !holds || known.request != request || known.changes != changes {
             return None;
         }
         let mut applied = known.applied.clone();
-        // The store's time now, as far as this instance can tell.
+        // The store's time now, as this instance estimates it.
         applied.now = applied.now + now.since(known.asked_at);
         Some(applied)
     }
 
-    /// Remembers a denial if nothing can change before its end.
+    /// Remembers a denial if no check can change it before its end.
     fn learn(&self, request: u128, changes: u64, asked_at: Time, applied: &Applied) {
         let mut until = Time::MAX;
         for outcome in &applied.outcomes {
@@ -118,7 +119,7 @@ impl<S: Store> Remembered<S> {
             changes,
             applied: applied.clone(),
             asked_at,
-            // Counted from before the call, so that the denial is forgotten in time.
+            // Counted from the time before the call, so that the denial does not last too long.
             until: asked_at + until.since(applied.now).min(self.longest),
         };
         *self.place(request).lock() = Some(Box::new(known));
@@ -128,7 +129,8 @@ impl<S: Store> Remembered<S> {
         &self.places[group(request, PLACES)]
     }
 
-    /// The changes of all keys of a request. The counts only grow: an equal sum means that none changed.
+    /// The sum of the changes of all keys of a request. The counts only grow, so an equal sum means no
+    /// change.
     fn changes_of(&self, charges: &[Charge<'_>]) -> u64 {
         let counts = charges.iter().map(|it| self.count_of(it.key));
         counts.fold(0, |sum, it| sum.wrapping_add(it.load(Ordering::Acquire)))
@@ -138,14 +140,14 @@ impl<S: Store> Remembered<S> {
         &self.changes[group(key.bits(), GROUPS)]
     }
 
-    /// Notes the numbers of a question, and says whether they may differ from those of the last question
-    /// about a key. If they do, the store re-expresses the state, even if it denies the request.
+    /// Notes the numbers of a request. Returns whether they may differ from the last numbers for a key.
+    /// If they differ, the store re-expresses the state, even if it denies the request.
     fn renumbers(&self, charges: &[Charge<'_>]) -> bool {
         let mut renumbers = false;
         for charge in charges {
             let mut hasher = DefaultHasher::new();
             charge.limit.hash(&mut hasher);
-            #[allow(clippy::cast_possible_truncation)] // Half of a hash is a hash.
+            #[allow(clippy::cast_possible_truncation)] // Half of the hash is enough.
             let key = charge.key.bits() as u64;
             let noted = key << 32 | hasher.finish() >> 32;
             let place = &self.numbers[group(charge.key.bits(), GROUPS)];
@@ -154,7 +156,7 @@ impl<S: Store> Remembered<S> {
         renumbers
     }
 
-    /// The states of these keys may have changed: their denials are not known any more.
+    /// Ends all known denials of these keys, because their states may have changed.
     fn forget(&self, keys: impl Iterator<Item = Key>) {
         for key in keys {
             self.count_of(key).fetch_add(1, Ordering::AcqRel);
@@ -174,7 +176,7 @@ fn counted_once(charges: &[Charge<'_>]) -> u64 {
     charges.iter().map(|it| same(it) as u64).sum()
 }
 
-/// Keys are spread evenly, so any of their bits will do.
+/// The group of a key or a request. Keys are spread evenly, so any bits are good enough.
 #[allow(clippy::cast_possible_truncation)]
 fn group(bits: u128, of: usize) -> usize {
     (bits >> 40) as usize % of
@@ -187,7 +189,7 @@ fn request_of(charges: &[Charge<'_>], ask: Ask) -> Option<u128> {
     for charge in charges {
         let counts_one = charge.cost == 1 && ask.units() == 1;
         let is_plain = charge.enforces() && !charge.sees_denied();
-        // A slot may be given back at any time, and a larger cost waits for more than the next unit.
+        // A slot may be given back at any time. A cost above 1 waits for more than the next unit.
         if !is_plain || !counts_one || charge.limit.algorithm() == Algorithm::Concurrency {
             return None;
         }
@@ -218,7 +220,7 @@ impl<S: Store> Store for Remembered<S> {
         let mut changes = self.changes_of(charges);
         self.store.apply(charges, ask).map(move |answer| {
             let is_denied = matches!(&answer, Ok(applied) if !applied.allowed);
-            // Only a plain denial is sure to leave every state as it was.
+            // Only a plain denial certainly leaves every state unchanged.
             if !is_denied || renumbers || charges.iter().any(Charge::sees_denied) {
                 self.forget(charges.iter().map(|it| it.key));
                 changes = changes.wrapping_add(counted_once(charges));

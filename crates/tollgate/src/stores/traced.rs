@@ -1,9 +1,9 @@
 //! Spans of store calls, for decisions that are traced.
 //!
-//! A call has a span only within another span of the target [`TRACES`], which a door opens for a decision
-//! that it has chosen to trace. Any other call costs one look at the current span, and not even that if no
-//! subscriber wants traces. A span has the store, the number of charges, and the outcome of the call. It never has
-//! the subject.
+//! A call has a span only within another span of the target [`TRACES`]. A door opens that span for a
+//! decision that it has chosen to trace. Any other call costs one look at the current span, and not
+//! even that if no subscriber wants traces. A span has the store, the number of charges, and the
+//! outcome of the call. It never has the subject.
 
 use tollgate_core::{Charge, HoldId, Time, Token};
 use tollgate_store::{
@@ -12,14 +12,14 @@ use tollgate_store::{
 use tracing::field::Empty;
 use tracing::{Level, Span};
 
-/// The target of the spans of decisions and of store calls, for subscribers that treat them apart.
+/// The target of the spans of decisions and of store calls, for filters of subscribers.
 pub const TRACES: &str = "tollgate::traces";
 
 /// A store whose calls have spans.
 #[derive(Clone, Debug, Default)]
 pub struct Traced<S>(pub S);
 
-/// Runs a store call within a span of this name. The name has to be known when this is compiled.
+/// Runs a store call within a span of this name. The name must be a literal.
 macro_rules! traced {
     ($name:literal, $traced:expr, $charges:expr, $call:expr, $outcome:expr) => {
         if is_traced() {
@@ -52,7 +52,7 @@ fn is_within() -> bool {
     current.metadata().is_some_and(|it| it.target() == TRACES)
 }
 
-/// Records the outcome of a call, once there is one.
+/// Records the outcome of a call when the call ends.
 #[cold]
 fn record<'a, T: Send + 'a>(
     span: Span,

@@ -31,7 +31,7 @@ impl Log {
         lines.collect()
     }
 
-    /// Runs `test` with this as the log of the lines of `target`.
+    /// Runs `test` and collects the log lines of `target`.
     pub(crate) fn with<T>(&self, target: &'static str, test: impl FnOnce() -> T) -> T {
         let log = self.clone();
         let lines = tracing_subscriber::fmt::layer()

@@ -143,7 +143,7 @@ pub(crate) struct Setup {
 pub(crate) struct Options {
     pub(crate) replicas: u32,
     pub(crate) fallback_factor: u32,
-    /// How long denials are remembered, if they are.
+    /// How long denials are remembered; `None` if they are not.
     pub(crate) denial_cache: Option<Span>,
 }
 

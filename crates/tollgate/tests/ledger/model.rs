@@ -1,7 +1,7 @@
 //! Random reservations, with repeats, reordered calls and crashes, compared with a simple model.
 //!
-//! A strict rule loses nothing in a crash. Another rule loses the latest steps, each as a whole, but none that
-//! was flushed. The model then goes back to the state of the ledger.
+//! A strict rule loses nothing in a crash. Another rule may lose its latest steps, each as a whole, but
+//! no step that was flushed. The model then goes back to the state of the ledger.
 
 use std::collections::BTreeMap;
 
@@ -90,12 +90,12 @@ struct Known {
     state: HoldState,
     used: u64,
     expires_at: Time,
-    /// Whether a reset has cleared its usage.
+    /// Whether a reset has cleared the usage of the reservation.
     is_forgotten: bool,
 }
 
 impl Known {
-    /// Whether the limiter reports the same.
+    /// Whether the limiter reports the same state.
     fn matches(&self, hold: &Hold) -> bool {
         let actual = (self.state == HoldState::Consumed).then_some(self.used);
         (self.name, self.units, self.state, self.expires_at)

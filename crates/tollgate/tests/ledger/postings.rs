@@ -135,7 +135,7 @@ async fn comparison_waits_once_for_all_differences() {
         setup.limiter.ask(&attributes, Ask::Exactly(7)).await;
     }
     setup.forget(&tenants, 3).await;
-    // One wait of two seconds, not sixty of them.
+    // All counters share the same waits. Waiting for each of the sixty counters would take two minutes.
     let limit = Duration::from_secs(60);
     let found = tokio::time::timeout(limit, setup.reconcile(Repair::Counters)).await;
     let found = found.unwrap();

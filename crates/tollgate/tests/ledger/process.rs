@@ -1,5 +1,6 @@
-//! A limiter with a ledger in SQLite whose process can crash at any moment. A crash loses all that is in
-//! memory, also the entries in the queue: each process has its own runtime, which ends without a shutdown.
+//! A limiter with a ledger in SQLite, in a process that can crash at any moment. A crash loses
+//! everything in memory, including queued entries: each process has its own runtime, which ends without
+//! a shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,7 +116,7 @@ impl<H: StoreKind> Process<H> {
         self.running = Some((limiter, runtime));
     }
 
-    /// Ends the process where it stands, and starts another.
+    /// Ends the process at once, and starts another.
     pub(crate) async fn crash(&mut self) {
         self.end().await;
         self.begin().await;

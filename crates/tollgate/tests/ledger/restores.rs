@@ -1,4 +1,4 @@
-//! Commits, refunds and expiries at a count that has to be restored first.
+//! Commits, refunds and expiries when the count must be restored first.
 
 use futures_util::future::join;
 use tollgate::{Ask, Attributes, Clock, HoldName, Reserve, ReserveOutcome, Span};
@@ -67,7 +67,7 @@ async fn only_reservations_with_a_key_are_restored_with_a_count() {
     assert!(found(&plain.id).is_none());
     assert!(found(&keyed.id).is_some());
     assert_eq!(found(&ended.id).unwrap().state, HoldState::Consumed);
-    // The ledger finds a reservation by its id, and ends the one that no call names.
+    // The ledger finds a reservation by its id. It ends the reservation that no call names.
     setup.limiter.extend(&plain.id, Span::MINUTE).await.unwrap();
     setup.clock.advance(Span::from_secs(200));
     setup.sweep().await;

@@ -68,7 +68,7 @@ impl LedgerSetup {
         self.restart().await;
     }
 
-    /// Restarts: the ledger is flushed, and all that is in memory is lost.
+    /// Restarts: the ledger is flushed, and everything in memory is lost.
     pub(crate) async fn restart(&mut self) {
         self.ledger().flush().await.unwrap();
         let ledger = open(&self.directory, self.interval).await;
