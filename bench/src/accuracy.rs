@@ -110,9 +110,9 @@ fn replay(
 enum Traffic {
     /// Independent clients.
     Poisson { load: f64 },
-    /// A batch client that is busy until some time, then pauses.
+    /// A batch client that sends until this time, and then pauses.
     Bursts { until: f64 },
-    /// People: few at night, many by day.
+    /// People send few requests at night, and many by day.
     Diurnal,
 }
 

@@ -1,6 +1,9 @@
-//! The benchmarks: the engine against governor, the doors against no-op servers, the Redis store against scripts
-//! of one check each, quotas with and without a ledger, approximate algorithms against the exact one.
-//! `cargo xtask bench` runs them.
+//! The benchmarks. `cargo xtask bench` runs them.
+//!
+//! * The engine against governor, and the doors against no-op servers.
+//! * The Redis store against scripts of one check each.
+//! * Quotas with and without a ledger.
+//! * Approximate algorithms against the exact one.
 
 #![allow(
     clippy::print_stdout,

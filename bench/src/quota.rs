@@ -1,5 +1,5 @@
-//! The cost of a ledger: a check with a ledger against one without, reserve and commit against one check, and
-//! the ledger against a plain insert of the same rows.
+//! The cost of a ledger: a check with a ledger against one without, and reserve and commit against one check.
+//! Also the ledger against a plain insert of the same rows.
 
 mod checks;
 mod ingest;

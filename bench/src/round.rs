@@ -17,7 +17,7 @@ pub(crate) struct Round {
 
 impl Round {
     /// Reads the `result` line of a load generator: the requests, the microseconds of the run, the 99th
-    /// percentile of the latency in microseconds, and the number of failures, which must be 0.
+    /// percentile of the latency in microseconds, and the failures. There must be no failures.
     pub(crate) fn read(server: &Server, load: &Output, cpu: f64) -> Result<Round, Box<dyn Error>> {
         let (name, text) = (server.name(), String::from_utf8_lossy(&load.stdout));
         let figures = text.lines().find_map(|line| line.strip_prefix("result "));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use tollgate_core::{Charge, Key, Keyring, Limit, ParamError, Rate, Span};
 
-/// A burst that no run uses up. It refills so slowly that every state stays live: each check must find, read and
-/// write it.
+/// A burst that no run uses up. It refills so slowly that every state stays live: each check must find, read
+/// and write the state.
 pub const BURST: u32 = 1_000_000_000;
 
 /// Random keys of sixteen characters, as clients would send them.
@@ -40,7 +40,7 @@ pub fn charge(key: Key, limit: &Limit) -> Charge<'_> {
     }
 }
 
-/// One a second, [`BURST`] at once.
+/// One request a second, and [`BURST`] at once.
 ///
 /// # Errors
 /// Never: the numbers fit.

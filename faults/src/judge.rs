@@ -84,7 +84,7 @@ pub struct Row {
     pub known_denials: usize,
     /// The longest decision.
     pub worst: Duration,
-    /// The longest decision, each minus the worst scheduling delay during it.
+    /// The longest decision, after subtracting from each decision the worst scheduling delay during it.
     pub worst_undelayed: Duration,
     /// The median decision while the breaker was open.
     pub open_median: Option<Duration>,
@@ -96,7 +96,7 @@ pub struct Row {
     pub errors: usize,
     /// When the store decided again.
     pub back: Back,
-    /// What a new subject got afterwards.
+    /// The requests of a new subject after the fault.
     pub fresh: Fresh,
     /// How often the store denied the subject that stays below its limit.
     pub wrong_denials: usize,

@@ -64,7 +64,7 @@ pub struct Sample {
     pub asked: Duration,
     /// When the request was answered.
     pub answered: Duration,
-    /// What decided it.
+    /// The store, the policy or a cached denial decided it.
     pub by: By,
     /// Whether the request was admitted.
     pub allowed: bool,

@@ -38,7 +38,7 @@ const RETRY_AFTER: Span = Span::from_secs(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy(pub Option<FailurePolicy>);
 
-/// What decided a request.
+/// The part of the limiter that decided a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// The store.

@@ -73,10 +73,10 @@ pub struct Observed {
     pub panics: usize,
 }
 
-/// What a new subject got, sending requests as fast as it could.
+/// The result of a new subject that sent requests as fast as it could.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fresh {
-    /// How many were admitted.
+    /// How many requests were admitted.
     pub admitted: u64,
     /// How many units may have been refilled meanwhile.
     pub refilled: u64,

@@ -1,7 +1,7 @@
 //! Measures how late this process is scheduled. Such delays lengthen decisions, and the limiter is not to
 //! blame.
 //!
-//! A task sleeps for a millisecond again and again, and records how much longer it took. It shares its
+//! A task sleeps for a millisecond again and again, and records how much longer it took. The task shares its
 //! runtime with the limiter, so a limiter that blocks its thread would delay this task too. Therefore the
 //! report shows the worst delay beside the corrected figures.
 

@@ -106,7 +106,7 @@ async fn slow_connection_is_completed_and_used() {
         check(&limiter, "ann").await;
         sleep(Duration::from_millis(6)).await;
     }
-    // It must not take one open period of the breaker for each connection.
+    // Recovery must not take one open period of the breaker for each connection.
     let took = clock.elapsed();
     assert!(took < OPEN * 3, "{took:?}");
 }

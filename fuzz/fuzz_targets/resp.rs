@@ -1,8 +1,7 @@
-//! Any bytes as the input of a Redis client, in pieces of any size. Nothing may panic, every answer is well-formed,
-//! and the buffer stays bounded.
+//! Any bytes as the input of a Redis client, in pieces of any size. Nothing may panic, every answer is
+//! well-formed, and the buffer stays bounded.
 //!
 //! The first byte is the size of the pieces; 0 is all at once.
-//! Good seeds: `cargo fuzz run resp fuzz/corpus/resp crates/server/tests/resp_corpus`.
 
 #![no_main]
 

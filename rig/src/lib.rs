@@ -1,10 +1,10 @@
-//! Starts real servers for tests, benchmarks and fault runs: Redis alone, as a cluster, with Sentinel, in
-//! several versions; PostgreSQL; nginx, Traefik, Caddy and Envoy; and a proxy that delays, drops or resets
+//! Starts real servers for tests, benchmarks and fault runs: Redis (alone, as a cluster, with Sentinel, in
+//! several versions), PostgreSQL, nginx, Traefik, Caddy and Envoy. A proxy can delay, drop or reset
 //! connections to them.
 //!
-//! Everything runs on loopback, on ports that no other process of these tests uses, and stops when its value
-//! is dropped. (A `static` is never dropped: keep servers in local variables.) A missing program or a failure
-//! panics with the reason, so a test never passes without its server.
+//! Everything runs on loopback, on ports that no other process of these tests uses. A server stops when its
+//! value is dropped. A `static` is never dropped: keep servers in local variables. A missing program or a
+//! failure panics with the reason, so a test never passes without its server.
 //!
 //! ```
 //! use tollgate_rig::Redis;

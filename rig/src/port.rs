@@ -62,8 +62,8 @@ fn lock(number: u16) -> Option<File> {
     Some(file)
 }
 
-/// Whether no process listens on the port. This test binds without listening: a child process that is starting
-/// may inherit the socket, and would keep the port busy a little longer.
+/// Whether no process listens on the port. The check binds without listening: a child process that is
+/// starting may inherit a listening socket, and would keep the port busy a little longer.
 fn is_free(number: u16) -> bool {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket.set_reuse_address(true).expect("a socket");

@@ -63,7 +63,7 @@ struct Plan<'a> {
     options: &'a Options,
     components: &'static [Component],
     needs_server: bool,
-    /// What follows `cargo run --release --locked -p tollgate-bench`, for each program.
+    /// The arguments after `cargo run --release --locked -p tollgate-bench`, for each program.
     programs: Vec<Vec<&'a str>>,
 }
 

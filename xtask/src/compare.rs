@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use crate::shell::Failure;
 
-/// Columns that follow from others, or say which case a row is about.
+/// Columns that are not measured: they follow from others, or name the case of a row.
 const NOT_MEASURED: [&str; 3] = ["", "ratio", "bar"];
 const PART_OF_NAME: &str = "threads";
 
@@ -22,7 +22,7 @@ struct Figure {
     value: f64,
 }
 
-/// A table with each figure of both checkouts, as medians over the runs, and with the ratio of this
+/// A table with each figure of both checkouts, as medians over the runs. The table also has the ratio of this
 /// checkout to the other: the median, the lowest and the highest over the runs.
 pub(crate) fn report(before: &[String], after: &[String]) -> Result<String, Failure> {
     let before: Vec<Vec<Figure>> = before.iter().map(|text| figures(text)).collect();

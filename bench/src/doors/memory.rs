@@ -23,7 +23,8 @@ const AT_ONCE: usize = 100;
 const CLIENTS: usize = 32;
 /// The number of keys that are asked for again.
 const SAMPLE: usize = 100;
-/// Two a key at once, and one more a day later. With one at once throttlecrab would keep nothing.
+/// Each key allows two requests at once, and one more a day later. With a burst of one, throttlecrab would
+/// keep nothing.
 const NUMBERS: Numbers = Numbers {
     at_once: 2,
     count: 1,
@@ -76,7 +77,7 @@ fn name(number: usize) -> String {
     format!("key:{number:012}")
 }
 
-/// Asks for each of `keys` once; how many were allowed.
+/// Asks for each of `keys` once. Returns how many requests were allowed.
 fn fill(server: &Server, dialect: Dialect, keys: usize) -> Result<usize, Box<dyn Error>> {
     let part = |mine: usize| -> Result<usize, Box<dyn Error>> {
         let mut client = Client::connect(server.address(), dialect)?;
@@ -87,7 +88,7 @@ fn fill(server: &Server, dialect: Dialect, keys: usize) -> Result<usize, Box<dyn
         }
         Ok(allowed)
     };
-    // Several, as throttlecrab lets each wait for its acknowledgements.
+    // Several clients, because throttlecrab makes each client wait for TCP acknowledgements.
     std::thread::scope(|scope| {
         let clients = (0..CLIENTS)
             .map(|mine| scope.spawn(move || part(mine).map_err(|error| error.to_string())));
@@ -106,7 +107,7 @@ fn measure(server: &Server, dialect: Dialect, keys: usize) -> Result<Resident, B
     let allowed = fill(server, dialect, keys)?;
     let full = server.resident_bytes()? / MEGA;
     let mut client = Client::connect(server.address(), dialect)?;
-    // The second is allowed, and the third is not, if the first is still known.
+    // A server that still knows the first request of a key allows the second, and denies the third.
     let sample = || (0..keys).step_by(keys / SAMPLE).map(name);
     let second = client.ask(sample(), NUMBERS)?;
     let third = client.ask(sample(), NUMBERS)?;

@@ -68,7 +68,7 @@ struct Setting {
     quick: bool,
     scratch: Scratch,
     tollgate: PathBuf,
-    /// `None` if it is not needed, or cannot be installed.
+    /// throttlecrab; `None` if it is not needed, or cannot be installed.
     peer: Option<Peer>,
 }
 

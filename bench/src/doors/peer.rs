@@ -1,4 +1,5 @@
-//! The peer: the server of throttlecrab, another rate limiter with RESP. It is installed at the first use, into `$XDG_CACHE_HOME/tollgate/peers` or `~/.cache/tollgate/peers`.
+//! The peer: the server of throttlecrab, another rate limiter with RESP. The first use installs throttlecrab
+//! into `$XDG_CACHE_HOME/tollgate/peers` or `~/.cache/tollgate/peers`.
 
 use std::env;
 use std::error::Error;

@@ -18,12 +18,13 @@ const KEYS: u128 = 1000;
 /// Each round takes long, so a few are enough.
 const ROUNDS: usize = 5;
 
-/// The ids of the entries. They matter because the ledger has an index of ids, and the plain table has none.
+/// The ids of the entries. The ids matter because the ledger has an index of ids, and the plain table has
+/// none.
 #[derive(Clone, Copy)]
 enum Ids {
-    /// Consecutive, like those of usage: a random number of the process, and a counter.
+    /// Consecutive ids, as usage has: a random number of the process, and a counter.
     Consecutive,
-    /// Random, like those of postings with an idempotency key, which are hashes.
+    /// Random ids, as postings with an idempotency key have: their ids are hashes.
     Random,
 }
 

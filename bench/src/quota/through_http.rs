@@ -19,7 +19,7 @@ rules:
 ";
 const CHECK: &str = r#"{"attributes":{"tenant":"acme","action":"chat"}}"#;
 const RESERVE: &str = r#"{"attributes":{"tenant":"acme","action":"chat"},"cost":10}"#;
-/// Requests over a network are slower, so there are fewer.
+/// Requests over a network are slower, so there are this many times fewer.
 const FEWER: usize = 10;
 
 pub(super) fn measure(effort: &Effort) -> Result<Pair, Box<dyn Error>> {

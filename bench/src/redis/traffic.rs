@@ -5,7 +5,7 @@ use tollgate_core::{Charge, Key, Keyring, Leaky, Limit, ParamError, Rate, RuleSa
 /// The number of subjects of most rules.
 pub(super) const SUBJECTS: usize = 100_000;
 
-/// A capacity that no run uses up, and that refills so slowly that every state stays live.
+/// A capacity that no run uses up. It refills so slowly that every state stays live.
 const CAPACITY: u64 = 1_000_000;
 
 /// One rule of a request.

@@ -11,7 +11,7 @@ use crate::terminal::has_colour;
 /// The rules of a server without a config file.
 pub(crate) const STARTER: &str = include_str!("starter.yaml");
 
-/// The hash secret of the starter rules in a shared store. It is public, like the rules.
+/// The hash secret of the starter rules in a shared store. The secret is public, like the rules.
 pub(crate) const STARTER_SECRET: &str = "the starter rules of tollgate";
 
 /// The rules and the store. Flags override the environment, which overrides the file.

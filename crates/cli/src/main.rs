@@ -1,8 +1,12 @@
 //! The `tollgate` command.
 //!
-//! Exit codes: 0 for success; 1 for a negative result (`check` and `explain`: denied; `validate`: a file has
-//! problems; `diff`: the configs differ; `doctor`: a finding is bad; `reconcile`: counters differ from the
-//! ledger; `import`: nothing could be converted); 2 for a failure (wrong usage, no usable config, no server).
+//! Exit codes:
+//!
+//! * 0: success.
+//! * 1: a negative result. `check`, `explain`: denied. `validate`: a file has problems. `diff`: the configs
+//!   differ. `doctor`: a finding is bad. `reconcile`: counters differ from the ledger. `import`: nothing could
+//!   be converted.
+//! * 2: a failure, such as wrong usage, no usable config, or no server.
 
 #![allow(
     clippy::print_stdout,

@@ -38,8 +38,8 @@ struct PostingArgs {
     #[arg(long, value_name = "ID")]
     rule: String,
 
-    /// An attribute that the rule needs to find the counter, such as action=search: those in its `match`
-    /// and its `per`; may be given several times
+    /// An attribute that the rule has in its `match` or `per`, such as action=search; may be given several
+    /// times
     #[arg(long = "attr", value_name = "NAME=VALUE", value_parser = pair)]
     attributes: Vec<(String, String)>,
 

@@ -114,7 +114,8 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     let control = ControlPlane::new(engine, source, audit)
         .with_overrides(&args.data.data)
         .with_webhook(webhook);
-    // Overrides hold before the first request. A store that does not answer delays the start only briefly.
+    // Overrides are in force before the first request. A store that does not answer delays the start only
+    // briefly.
     control.overrides().refresh().await;
     let control = Arc::new(control);
     announce(args, &config, &addresses);
@@ -148,7 +149,7 @@ fn announce(args: &Args, config: &Config, addresses: &[Address]) {
         say(&format!("state in {store}\n"));
     }
     for address in addresses {
-        // Scripts wait for this line: all doors are open by now, and overrides hold.
+        // Scripts wait for this line: all doors are open by now, and overrides are in force.
         match address.door {
             "http" => say(&format!("listening on {address}\n")),
             door => say(&format!("{door} on {address}\n")),

@@ -9,7 +9,7 @@ use tollgate_rig::Redis;
 
 const SECRET: &str = "a secret of the tests of doctor";
 
-/// A config without findings. Its timeouts are long enough for a busy machine.
+/// A config without findings. The timeouts of the config are long enough for a busy machine.
 fn config(store: &str, rules: &str) -> String {
     format!(
         "version: 1\n\

@@ -35,7 +35,7 @@ const ANSWERS: usize = 5;
 const LIMIT: u64 = 100_000_000;
 /// Entries are on disk after this time.
 const FLUSH: Duration = Duration::from_millis(50);
-/// What a busy machine may add to the flush interval: one transaction and one write to disk.
+/// The time that a busy machine may add to the flush interval: one transaction and one write to disk.
 const SLACK: Duration = Duration::from_millis(700);
 /// The timeout of conditions that must become true.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -96,7 +96,7 @@ struct TestLedger<'a> {
     name: &'static str,
     database: Database,
     spill: PathBuf,
-    /// Its sessions may live for a moment after the server was killed.
+    /// The server of a PostgreSQL ledger. Its sessions may live for a moment after Tollgate was killed.
     postgres: Option<&'a Postgres>,
 }
 

@@ -326,7 +326,8 @@ fn start_error(config: &Path) -> String {
     said
 }
 
-/// Uses a ledger, makes it one of a newer program, and returns the error of the next start.
+/// Writes a ledger, runs `make_newer` to mark it as one of a newer program, and returns the error of the next
+/// start.
 fn newer(path: &Path, make_newer: impl FnOnce()) -> String {
     let server = Server::start(path);
     server.check(&["action=search", "tenant=acme"], "7");

@@ -17,7 +17,7 @@ pub(crate) struct Rule {
     pub(crate) id: String,
     /// The file and line of the original.
     pub(crate) origin: String,
-    /// Attributes, each with the patterns of which one must match.
+    /// Attributes with patterns. Each attribute must match one of its patterns.
     pub(crate) matches: Vec<(String, Vec<String>)>,
     pub(crate) when: Option<String>,
     pub(crate) per: Vec<String>,
@@ -57,7 +57,7 @@ pub(crate) fn config(
         }
         write_rule(&mut yaml, rule);
     }
-    // The config has a `server` section, so it is more than a policy.
+    // Parse the text as a whole config, not as a policy, because it has a `server` section.
     tollgate_config::parse("the imported config", &yaml, &|_| None)?;
     Ok(Imported {
         yaml,

@@ -2,11 +2,11 @@
 //!
 //! Text goes in and text comes out: [`envoy_ratelimit`] reads the files of Envoy's rate limit service, and
 //! [`limitador`] those of Limitador. Both return a config that `tollgate_config::parse` accepts, and a
-//! [`Note`] for each part that behaves differently. A limit that Tollgate cannot express is left out, with
-//! a note; no limit becomes wider without a note.
+//! [`Note`] for each part that behaves differently. A limit that Tollgate cannot express is left out, with a
+//! note; no limit becomes wider without a note.
 //!
-//! This crate knows nothing of stores or servers, except how the gRPC door reads a descriptor: each entry
-//! becomes an attribute, and so does the `domain`.
+//! This crate knows nothing of stores or servers. It only knows how the gRPC door reads a descriptor: each
+//! entry becomes an attribute, and so does the `domain`.
 //!
 //! A file that the original rejects is rejected here too, with the place of each problem.
 //!

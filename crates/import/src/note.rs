@@ -11,7 +11,7 @@ pub(crate) const ADDRESS: &str = "`ip` is read as an address: IPv6 clients are l
 /// A part of the original that was not converted exactly, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// What the difference means.
+    /// The meaning of the difference.
     pub kind: Kind,
     /// The place in the original; `None` for a note on the whole file.
     pub position: Option<Position>,
@@ -19,14 +19,14 @@ pub struct Note {
     pub message: String,
 }
 
-/// What a difference from the original means.
+/// The meaning of a difference from the original.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A limit is missing in the config.
     LeftOut,
     /// The config behaves differently from the original.
     Differs,
-    /// The part has no effect on decisions, in Tollgate or in both.
+    /// The part has no effect on decisions, either in Tollgate only or in both programs.
     NoEffect,
     /// Converted exactly, but probably a mistake in the original.
     Odd,

@@ -1,7 +1,7 @@
 //! Imported configs decide as Envoy's rate limit service does, tested against a model written from its
 //! documentation.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 //! Imported limits decide as Limitador does, tested against a model written from its documentation.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -125,7 +125,8 @@ fn limits() -> impl Strategy<Value = Vec<Limit>> {
     prop::collection::vec(limit, 1..5)
 }
 
-/// Requests: whether all windows end before it, the time since the last one, the values of the keys, and hits.
+/// Requests. Each has a flag that all windows end before it, the time since the last request, the values of
+/// the keys, and the hits.
 fn requests() -> impl Strategy<Value = Vec<(bool, u64, [Option<&'static str>; 3], u64)>> {
     let value = || prop::option::weighted(0.8, proptest::sample::select(&VALUES));
     let values = (value(), value(), value()).prop_map(|(a, b, c)| [a, b, c]);

@@ -1,6 +1,6 @@
 //! The example in the documentation matches the output.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 use tollgate_import::{Domains, Source, envoy_ratelimit};
 

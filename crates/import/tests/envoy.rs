@@ -1,6 +1,6 @@
 //! How each part of a config of Envoy's rate limit service is converted.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 

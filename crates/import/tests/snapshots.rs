@@ -3,7 +3,7 @@
 //! After a deliberate change run `TOLLGATE_BLESS=1 cargo test -p tollgate-import --test snapshots` and
 //! read the difference.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -16,8 +16,8 @@ use crate::question::{Check, Question};
 use crate::trace::Origin;
 use crate::usage::{Usage, UsageError, UsageReader};
 
-/// How many clients may wait for a lease at a door, so that they leave room for others. Further
-/// clients get an answer at once, as if they did not want to wait.
+/// How many clients of a door may wait for a lease. Further clients get an answer at once, as if
+/// they had not asked to wait.
 const MAX_WAITING: usize = 1024;
 
 /// The engine, with the bounds of one door on requests that may take long.
@@ -106,7 +106,7 @@ impl Backend {
                 Ok(Answer::Demands(decided.map_err(AskError::Demand)?))
             }
             Question::Batch(checks) => {
-                // All at once, so that the calls of a shared store travel together.
+                // All checks start together, so that a shared store can send them in one batch.
                 let asked = checks.iter().map(|it| check(snapshot, it, origin));
                 Ok(Answer::Batch(join_all(asked).await))
             }

@@ -17,7 +17,7 @@ const TEXT: &str = "text/plain";
 
 /// A document as it is sent.
 pub(crate) fn render(document: &OpenApi) -> Bytes {
-    // A document always becomes JSON: its maps have texts for keys.
+    // A document always becomes JSON: all keys of its maps are strings.
     Bytes::from(document.to_json().unwrap_or_default())
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn render(control: &ControlPlane) -> String {
     if let Some(redis) = engine.redis() {
         page.redis(redis, engine.known_denials());
     }
-    // State in this process without a ledger cannot fail.
+    // A store in this process without a ledger cannot fail, so it has no fallbacks.
     if !engine.store().is_local() {
         let (name, policies) = ("rate_limit_fallback_total", engine.fallbacks());
         let help = "Requests decided by a failure policy instead of the store.";

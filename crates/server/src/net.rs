@@ -126,7 +126,7 @@ impl Listener {
                 let permit = permit.map_err(io::Error::other)?;
                 let (stream, peer) = self.tcp.accept().await?;
                 stream.set_nodelay(true)?;
-                // The system closes the connection of a client that does not read its answer.
+                // The system closes the connection if the client does not read its answer.
                 SockRef::from(&stream).set_tcp_user_timeout(Some(READ_TIMEOUT))?;
                 io::Result::Ok((stream, peer, permit))
             };
@@ -164,7 +164,7 @@ where
         tokio::spawn(async move {
             let served = async {
                 let stream = tokio::select! {
-                    // Nothing was asked on this connection yet.
+                    // The client has sent no request yet.
                     () = stopping.wait() => return Ok(()),
                     stream = handshake(stream, tls) => stream?,
                 };

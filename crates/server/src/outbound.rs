@@ -26,7 +26,7 @@ use crate::net::Transport;
 /// The largest answer that is read.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// How often problems are logged at most.
+/// The least time between two logged problems.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
 /// Why a request failed.
@@ -104,7 +104,7 @@ impl Peer {
         read: impl FnOnce(Response<Incoming>) -> F,
     ) -> Result<T, SendError> {
         let (mut parts, body) = request.into_parts();
-        // The path alone, because this is not a proxy.
+        // Send only the path: requests with a whole URL are for proxies.
         if let Some(path) = parts.uri.path_and_query() {
             parts.uri = Uri::from(path.clone());
         }

@@ -71,7 +71,7 @@ impl Named {
     }
 }
 
-/// The name of a period. Where possible, [`Named::parse`] accepts it.
+/// The name of a period. For most periods, [`Named::parse`] accepts this name.
 pub(crate) fn name(period: &Period, calendar: Option<&Calendar>) -> String {
     let Some(calendar) = calendar else {
         return crate::audit::instant(period.start);
@@ -94,11 +94,11 @@ fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
         let zone = TimeZone::get(calendar.zone().name()).ok()?;
         let start = start.to_zoned(zone);
         let is_of_it = match calendar.unit() {
-            // Hours cannot be found by a midnight.
+            // A period of hours need not start at a midnight, so the time zone of the rule counts.
             (_, Unit::Hour) => true,
             _ => calendar.period_at(period.start).start == period.start,
         };
-        // At the start of a day only the anchor differs, and the time zone is right.
+        // A period that starts at midnight in this time zone differs only in its anchor.
         (is_of_it || start.start_of_day().is_ok_and(|day| day == start)).then_some(start)
     });
     in_force.unwrap_or_else(|| {

@@ -18,7 +18,7 @@ use crate::http::bounds::{MAX_ATTRIBUTES, MAX_BATCH, MAX_VALUE};
 /// A text that is borrowed from the request where it can be.
 pub(crate) type Text<'a> = Cow<'a, str>;
 
-/// A question of a client. It borrows from the request.
+/// A question of a client. The question borrows from the request.
 pub(crate) enum Question<'a> {
     Check(Check<'a>),
     /// Several checks, each decided on its own.
@@ -92,7 +92,7 @@ impl<'a> Refund<'a> {
     }
 }
 
-/// Which part of a tenant's usage is wanted.
+/// A question about a tenant's usage.
 #[derive(Debug, Default)]
 pub(crate) struct UsageQuestion<'a> {
     pub(crate) tenant: Text<'a>,

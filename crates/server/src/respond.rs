@@ -87,7 +87,7 @@ pub(crate) struct Ready<'a> {
     status: &'static str,
     /// The version of the config in force.
     config_version: &'a str,
-    /// How many rules it has.
+    /// How many rules this config has.
     rules: usize,
     /// Where the rules come from.
     config: ReadyConfig<'a>,
@@ -102,7 +102,7 @@ pub(crate) struct ReadyConfig<'a> {
     /// When the config was put in force.
     #[schema(format = "date-time")]
     loaded_at: String,
-    /// Why the current file was rejected: where, and what is wrong. Absent if it is in force.
+    /// Why the current file was rejected: where, and what is wrong. Absent if the file is in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     refused: Option<&'a str>,
@@ -128,7 +128,7 @@ fn json(status: StatusCode, content_type: HeaderValue, body: &impl Serialize) ->
     let mut bytes = Vec::with_capacity(1024);
     match serde_json::to_writer(&mut bytes, body) {
         Ok(()) => with_body(status, content_type, bytes.into()),
-        // No body here can fail to become JSON: their keys are texts.
+        // Every body here becomes JSON: all keys of its maps are strings.
         Err(_) => with_body(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, Body::empty()),
     }
 }

@@ -28,7 +28,7 @@ pub enum TlsError {
         setting: &'static str,
         /// The path of the file.
         path: String,
-        /// What is wrong with it.
+        /// The problem with the file.
         what: String,
     },
     /// The certificate and the key do not belong together.

@@ -22,7 +22,7 @@ const PAGE: usize = 1000;
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) tenant: String,
-    /// Sums over the counters of a rule: `key` and `entries` have no meaning here.
+    /// Each row adds up the counters of a rule: its `key` and `entries` have no meaning here.
     pub(crate) rows: Vec<UsageRow>,
     /// Whether there are more rows.
     pub(crate) is_truncated: bool,

@@ -1,6 +1,6 @@
 //! The admin door: tokens and roles, and what operators can do.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! TLS at every door: certificates that are renewed while the server runs, and clients that must
 //! present a certificate. On a paused clock.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 use std::fs;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What clients of the HTTP door rely on.
+//! The behaviour that clients of the HTTP door rely on.
 
 mod common;
 
@@ -18,7 +18,7 @@ rules:
   - { id: open, match: { action: open }, algorithm: gcra, rate: unlimited }
 ";
 
-#[allow(clippy::needless_pass_by_value)] // Every caller makes it on the spot.
+#[allow(clippy::needless_pass_by_value)] // Every caller passes a temporary.
 fn check(server: &Running, attributes: serde_json::Value) -> common::Answer {
     server.post(
         "/v1/check",
@@ -330,7 +330,8 @@ fn near_limit_counts_allowed_checks_with_less_than_a_fifth_left() {
         check(&server, json!({}));
     }
     let page = server.get("/metrics").text;
-    // 10 allowed; 1 and 0 left are below a fifth of 10.
+    // 10 of 12 requests are allowed. The last two of them leave 1 and 0, which is less than a fifth
+    // of 10.
     assert!(
         page.contains("rate_limit_near_limit_total{rule=\"ten\"} 2"),
         "{page}"

@@ -1,6 +1,6 @@
 //! The example in `examples/envoy` with a real Envoy. Only the ports differ.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 #[path = "common/grpc.rs"]
 mod common;
@@ -162,14 +162,14 @@ fn hits_limits_and_shadow_rules_work_as_in_the_example() {
         refused.header("ratelimit-policy"),
         Some("\"points\";q=60;w=3600")
     );
-    // The rule allows a thousand an hour, and Envoy two.
+    // The rule allows a thousand requests an hour, and Envoy's own limit allows two.
     let trial = setup.get("/trial", "");
     assert_eq!(
         trial.header("ratelimit-policy"),
         Some("\"trial\";q=2;w=3600")
     );
     assert_eq!(setup.statuses("/trial", ""), [200, 429]);
-    // Used up long ago, but only a shadow rule.
+    // A shadow rule never denies, even if its limit is used up.
     assert_eq!(setup.statuses("/beta", ""), [200, 200, 200]);
     let engine = &setup.tollgate.engine;
     let live = engine.active();

@@ -1,6 +1,6 @@
 //! A tenant near its limit: from the request to the webhook and the metrics.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What proxies rely on when they ask `/auth`.
+//! The behaviour of `/auth` that proxies rely on.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What clients of the gRPC door rely on.
+//! The behaviour that clients of the gRPC door rely on.
 
 #[path = "common/grpc.rs"]
 mod common;
@@ -214,7 +214,7 @@ async fn limit_of_a_descriptor_replaces_the_numbers_of_the_rule() {
         let expected = format!("OVER_LIMIT: OVER_LIMIT {rule} 0/");
         assert!(answer.starts_with(&expected), "{answer}");
     }
-    // State outlives the numbers: usage stays.
+    // The usage stays if a request brings other numbers.
     let k = || descriptor([("api_key", "k")]);
     assert_eq!(
         client.words(request([k()])).await,

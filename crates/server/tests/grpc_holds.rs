@@ -1,6 +1,6 @@
 //! Reservations, leases and usage of Tollgate's own gRPC service.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 #[path = "common/grpc.rs"]
 mod common;

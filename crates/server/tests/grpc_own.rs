@@ -1,6 +1,6 @@
-//! What clients of Tollgate's own gRPC service rely on.
+//! The behaviour that clients of Tollgate's own gRPC service rely on.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 #[path = "common/grpc.rs"]
 mod common;
@@ -80,7 +80,7 @@ async fn request_over_quota_within_grace_gets_a_warning() {
     let (_server, mut client) = server(RULES).await;
     let chat = || check([("action", "chat"), ("tenant", "acme")]);
     let warning = Some("over quota, within grace");
-    // What remains, whether there is a warning, and what remains of the grace.
+    // The remaining units, whether there is a warning, and the remaining units of the grace.
     for (remaining, warns, left) in [
         (1, None, None),
         (0, None, None),
@@ -242,7 +242,8 @@ async fn failing_store_is_reported() {
     let answer = client.check(kind("plain")).await.unwrap().into_inner();
     assert_eq!(answer.remaining, Some(2));
     redis.kill();
-    // A failure policy makes it a decision.
+    // Without the store, a rule without a failure policy denies, and a rule with `fail-open`
+    // allows.
     let refused = client.check(kind("plain")).await.unwrap().into_inner();
     assert_eq!(refused.code.as_deref(), Some("STORE_UNAVAILABLE"));
     let open = client.check(kind("open")).await.unwrap().into_inner();

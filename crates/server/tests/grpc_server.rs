@@ -1,7 +1,7 @@
 //! The server around the rate limit service: health, reflection, TLS, stopping, and clients that do
 //! not speak gRPC.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 #[path = "common/grpc.rs"]
 mod common;

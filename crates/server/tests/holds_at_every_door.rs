@@ -1,7 +1,7 @@
-//! One engine, many doors: the same reservations and leases get the same answers through HTTP,
-//! gRPC, RESP and the library, with state in memory and in Redis.
+//! One engine, many doors: the same reservations and leases get the same answers at every door. The
+//! doors are HTTP, gRPC, RESP and the library, with state in memory and in Redis.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic.
 
 #[path = "common/doors.rs"]
 mod doors;
@@ -23,8 +23,8 @@ use tollgate_rig::{Redis, Reply, Resp};
 use tonic::Code;
 use tonic::transport::Channel;
 
-/// Windows so long that nothing refills while the test runs. No rule counts in fractions, because a
-/// fraction may be missing after a slow step.
+/// Windows so long that nothing refills while the test runs. All rules count whole units: a slow
+/// step could lose a fraction of a unit.
 const RULES: &str = "
 rules:
   - { id: tokens, match: { action: llm }, per: [tenant], algorithm: fixed-window, limit: 60, window: 365d }
@@ -32,7 +32,7 @@ rules:
   - { id: slots, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 3, lease: 1h }
 ";
 
-/// A step. Steps that end something refer to an earlier one, counted from the last.
+/// A step. A step that ends a hold refers to an earlier step, counted from the last.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Reserve {
@@ -56,7 +56,7 @@ enum Step {
     },
 }
 
-/// What every door answers to a step.
+/// The answer of every door to a step.
 #[derive(Clone, Debug, PartialEq)]
 enum Outcome {
     Held {
@@ -70,7 +70,7 @@ enum Outcome {
         actual: Option<u64>,
     },
     Error(Wrong),
-    /// There was nothing to refer to.
+    /// The step refers to an earlier step that does not exist.
     Nothing,
 }
 
@@ -88,7 +88,7 @@ fn steps(count: usize) -> Vec<Step> {
     let step = prop_oneof![
         3 => (0_u8..3, 1_u64..12, prop::option::weighted(0.3, 0_u8..9))
             .prop_map(|(tenant, cost, key)| {
-                // Most requests that repeat a key repeat the request.
+                // Most requests with the same key have the same cost.
                 let cost = key.map_or(cost, |key| if cost > 9 { cost } else { 1 + u64::from(key) });
                 Step::Reserve { tenant, cost, key }
             }),
@@ -121,7 +121,7 @@ struct Past {
 }
 
 impl Past {
-    /// The arguments of a step; `None` if it refers to nothing.
+    /// The arguments of a step; `None` if the step refers to an earlier step that does not exist.
     fn call(&self, step: Step) -> Option<Call> {
         let reserved = |which| self.reserved.iter().nth_back(which).cloned();
         Some(match step {

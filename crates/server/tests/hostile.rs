@@ -1,4 +1,4 @@
-//! What a careless or hostile client may send: it gets a clear answer, and the server goes on.
+//! Careless and hostile clients of the HTTP door: each gets a clear answer, and the server goes on.
 
 mod common;
 

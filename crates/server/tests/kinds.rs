@@ -1,7 +1,7 @@
 //! Rates, quotas and slots, as a client of the HTTP door sees them: grace, warnings, codes,
 //! headers.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn parameter(answer: &Answer, header: &str, name: &str) -> u64 {
     found.unwrap().parse().unwrap()
 }
 
-/// Whether it is this many seconds after the decision, rounded up.
+/// Whether the reset is this many seconds after the decision, give or take a second.
 fn is_until(answer: &Answer, seconds: u64) -> bool {
     let json = answer.json();
     let decided = json["decidedAtEpochMicros"].as_u64().unwrap();

@@ -1,6 +1,6 @@
 //! Concurrency leases at the HTTP door.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn with(mut body: Value, more: &Value) -> Value {
     body
 }
 
-#[allow(clippy::needless_pass_by_value)] // Every caller makes it on the spot.
+#[allow(clippy::needless_pass_by_value)] // Every caller passes a temporary.
 fn acquire(server: &Running, more: Value) -> Answer {
     server.post("/v1/leases", &with(job(), &more).to_string())
 }
@@ -66,7 +66,7 @@ fn lease_is_201_with_a_token_and_the_next_one_waits_for_a_slot() {
     let second = acquire(&server, json!({}));
     assert_eq!(second.status, 201);
     assert!(second.json()["fence"].as_u64() > lease["fence"].as_u64());
-    // As long as the rule says.
+    // The lease lasts as long as the rule says.
     let decided = second.json()["decidedAtEpochMicros"].as_u64().unwrap() / 1000;
     let expires = second.json()["expiresAtEpochMillis"].as_u64().unwrap();
     assert_eq!(expires - decided, 30_000);
@@ -108,7 +108,7 @@ fn only_the_owner_renews_and_releases() {
     );
     assert_eq!(renewed.status, 200, "{}", renewed.text);
     let later = renewed.json()["expiresAtEpochMillis"].as_u64().unwrap();
-    // As long as before unless given, and never less than was promised.
+    // Without a `ttl`, a renewal never shortens the lease.
     let again = renew(&server, &id, &json!({ "token": token }).to_string());
     assert_eq!(again.status, 200, "{}", again.text);
     assert!(again.json()["expiresAtEpochMillis"].as_u64().unwrap() >= later);
@@ -156,7 +156,7 @@ fn waiting_client_gets_the_released_slot() {
     acquired(&server);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| acquire(&server, json!({ "wait": "30s", "owner": "late" })));
-        // It waits: no other client gets a slot before it.
+        // Once the client waits, no other client gets a slot before it.
         while acquire(&server, json!({ "wait": "1ms" })).status != 429 {}
         free(&server, &id, &token);
         let granted = waiting.join().unwrap();

@@ -1,6 +1,6 @@
 //! The ledger at the admin door: usage, postings, and roles.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Plans, budgets, overrides and candidates, as clients and operators see them.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 

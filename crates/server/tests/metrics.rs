@@ -1,6 +1,6 @@
 //! The metrics, the alerts on them and the dashboard that shows them.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic.
 
 mod common;
 
@@ -171,7 +171,7 @@ fn promtool_accepts_the_metrics() {
     assert_eq!(lint(&page_with_a_store()), complaint);
 }
 
-/// What promtool reports about a page.
+/// The problems that promtool reports about a page.
 fn lint(page: &str) -> String {
     let mut promtool = promtool(&["check", "metrics"])
         .stdin(Stdio::piped())

@@ -1,6 +1,6 @@
 //! The OpenAPI document of the HTTP door, compared with what the door does.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 
@@ -30,7 +30,7 @@ impl Description {
         Description(answer.json())
     }
 
-    /// What the document says about this answer to `method` on `path`.
+    /// The part of the document about this answer to `method` on `path`.
     #[track_caller]
     fn response(&self, method: &str, path: &str, answer: &Answer) -> &Value {
         let responses = &self.0["paths"][path][method]["responses"];

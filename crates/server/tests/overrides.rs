@@ -1,6 +1,6 @@
 //! Overrides: stored, shared, put in force and expired.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Test helpers may panic.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -244,7 +244,7 @@ async fn expired_override_is_removed_later_if_the_store_failed() {
     let one = Instance::start(&on(&redis), data.path(), &clock).await;
     one.overrides.set(MORE, "ann").await.unwrap();
     one.overrides.set(LESS, "ann").await.unwrap();
-    // The server answers, but removes nothing.
+    // The store answers, but cannot remove anything.
     redis.cli(&["ACL", "SETUSER", "default", "-eval"]);
     clock.set(Time::from_micros((START + 3_600_000) * 1000));
     for _ in 0..2 {
@@ -271,7 +271,7 @@ async fn change_starts_from_what_is_stored() {
     let one = Instance::start(&on(&redis), &data.path().join("one"), &clock).await;
     let other = Instance::start(&on(&redis), &data.path().join("other"), &clock).await;
     one.overrides.set(MORE, "ann").await.unwrap();
-    // This instance has not read the changes yet.
+    // The instance `other` has not read the new override yet.
     let name = "tenant:acme/api";
     let cleared = other.overrides.clear(name, "bob", None).await.unwrap();
     assert_eq!(cleared.read.as_ref().unwrap().reason(), "launch");
@@ -280,7 +280,7 @@ async fn change_starts_from_what_is_stored() {
     assert!(one.names().is_empty());
     assert_eq!(trail(&data.path().join("one")).len(), 1);
 
-    // Reading the same again changes nothing.
+    // Reading the same overrides again changes nothing.
     one.overrides.set(MORE, "ann").await.unwrap();
     let before = one.engine.active();
     one.overrides.refresh().await;

@@ -38,7 +38,7 @@ struct Example {
     _app: App,
 }
 
-/// What an example does if Tollgate cannot be reached.
+/// The behaviour of an example if Tollgate cannot be reached.
 #[derive(Clone, Copy, PartialEq)]
 enum Without {
     Passes,

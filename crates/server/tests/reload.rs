@@ -1,7 +1,7 @@
 //! A config that changes while the doors are open: what follows it, what is rejected, and where
 //! that is reported.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 #[path = "common/grpc.rs"]
@@ -206,12 +206,12 @@ fn changed_file_is_seen_however_it_was_changed() {
     assert_eq!(server.look(), None);
     server.write(&rules(&[("api", 6)]));
     applied(6);
-    // As editors do it: a new file replaces the old one.
+    // Editors write a new file, and replace the old one.
     let aside = server.folder.path().join("rules.yaml.new");
     std::fs::write(&aside, rules(&[("api", 7)])).unwrap();
     std::fs::rename(&aside, server.file()).unwrap();
     applied(7);
-    // Gone, and back.
+    // The file is removed, and put back.
     std::fs::rename(server.file(), &aside).unwrap();
     let Some(Err(ReloadError::Rejected(refused))) = server.look() else {
         panic!("a file that is not there is not right");
@@ -224,7 +224,7 @@ fn changed_file_is_seen_however_it_was_changed() {
     std::fs::rename(&aside, server.file()).unwrap();
     let change = server.look().unwrap().unwrap();
     assert_eq!(change.outcome, Outcome::Unchanged);
-    // Only touched.
+    // The file is written again with the same text.
     server.write(&rules(&[("api", 7)]));
     assert_eq!(server.look().unwrap().unwrap().outcome, Outcome::Unchanged);
     let who: Vec<Value> = server

@@ -1,7 +1,7 @@
 //! A thousand reloads under load: no request fails or sees half of a config, no usage is lost, and
 //! memory does not grow.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 
@@ -18,18 +18,18 @@ use tollgate_server::control::Outcome;
 
 const RELOADS: u64 = 1000;
 
-/// How much larger the numbers of the two rules are than the number of the config.
+/// The limits of the two rules are these numbers plus the number of the config.
 const BASES: [u64; 2] = [1_000_000_000, 2_000_000_000];
 
-/// How much memory may grow between the middle and the end of the reloads. If every config stayed,
-/// it would be ten times as much.
+/// How much memory may grow between the middle and the end of the reloads. If every config stayed
+/// in memory, the growth would be ten times as much.
 const MAX_GROWTH: u64 = 8 * 1024 * 1024;
 
 /// One test at a time: they measure the same memory.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The config of a number: two rules that change together, one that never changes, in a changing
-/// order, and others that make it large.
+/// The config with this number: two rules that change together, and one that never changes, in a
+/// changing order. The other rules make the config large.
 fn yaml(top: &str, number: u64) -> String {
     let mut text = format!("version: 1\n{top}rules:\n");
     let pair = ["one", "two"].iter().zip(BASES);

@@ -1,6 +1,6 @@
 //! Reservations and usage at the HTTP door.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn acme(cost: u64) -> Value {
     json!({ "attributes": { "action": "llm", "tenant": "acme" }, "cost": cost })
 }
 
-#[allow(clippy::needless_pass_by_value)] // Every caller makes it on the spot.
+#[allow(clippy::needless_pass_by_value)] // Every caller passes a temporary.
 fn reserve(server: &Running, body: Value) -> Answer {
     server.post("/v1/reservations", &body.to_string())
 }
@@ -60,7 +60,7 @@ fn reservation_is_201_with_an_id_and_the_fields_of_a_check() {
         (&body["remaining"], &body["granted"]),
         (&json!(400), &json!(600))
     );
-    // A minute unless given.
+    // Without a `ttl`, a reservation lasts one minute.
     let decided = body["decidedAtEpochMicros"].as_u64().unwrap() / 1000;
     let expires = body["expiresAtEpochMillis"].as_u64().unwrap();
     assert_eq!(expires - decided, 60_000);

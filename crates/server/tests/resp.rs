@@ -1,6 +1,6 @@
 //! The commands of the RESP door and their answers, to the byte.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod resp_door;
 

@@ -68,7 +68,7 @@ fn redis_cli_logs_in_over_tls() {
         "hi\n"
     );
     assert_eq!(ask(&["PING"]), "NOAUTH Authentication required.\n\n");
-    // More than one TLS record holds.
+    // More commands than one TLS record holds.
     let mut pipe = Command::new("sh");
     let script = r#"yes "CL.THROTTLE k 1 1 1" | head -n 5000 | redis-cli "$@" | wc -l"#;
     pipe.args(["-c", script, "sh", "-p", &door.address.port().to_string()]);
@@ -90,7 +90,7 @@ fn redis_benchmark_works() {
     );
     let counts = door.engine.metrics().throttles();
     assert_eq!(counts.allowed + counts.limited, 20_000);
-    // Ten at once for each of a thousand keys, and nothing refills in time.
+    // Each of a thousand keys allows ten at once, and nothing refills in time.
     assert!((9_000..=10_000).contains(&counts.allowed), "{counts:?}");
 }
 

@@ -1,6 +1,6 @@
 //! The examples of `docs/resp.md`, run as they stand.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod resp_door;
 

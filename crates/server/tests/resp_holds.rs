@@ -1,6 +1,6 @@
 //! Reservations and leases of the RESP door.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic.
 
 mod resp_door;
 

@@ -1,7 +1,6 @@
-//! What a careless or hostile client may send to the RESP door: it gets a clear answer, and the
-//! server goes on.
+//! Careless and hostile clients of the RESP door: each gets a clear answer, and the server goes on.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod resp_door;
 

@@ -1,6 +1,6 @@
 //! The RESP door in front of a Redis that comes and goes.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 mod resp_door;
 
@@ -42,7 +42,7 @@ fn pipelined(door: &Door, commands: &str, expected: &str) -> String {
 fn pipeline_travels_together_and_is_answered_in_order() {
     let redis = Redis::start();
     let door = door(&redis, ThrottleFailure::Error);
-    // Warmed up: the script is loaded, and the connection open.
+    // A warm-up: it loads the script, and opens the connection.
     door.lines("CL.THROTTLE warm 1 1 1");
     let batches = |door: &Door| door.engine.redis().unwrap().metrics().batches().count;
     let before = batches(&door);

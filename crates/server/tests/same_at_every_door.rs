@@ -1,7 +1,7 @@
 //! One engine, many doors: the same requests get the same answers through HTTP, gRPC, RESP and the
 //! library, with state in memory and in Redis.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic.
 
 #[path = "common/doors.rs"]
 mod doors;
@@ -42,7 +42,7 @@ struct Question {
     cost: u64,
 }
 
-/// What every door answers.
+/// The answer of every door.
 #[derive(Clone, Debug, PartialEq)]
 struct Answer {
     allowed: bool,

@@ -32,14 +32,14 @@ fn schemathesis_finds_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/schemathesis.toml");
     let output = clients::schemathesis()
-        // It writes notes to its working directory.
+        // schemathesis writes notes to its working directory.
         .current_dir(&directory)
         .args(["--config-file", config, "run"])
         .arg(format!("http://{}/openapi.json", server.address))
         // Phases that need several requests have nothing to follow here: there are no links and no
         // logins.
         .args(["--phases", "examples,coverage,fuzzing"])
-        // Every check, except for what the config says.
+        // Run every check that the config does not exclude.
         .arg("--continue-on-failure")
         .args(["--max-examples", &(EXAMPLES * times).to_string()])
         .args(["--seed", "20", "--no-color"])
@@ -48,6 +48,6 @@ fn schemathesis_finds_nothing() {
     let printed = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}{errors}");
-    // It must not pass for lack of requests.
+    // The test must not pass because requests were missing.
     assert!(printed.contains("Tested: 25"), "{printed}");
 }

@@ -1,6 +1,6 @@
 //! Slow clients: every door cuts them off, on a paused clock.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The spans of doors whose requests say little about traces: gRPC and RESP.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 #[path = "common/grpc.rs"]
 mod common;
@@ -136,7 +136,7 @@ async fn commands_that_wait_for_a_store_are_decisions() {
     let (mut input, mut out) = (Input::new(), Vec::new());
     let (spans, _guard) = Spans::collect();
     let mut seen = Vec::new();
-    // One after the other: those that wait together end together.
+    // One command at a time: the spans of commands that wait together would end together.
     for command in COMMANDS.lines() {
         input.room().extend_from_slice(command.as_bytes());
         input.room().extend_from_slice(b"\r\n");

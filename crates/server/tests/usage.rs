@@ -1,6 +1,6 @@
 //! A tenant's usage from the ledger, at every door.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic.
 
 mod common;
 #[path = "common/own.rs"]
@@ -17,7 +17,7 @@ use tollgate_server::{ControlPlane, Doors};
 use tonic::Code;
 use tonic::transport::Channel;
 
-/// More than an answer has rows.
+/// More users than an answer has rows.
 const USERS: i64 = 300;
 
 /// The checks and reservations of one tenant, and those of the many users of another.

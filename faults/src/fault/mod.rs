@@ -24,9 +24,9 @@ use crate::clock::OffsetClock;
 pub struct Fault {
     /// The name on the command line.
     pub name: &'static str,
-    /// What happens.
+    /// The description of the fault.
     pub what: &'static str,
-    /// What the limiter should do.
+    /// The expected behaviour of the limiter.
     pub expected: &'static str,
     /// Whether the store can decide during the fault.
     pub availability: Availability,

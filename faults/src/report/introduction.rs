@@ -95,7 +95,7 @@ fn subjects() -> String {
     subjects.collect::<Vec<_>>().join(", ")
 }
 
-/// What a policy does, what bounds it, and what a lost answer means.
+/// The behaviour of a policy, its bound, and the meaning of a lost answer.
 fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
     use tollgate::FailurePolicy::{
         Cached, Degraded, EmergencyLimit, FailClosed, FailOpen, LocalFallback,
@@ -151,7 +151,7 @@ fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
     }
 }
 
-/// What a promise says.
+/// A promise as a sentence.
 fn words(promise: Promise) -> String {
     match promise {
         Promise::InTime => format!(

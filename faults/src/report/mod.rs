@@ -26,7 +26,7 @@ pub struct Finding {
     pub observed: Observed,
     /// The results of each policy.
     pub rows: Vec<Row>,
-    /// The number of this run.
+    /// How often the fault was run, this run included.
     pub runs: u32,
 }
 

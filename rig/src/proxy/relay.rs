@@ -1,4 +1,4 @@
-//! The thread of the proxy. It waits for sockets, for orders, and for the time of delayed bytes.
+//! The thread of the proxy. The thread waits for sockets, for orders, and for the time of delayed bytes.
 
 use std::io::{self, Read};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

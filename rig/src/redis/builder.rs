@@ -48,7 +48,7 @@ impl RedisBuilder {
         self
     }
 
-    /// Adds arguments for the server. They override those of the rig.
+    /// Adds arguments for the server. These arguments override those of the rig.
     pub fn args(self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> RedisBuilder {
         args.into_iter().fold(self, RedisBuilder::arg)
     }

@@ -27,7 +27,7 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// A Redis server on loopback, killed when dropped.
 ///
-/// It stores nothing on disk, so it is empty after a [`restart`](Redis::restart).
+/// The server stores nothing on disk, so it is empty after a [`restart`](Redis::restart).
 #[derive(Debug)]
 pub struct Redis {
     binary: PathBuf,

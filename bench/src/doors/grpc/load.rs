@@ -1,7 +1,7 @@
 //! The load generator: a number of requests in flight over a few connections, with random API keys.
 //!
-//! It uses HTTP/2 without a gRPC library, and only checks the status of an answer, so that it leaves most of the
-//! machine to the server.
+//! The generator uses HTTP/2 without a gRPC library, and only checks the status of an answer. So most of the
+//! machine is left to the server.
 
 use std::error::Error;
 use std::net::SocketAddr;

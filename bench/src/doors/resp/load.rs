@@ -9,7 +9,7 @@ use crate::server::Server;
 
 const CONNECTIONS: &str = "50";
 const KEYS: &str = "100000";
-/// The requests of the first run, for each command in a pipeline.
+/// The number of requests of the first run, for each command in flight.
 const FIRST: u64 = 20_000;
 
 /// The limits in the commands.
@@ -94,7 +94,7 @@ impl<'a> Load<'a> {
             let complaint = String::from_utf8_lossy(&output.stderr);
             return Err(format!("redis-benchmark gave no result\n{text}{complaint}").into());
         };
-        // A few million at most.
+        // The number is a few million at most.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let fit = (per_second * seconds) as u64;
         self.requests = fit.max(1000);

@@ -19,7 +19,7 @@ pub(crate) struct Collector {
     _runtime: tokio::runtime::Runtime,
 }
 
-/// What a collector has received.
+/// Everything that a collector has received.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Traced {
     pub(crate) paths: Vec<String>,

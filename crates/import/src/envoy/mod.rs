@@ -1,12 +1,12 @@
 //! Converts configs of Envoy's rate limit service (envoyproxy/ratelimit).
 //!
-//! The service walks down a tree. Each entry of a request's descriptor selects one node of a level: by key
-//! and value, else by the first wildcard that matches, else by key alone. The service never goes back up,
-//! and a limit counts only if the last entry selects its node.
+//! The service walks down a tree. Each entry of a request's descriptor selects one node of a level. A node
+//! with the same key and value comes first, then the first wildcard that matches, then a node with the key
+//! alone. The service never goes back up, and a limit counts only if the last entry selects its node.
 //!
 //! So each node with a limit becomes a rule. The values on the path to the node become its `match`, the keys
-//! without a value its `per`. Its `when` excludes requests with more entries, and values that select another
-//! node of the same level.
+//! without a value its `per`. The `when` of the rule excludes requests with more entries, and values that
+//! select another node of the same level.
 //!
 //! `tree` reads the files, `wildcard` matches values with `*`, `path` is the path from the root to a node,
 //! and `rules` makes the rules.
@@ -30,7 +30,7 @@ use tree::{Descriptor, Reader, shortened};
 /// Whether files may share a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Domains {
-    /// Each domain has one file. This is the default of the service.
+    /// Each domain has one file, which is the default of the service.
     Once,
     /// Files of one domain are merged, as the service does with `MERGE_DOMAIN_CONFIG`.
     Merged,

@@ -15,12 +15,12 @@ pub(super) struct Path<'t> {
     pub(super) composite: String,
     pub(super) matches: Vec<(String, Vec<String>)>,
     pub(super) per: Vec<String>,
-    /// Conditions that exclude values which select other nodes, each with its key.
+    /// Conditions, each with its key. They exclude the values of other nodes.
     pub(super) when: Vec<(String, &'t str)>,
 }
 
 impl Path<'_> {
-    /// Returns why Tollgate cannot see a request with this key after this path, if so.
+    /// Returns why Tollgate cannot see a request with this key after this path; `None` if it can.
     pub(super) fn why_unreachable(&self, key: &str) -> Option<String> {
         if key == DOMAIN {
             Some(

@@ -35,7 +35,7 @@ fn is_known(name: &str) -> bool {
     all.iter().any(|fields| fields.contains(&name))
 }
 
-/// A file, as messages call it.
+/// The name of a file in messages.
 const FILE: &str = "a file of the rate limit service";
 
 /// The units, with the seconds that the service counts for them.
@@ -85,7 +85,7 @@ pub(super) struct Reader<'r, 's> {
     pub(super) file: &'r str,
     pub(super) problems: &'r mut Problems<'s>,
     pub(super) notes: &'r mut Vec<Note>,
-    /// Fields that only affect metrics and answers: how often, and the first place.
+    /// Fields that only affect metrics and answers. For each field: how often it occurs, and its first place.
     pub(super) unused: HashMap<String, (usize, Place)>,
     pub(super) count: usize,
 }

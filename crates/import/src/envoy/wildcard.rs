@@ -90,8 +90,8 @@ impl Wildcard {
         parts.join("*")
     }
 
-    /// A CEL condition that holds for the same values of `attribute`; `None` for several parts whose order
-    /// matters, which CEL cannot express.
+    /// A CEL condition that holds for the same values of `attribute`; `None` if CEL cannot express the order
+    /// of several parts.
     pub(super) fn condition(&self, attribute: &str) -> Option<String> {
         let call =
             |function: &str, text: &str| format!("{attribute}.{function}({})", double_quoted(text));

@@ -25,7 +25,7 @@ pub(super) struct Names<'n> {
 /// The conditions of one limit. All must hold.
 #[derive(Debug, Default)]
 pub(super) struct Conditions {
-    /// Entries, each with the patterns of which one must match.
+    /// Entries with patterns. Each entry must match one of its patterns.
     pub(super) matches: Vec<(String, Vec<String>)>,
     /// The other conditions, in CEL.
     pub(super) when: Vec<String>,

@@ -212,8 +212,8 @@ impl Converter<'_> {
         Some(rule)
     }
 
-    /// Converts the conditions and the variables. If one cannot be converted, the limit is left out: without
-    /// it the limit would apply to other requests.
+    /// Converts the conditions and the variables. If a part cannot be converted, the limit is left out:
+    /// without that part, the limit would apply to other requests.
     fn convert_conditions(&mut self, limit: &Limit) -> Option<(Conditions, Vec<String>)> {
         let mut conditions = Conditions::default();
         let names = Names {

@@ -1,6 +1,6 @@
 //! Runs imported configs.
 
-#![allow(dead_code)] // Each test file uses its share.
+#![allow(dead_code)] // Each test file uses only a part.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use tollgate::{Attributes, Demand, Limiter, ManualClock, MemoryStore, Time, Traced};

@@ -1,4 +1,4 @@
-//! Request bodies of the admin door: those of the HTTP door, with a reason.
+//! Request bodies of the admin door. Every change may have a `reason` for the audit trail.
 
 use serde::{Deserialize, Deserializer, de};
 use utoipa::ToSchema;
@@ -55,7 +55,7 @@ pub(super) struct ReloadBody {
     pub(super) reason: Option<String>,
 }
 
-/// Reads a reason, if one is given. It must fit into the audit trail.
+/// Reads a reason, if one is given. A reason must fit into the audit trail.
 pub(super) fn bounded_reason<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<String>, D::Error> {
@@ -77,7 +77,7 @@ pub(super) fn reason() -> Schema {
         .into()
 }
 
-/// A new override. It has one of `numbers`, `scale` and `state`.
+/// A new override. An override has one of `numbers`, `scale` and `state`.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it describes what an override is read from")]
 #[schema(rename_all = "camelCase")]
@@ -85,8 +85,8 @@ pub(super) struct NewOverride {
     /// The tenant that the override applies to.
     #[schema(required = false)]
     tenant: String,
-    /// The plan that the override applies to. Without a tenant and a plan it applies to everyone, and
-    /// needs `for`.
+    /// The plan that the override applies to. Without a tenant and a plan, the override applies to
+    /// everyone, and needs `for`.
     #[schema(required = false)]
     plan: String,
     /// The rule or budget that the override applies to: all unless given.

@@ -37,7 +37,8 @@ pub(super) struct OverrideBody {
     /// The tenant that the override applies to.
     #[schema(required = true)]
     tenant: Option<String>,
-    /// The plan that the override applies to. Without a tenant and a plan it applies to everyone.
+    /// The plan that the override applies to. Without a tenant and a plan, the override applies to
+    /// everyone.
     #[schema(required = true)]
     plan: Option<String>,
     /// The rule or budget that the override applies to; null for all.
@@ -52,7 +53,7 @@ pub(super) struct OverrideBody {
     /// When the override expires; null if it lasts until it is cleared.
     #[schema(required = true)]
     expires_at_epoch_millis: Option<u64>,
-    /// Why it has no effect under the rules in force; null if it has one.
+    /// Why the override has no effect under the rules in force; null if it has an effect.
     #[schema(required = true)]
     idle: Option<String>,
 }
@@ -84,7 +85,8 @@ impl OverrideBody {
             Ok(it) => return OverrideBody::of(it, None),
             Err(why) => why,
         };
-        // The fields that can be found. Their texts are unchecked, so they are cut.
+        // Show the fields that can be found. Nothing has checked their length, so long texts are
+        // cut.
         let fields: Value = serde_json::from_str(&stored.text).unwrap_or_default();
         let cut = |text: &str| text[..text.floor_char_boundary(MAX_WHY)].to_owned();
         let text = |name: &str| fields[name].as_str().map(cut);
@@ -119,7 +121,7 @@ pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
 }
 
 pub(super) async fn set(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
-    // Bytes that are not text make a bad override, and are reported as one.
+    // Bytes that are not UTF-8 make the override invalid, and `set` rejects it.
     let text = String::from_utf8_lossy(&body);
     let set = admin.control.overrides().set(&text, &who.name).await?;
     Ok(respond::report(&OverrideBody::of(&set, None)))

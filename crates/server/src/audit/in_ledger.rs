@@ -1,9 +1,9 @@
 //! The audit trail in the ledger, in addition to the file: the trail of all instances that share
 //! the ledger.
 //!
-//! Every entry goes to the ledger when it is written to the file. The ledger stores it within its
-//! flush interval, or has it in its spill file. A query returns the union of both: the file has
-//! entries from before there was a ledger, and the ledger has those of other instances.
+//! Every entry goes to the ledger when it is written to the file. After the flush interval, the
+//! entry is in the ledger or in its spill file. A query returns the union of both trails. The file
+//! has entries from before there was a ledger. The ledger has the entries of other instances.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,7 +102,8 @@ pub(super) fn union(ledger: Trail, file: Trail, limit: usize) -> Trail {
     let mut unmatched: Vec<bool> = vec![true; both.len()];
     let mut others = Vec::new();
     for entry in file.entries {
-        // Two equal entries of one instant are twice in both trails.
+        // A ledger entry matches one file entry only: two equal changes at one instant are two
+        // entries in both trails.
         let same = both
             .iter()
             .zip(&mut unmatched)
@@ -123,7 +124,7 @@ pub(super) fn union(ledger: Trail, file: Trail, limit: usize) -> Trail {
     }
 }
 
-/// Whether both are about the same change. The ledger may have a shortened entry.
+/// Whether both entries are about the same change. The ledger may have a shortened entry.
 fn is_same(stored: &Entry, entry: &Entry) -> bool {
     let is_shortened = stored.from.is_none() && stored.to.is_none();
     stored.at == entry.at

@@ -6,8 +6,8 @@
 //!
 //! With a ledger, the trail of all instances that share it is in the ledger too: see `in_ledger`.
 //!
-//! No entry has a raw subject, only hashes. Readers skip a line that a crash has torn, and the next
-//! entry starts on its own line.
+//! No entry has a raw subject, only hashes. Readers skip a line that a crash has cut short, and the
+//! next entry starts on its own line.
 
 mod in_ledger;
 mod read;
@@ -172,7 +172,7 @@ struct Writer {
 }
 
 /// An entry to write, and the caller that waits for it. Without an entry, the caller waits for all
-/// entries before.
+/// earlier entries.
 struct Letter {
     entry: Option<Entry>,
     written: Option<oneshot::Sender<()>>,
@@ -278,7 +278,7 @@ impl Audit {
         if writer.queue.send(letter).await.is_err() {
             writer.lost.add(entries, "the writing thread has ended");
         }
-        // An error means that the entry could not be written, which was logged already.
+        // An error means that the entry could not be written. The writer has logged that already.
         let _ = is_written.await;
     }
 
@@ -336,7 +336,7 @@ fn write(
                 if let Some(ledger) = ledger {
                     ledger.note(&entry, now);
                 }
-                // An entry always becomes JSON: its maps have texts for keys.
+                // An entry always becomes JSON: all keys of its maps are strings.
                 if serde_json::to_writer(&mut lines, &entry).is_ok() {
                     lines.push(b'\n');
                 }
@@ -377,7 +377,7 @@ fn append(path: &Path, lines: &[u8]) -> io::Result<()> {
         file.read_exact(&mut last)?;
     }
     if last != *b"\n" {
-        // The rest of a line that a crash has torn stays, as its own line.
+        // A crash has cut the last line short: that line stays in the file, as a line of its own.
         return file.write_all(&[b"\n", lines].concat());
     }
     file.write_all(lines)

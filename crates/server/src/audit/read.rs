@@ -21,16 +21,16 @@ const MAX_LINE: usize = 64 * 1024;
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
 
-/// Entries are sorted by time except for this much, because clocks are adjusted and several
-/// instances may write.
+/// Entries may be out of order by this much, because clocks are adjusted and several instances may
+/// write.
 const DISORDER: Span = Span::MINUTE;
 
-/// Which entries are wanted.
+/// A query for entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     /// The most entries: 100 unless given.
     pub limit: usize,
-    /// Only entries about this: `reset`, or the first word of several, such as `config`.
+    /// Only entries of this kind: `reset`, or a prefix such as `config`.
     pub what: Option<String>,
     /// Only entries of this author.
     pub who: Option<String>,
@@ -55,9 +55,9 @@ impl Default for Query {
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Trail {
-    /// The newest first.
+    /// The entries, the newest first.
     pub entries: Vec<Entry>,
-    /// Whether there may be more, further back.
+    /// Whether there may be more entries, further back.
     pub is_cut: bool,
 }
 
@@ -127,7 +127,7 @@ fn shown(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
-/// The time this long before `now`: `15m`.
+/// The time before `now` that a text such as `15m` means.
 fn ago(text: &str, now: Time) -> Option<Time> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let seconds: u64 = match unit {
@@ -166,7 +166,7 @@ pub fn read(path: &Path, query: &Query, most: u64) -> io::Result<Trail> {
             trail.is_cut = lines.is_cut();
             return Ok(trail);
         };
-        // A line that is not an entry was torn by a crash, or written by another program.
+        // A line that is not an entry was cut short by a crash, or written by another program.
         let Ok(entry) = serde_json::from_slice::<Entry>(&line) else {
             continue;
         };
@@ -186,7 +186,7 @@ struct Backwards {
     file: File,
     /// Where the part that was read begins.
     start: u64,
-    /// Where to stop.
+    /// Reading stops at this position.
     end: u64,
     /// The part that was read and not yet returned.
     rest: Vec<u8>,
@@ -245,7 +245,7 @@ impl Backwards {
         self.start -= size;
         self.file.seek(SeekFrom::Start(self.start))?;
         let mut block = Vec::with_capacity(BLOCK + self.rest.len());
-        // Only as much as there is: the file may have been truncated meanwhile.
+        // Reads at most the bytes that exist: the file may have been truncated meanwhile.
         (&mut self.file).take(size).read_to_end(&mut block)?;
         block.append(&mut self.rest);
         self.rest = block;

@@ -91,7 +91,7 @@ fn address(text: &[u8]) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// An IPv6 address. Its zone has a meaning only on the machine that wrote it, and is dropped.
+/// An IPv6 address. The zone has a meaning only on the machine that wrote it, and is dropped.
 fn ipv6(text: &str) -> Option<Ipv6Addr> {
     let address = match text.split_once('%') {
         Some((_, "")) => return None,
@@ -101,7 +101,7 @@ fn ipv6(text: &str) -> Option<Ipv6Addr> {
     address.parse().ok()
 }
 
-/// Whether it is a port, or one of the forms in RFC 7239 that hide a port.
+/// Whether `text` is a port, or one of the forms in RFC 7239 that hide a port.
 fn is_port(text: &str) -> bool {
     let hidden = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     match text.strip_prefix('_') {

@@ -46,7 +46,7 @@ pub struct Client<'h> {
 /// Why the client of a request is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// The client depends on which value counts.
+    /// A header has several values, so it is unclear which one names the client.
     #[error("the header {0} is given more than once")]
     Repeated(HeaderName),
     /// A value is too long.
@@ -61,7 +61,7 @@ impl Clients {
     /// Finds clients as `subjects` says.
     #[must_use]
     pub fn new(subjects: Subjects) -> Clients {
-        // The config accepts only names of headers, so none is lost here.
+        // The config accepts only valid header names, so no name is dropped here.
         let named = |name: &Option<String>| HeaderName::try_from(name.as_deref()?).ok();
         let headers = &subjects.headers;
         Clients {
@@ -147,7 +147,7 @@ impl<'h> Client<'h> {
         self.address
     }
 
-    /// Returns what is known of the client, as attributes.
+    /// Returns the attributes of the client.
     pub fn into_attributes(self) -> impl Iterator<Item = (&'static str, Cow<'h, str>)> {
         self.attributes.into_iter()
     }

@@ -36,7 +36,7 @@ fn first_address_that_is_not_a_trusted_proxy_is_the_client() {
     let hundred = vec!["10.0.0.7"; 100].join(",");
     let spoofed = format!("{}, 192.0.2.1", vec!["203.0.113.9"; 100].join(", "));
     let xff = "x-forwarded-for";
-    // What the proxy 10.0.0.1 sends as X-Forwarded-For, and the client.
+    // The value of X-Forwarded-For that the proxy 10.0.0.1 sends, and the client.
     for (value, expected) in [
         // From the right, past trusted proxies.
         ("192.0.2.1", "192.0.2.1"),
@@ -46,7 +46,7 @@ fn first_address_that_is_not_a_trusted_proxy_is_the_client() {
         (",, 192.0.2.1 ,,", "192.0.2.1"),
         (" , ,", "10.0.0.1"),
         ("", "10.0.0.1"),
-        // An unreadable address ends the way.
+        // An unreadable address ends the search.
         ("192.0.2.1, garbage", "10.0.0.1"),
         ("192.0.2.1, unknown, 10.0.0.2", "10.0.0.2"),
         ("192.0.2.1\u{e9}", "10.0.0.1"),
@@ -58,14 +58,14 @@ fn first_address_that_is_not_a_trusted_proxy_is_the_client() {
         ("::ffff:192.0.2.1", "192.0.2.1"),
         ("203.0.113.9, ::ffff:10.0.0.2", "203.0.113.9"),
         ("fe80::1%eth0", "fe80::1"),
-        // A hundred.
+        // A hundred addresses.
         (&hundred, "10.0.0.7"),
         (&spoofed, "192.0.2.1"),
     ] {
         let found = ip(&clients, "10.0.0.1", &[(xff, value)]);
         assert_eq!(found, expected, "{value}");
     }
-    // The same with the standard header.
+    // The same with `Forwarded`, the standard header.
     for (value, expected) in [
         ("for=192.0.2.1", "192.0.2.1"),
         (
@@ -92,7 +92,7 @@ fn first_address_that_is_not_a_trusted_proxy_is_the_client() {
             ],
             "192.0.2.1",
         ),
-        // A header with one address.
+        // A header that may have only one address.
         (
             [("x-real-ip", "203.0.113.9"), ("x-real-ip", "192.0.2.1")],
             "10.0.0.1",

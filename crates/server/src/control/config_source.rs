@@ -82,8 +82,8 @@ impl Source {
     pub(super) async fn find_files(self: &Arc<Self>) -> Stamps {
         let source = Arc::clone(self);
         let looking = tokio::task::spawn_blocking(move || {
-            // Taken before the names of the other files are read, so that a change in between is
-            // seen the next time.
+            // This stamp is taken before the names of the other files are read, so that a change in
+            // between is seen the next time.
             let mut stamps = vec![stamp(&source.path)];
             let others = tollgate_config::tenant_paths(&source.path);
             stamps.extend(others.iter().map(|path| stamp(path)));
@@ -118,7 +118,7 @@ impl Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RejectedConfig {
-    /// In the order of the file. Never empty.
+    /// The problems, in the order of the file. Never empty.
     pub problems: Vec<Problem>,
 }
 

@@ -69,7 +69,7 @@ const REFUSED: usize = 2;
 pub struct Status {
     /// When the config was put in force.
     pub loaded_at: Time,
-    /// Why the current file was rejected: where, and what is wrong. `None` if it is in force.
+    /// Why the current file was rejected: where, and what is wrong. `None` if the file is in force.
     pub refused: Option<String>,
     /// Sections of the file whose changes need a restart.
     pub needs_restart: Vec<&'static str>,
@@ -87,9 +87,9 @@ pub struct Change {
     /// The version of the config in force.
     #[serde(rename = "configVersion")]
     pub version: String,
-    /// How many rules it has.
+    /// How many rules this config has.
     pub rules: usize,
-    /// Which rules have changed.
+    /// The rules that have changed.
     pub changes: Changes,
     /// The differences in words: at most 50.
     pub differences: Vec<String>,
@@ -125,7 +125,8 @@ impl ControlPlane {
         ControlPlane::new(engine, None, Audit::nowhere())
     }
 
-    /// Keeps the config of `source`, which `engine` was started with.
+    /// Keeps the config of `engine` up to date with `source`. `engine` must have been started with
+    /// the config of `source`.
     #[must_use]
     pub fn new(engine: Arc<Engine>, source: Option<Source>, audit: Audit) -> ControlPlane {
         let clock = SystemClock::new();
@@ -233,7 +234,7 @@ impl ControlPlane {
             }
             stamp = now;
         }
-        // Another caller may have read it meanwhile.
+        // Another caller may have read the file meanwhile.
         if *self.reading.lock().await == stamp {
             return None;
         }
@@ -257,7 +258,8 @@ impl ControlPlane {
         let (who, why) = (who.to_owned(), why.map(str::to_owned));
         let reloading = tokio::spawn(async move {
             let mut reading = control.reading.lock().await;
-            // Taken before the file is read, so that a change in between is seen the next time.
+            // The stamps are taken before the file is read, so that a change in between is seen the
+            // next time.
             *reading = source.find_files().await;
             control.read(source, &who, why.as_deref()).await
         });
@@ -314,7 +316,7 @@ impl ControlPlane {
                 status.loaded_at = self.clock.now();
                 status.needs_restart.clone_from(&change.needs_restart);
             }
-            // Its sections have waited for a restart since it was applied.
+            // The config was applied earlier, and the same sections still wait for a restart.
             Outcome::Unchanged => change.needs_restart.clone_from(&status.needs_restart),
         }
     }

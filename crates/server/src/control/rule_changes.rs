@@ -28,7 +28,7 @@ pub struct Changes {
 pub struct Named {
     /// The number of rules.
     pub count: usize,
-    /// Their ids: at most the first 50.
+    /// The ids of the rules: at most the first 50.
     #[schema(max_items = 50)]
     pub ids: Vec<String>,
 }
@@ -61,8 +61,8 @@ impl Changes {
     }
 }
 
-/// Whether two rules are the same. Their debug output has every field, and expressions cannot be
-/// compared in another way.
+/// Whether two rules are the same. The debug output of a rule has every field, and expressions
+/// cannot be compared in another way.
 fn is_same(one: &Rule, other: &Rule) -> bool {
     format!("{one:?}") == format!("{other:?}")
 }

@@ -40,7 +40,7 @@ impl WebhookSender {
     ) -> Result<WebhookSender, WebhookError> {
         let url = &config.url;
         let wrong = |what: &str| WebhookError(format!("{url}: {what}"));
-        // The error would quote the secret.
+        // The error is not passed on, because it would quote the secret.
         let target = Uri::try_from(url.target.expose());
         Ok(WebhookSender {
             peer,

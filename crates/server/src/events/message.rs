@@ -114,7 +114,7 @@ pub(super) fn body(event: &Event) -> Bytes {
             period_end: instant(event.period.end),
         },
     };
-    // A message always becomes JSON: it has only texts and numbers.
+    // A message always becomes JSON: it has only strings and numbers.
     serde_json::to_vec(&message).unwrap_or_default().into()
 }
 

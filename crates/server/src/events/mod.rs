@@ -29,10 +29,10 @@ pub const MAX_QUEUE: usize = 1024;
 /// The target of log lines about deliveries.
 pub const WEBHOOK: &str = "tollgate::webhook";
 
-/// How long to wait.
+/// The waits between attempts and at the stop of the server.
 #[derive(Clone, Copy)]
 struct Pacing {
-    /// The wait after the first attempt. It doubles with each further attempt.
+    /// The wait after the first attempt. The wait doubles with each further attempt.
     first: Duration,
     /// The longest wait between attempts.
     most: Duration,
@@ -54,9 +54,9 @@ pub struct WebhookError(String);
 /// The result of sending an event.
 #[derive(Clone, Copy)]
 enum Delivery {
-    /// The receiver has it.
+    /// The receiver accepted the event.
     Delivered,
-    /// The receiver rejected it.
+    /// The receiver rejected the event.
     Rejected,
     /// All attempts failed.
     Failed,

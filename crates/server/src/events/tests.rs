@@ -33,8 +33,8 @@ const QUICK: Pacing = Pacing {
 /// Longer than anything takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a message may take in tests where one of them hangs. The others must be answered within
-/// it as well.
+/// The timeout of a message in tests where the receiver hangs once. The other messages must be
+/// answered within it as well.
 const HANGING: Duration = Duration::from_secs(3);
 
 /// How a receiver treats a message.
@@ -106,7 +106,7 @@ impl Receiver {
         message
     }
 
-    /// How many messages nobody has looked at.
+    /// Drops all messages that no test has read, and returns how many there were.
     fn unread(&mut self) -> usize {
         let mut count = 0;
         while self.messages.try_recv().is_ok() {
@@ -152,7 +152,7 @@ fn serve(
         }
     });
     tokio::spawn(async move {
-        // The sender closes it when it has waited long enough.
+        // The sender closes the connection after its timeout.
         let _ = http1::Builder::new()
             .serve_connection(TokioIo::new(stream), service)
             .await;
@@ -169,7 +169,7 @@ impl Setup {
         Setup::waiting(address, attempts, PATIENCE, PATIENCE)
     }
 
-    /// How long a receiver that hangs is waited for.
+    /// A setup with its own timeout of a message, and its own wait at the stop.
     fn waiting(address: SocketAddr, attempts: u32, timeout: Duration, stop: Duration) -> Setup {
         let peer = Peer::new("127.0.0.1", address.port(), false).unwrap();
         Setup::with(peer, address, attempts, "http", timeout, stop)
@@ -196,14 +196,14 @@ impl Setup {
         Setup { engine, webhook }
     }
 
-    /// A tenant that comes near its limit.
+    /// Brings a tenant near its limit.
     async fn near(&self, tenant: &str) {
         let attributes = Attributes::from([("tenant", tenant), ("action", "search")]);
         let decision = self.engine.ask(&attributes, Ask::Exactly(8)).await;
         assert!(decision.is_allowed());
     }
 
-    /// Waits until nothing waits to be sent.
+    /// Waits until no event waits to be sent.
     async fn settled(&self) {
         let settling = async {
             while self.webhook.queue_length() > 0 {
@@ -334,7 +334,7 @@ async fn events_beyond_the_queue_are_dropped_and_counted() {
     let mut receiver = Receiver::start(&[Reply::Hang]).await;
     let setup = Setup::waiting(receiver.address, 1, HANGING, PATIENCE);
     setup.near("first").await;
-    // Taken out of the queue, and being sent.
+    // The first event has left the queue, and is being sent.
     receiver.next().await;
     for it in 0..MAX_QUEUE + 7 {
         setup.near(&format!("tenant{it}")).await;

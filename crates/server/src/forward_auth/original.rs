@@ -55,7 +55,7 @@ pub(super) struct Original<'r> {
     pub(super) method: &'r str,
     /// The normalised path, without the query.
     pub(super) path: String,
-    /// In lower case, without the port.
+    /// The host in lower case, without the port.
     pub(super) host: Option<Cow<'r, str>>,
     pub(super) scheme: Option<&'static str>,
 }
@@ -123,8 +123,8 @@ impl<'r> Original<'r> {
 }
 
 impl Family {
-    /// Whether these headers describe a request. Hosts and schemes do not: they are forwarded for
-    /// other reasons as well.
+    /// Whether the headers describe a request by its method, path or URL. A host or a scheme is not
+    /// enough: proxies send these for other reasons as well.
     fn describes(&self, headers: &HeaderMap) -> bool {
         let names = [Some(&self.method), Some(&self.uri), self.url.as_ref()];
         let mut names = names.into_iter().flatten();
@@ -211,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// The request that header lines describe. They are separated by bars, with `f-` for
+    /// The request that header lines describe. The lines are separated by bars, with `f-` for
     /// `x-forwarded-` and `o-` for `x-original-`.
     fn read(path: &str, lines: &str) -> Result<String, AuthError> {
         let mut request = Request::put(path);

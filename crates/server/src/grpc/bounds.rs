@@ -1,9 +1,9 @@
 //! Bounds on what a gRPC client may send and how long it may take. A message beyond a bound is
 //! rejected with an error that names the bound. A connection beyond a bound is closed.
 //!
-//! All bounds together limit memory: `MAX_IN_FLIGHT` messages of `MAX_MESSAGE`, `MAX_BATCHES` messages
-//! of `MAX_BATCH_MESSAGE`, and `CONNECTION_WINDOW` for each of
-//! [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS) add up to 1.9 GiB in the worst case.
+//! All bounds together limit memory to 1.9 GiB in the worst case: `MAX_IN_FLIGHT` messages of
+//! `MAX_MESSAGE`, `MAX_BATCHES` messages of `MAX_BATCH_MESSAGE`, and a `CONNECTION_WINDOW` for each
+//! of [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS).
 //!
 //! Attributes in Tollgate's own service have the bounds of the [HTTP door](crate::http::bounds).
 

@@ -31,7 +31,7 @@ async fn connection(
     mut stopping: Stopping,
 ) -> Result<(), ConnectionError> {
     tokio::select! {
-        // Nothing was asked on this connection yet.
+        // The client has sent no request yet.
         () = stopping.wait() => return Ok(()),
         greeted = expect_preface(&mut stream) => greeted?,
     }

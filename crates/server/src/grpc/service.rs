@@ -143,7 +143,7 @@ struct Limits {
 /// The values that this service derives from a config.
 struct DoorConfig {
     responder: EnvoyResponder,
-    /// What to answer if no enabled rule matches the domain of a request.
+    /// The answer if no enabled rule matches the domain of a request.
     unknown_domain: UnknownDomain,
 }
 

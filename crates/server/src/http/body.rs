@@ -29,7 +29,7 @@ pub(crate) struct CheckBody<'a> {
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = amount, required = false)]
     cost: Option<u64>,
-    /// Charge as much as there is, up to the cost.
+    /// Charge as many units as are available, up to the cost.
     #[serde(default)]
     up_to: bool,
 }
@@ -246,7 +246,7 @@ impl Visitor<'_> for WholeVisitor {
 
 /// In JSON, 7.0 and 7e0 are the whole number 7, and some languages write it like that. A number beyond
 /// 64 bits was rounded by the parser, so it is not accepted.
-#[allow(clippy::cast_possible_truncation)] // Whole, and in range.
+#[allow(clippy::cast_possible_truncation)] // The value is whole and in range.
 fn whole_of(value: f64) -> Option<i128> {
     const BEYOND: f64 = 18_446_744_073_709_551_616.0;
     let is_whole = value.fract() == 0.0 && value > -BEYOND / 2.0 && value < BEYOND;

@@ -1,5 +1,5 @@
-//! What a client may send, and how long it may take. Requests beyond a bound get an error that
-//! names the bound, or are cut off.
+//! Bounds on what a client may send and how long it may take. Requests beyond a bound get an error
+//! that names the bound, or are cut off.
 //!
 //! Together the bounds limit memory: `MAX_CONNECTIONS` and `MAX_STREAM_BODIES` bodies of
 //! `MAX_BODY`, and `MAX_BATCHES` of `MAX_BATCH_BODY`, are at most 1 GiB.

@@ -76,7 +76,7 @@ impl Protocols {
         let is_http2 = match stream.is_http2 {
             Some(is_http2) => is_http2,
             None => tokio::select! {
-                // Nothing was asked on this connection yet.
+                // The client has sent no request yet.
                 () = stopping.wait() => return Ok(()),
                 read = tokio::time::timeout(HEAD_TIMEOUT, stream.read_preface()) => {
                     read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??
@@ -109,7 +109,7 @@ impl Protocols {
         let (routes, counted) = (self.routes.clone(), activity.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
             let active = counted.start();
-            // HTTP/1 checks this while it reads the head.
+            // HTTP/1 checks the number of headers while it reads the head.
             let answering = if request.headers().len() > MAX_HEADERS {
                 None
             } else {

@@ -52,7 +52,7 @@ pub(super) fn reserve(body: &[u8]) -> Read<'_> {
 #[schema(as = Commit)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CommitBody {
-    /// How many units.
+    /// How many units were used.
     #[serde(deserialize_with = "required_whole")]
     #[schema(schema_with = used)]
     actual: u64,

@@ -132,9 +132,9 @@ impl App {
     }
 }
 
-/// Returns the routes alone, to mount in your own server. That server must bound connections and
-/// headers, call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`], and put a [`Peer`]
-/// into the extensions of requests for `/auth`.
+/// Returns the routes alone, to mount in your own server. Your server must bound connections and
+/// headers. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`],
+/// and must put a [`Peer`] into the extensions of requests for `/auth`.
 pub fn router(control: Arc<ControlPlane>) -> Router {
     routes(App::new(control))
 }
@@ -206,7 +206,8 @@ where
     })
 }
 
-/// A route that asks about a reservation or lease. Its id is in the path, the rest in the body.
+/// A route that asks about a reservation or lease. The id is in the path, the rest of the question
+/// in the body.
 fn asks_about<R>(read: R) -> MethodRouter<Arc<App>>
 where
     R: for<'b> FnOnce(HoldName, &'b [u8]) -> Read<'b> + Copy + Send + Sync + 'static,

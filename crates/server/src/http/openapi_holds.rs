@@ -24,7 +24,6 @@ use crate::respond::{EndedBody, ErrorBody};
 const PERIOD: &str = "A year, month, week or day, such as `2026`, `2026-07`, `2026-W29` or `2026-07-31`. It selects periods that start in it, in their own time zone. `current`, the default, selects the current periods.";
 const TOKEN: &str = "0f1e2d3c4b5a69788796a5b4c3d2e1f0";
 
-/// Adds the paths.
 pub(super) fn paths(paths: PathsBuilder, fields: &HeaderFields) -> PathsBuilder {
     let post = |operation| item(HttpMethod::Post, operation);
     paths
@@ -43,7 +42,6 @@ pub(super) fn paths(paths: PathsBuilder, fields: &HeaderFields) -> PathsBuilder 
         .path("/v1/usage/{tenant}", item(HttpMethod::Get, usage()))
 }
 
-/// Adds the schemas.
 pub(super) fn schemas(components: ComponentsBuilder) -> ComponentsBuilder {
     components
         .schema_from::<ReserveBody<'_>>()

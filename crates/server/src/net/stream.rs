@@ -21,7 +21,7 @@ pub(crate) struct Stream {
     first: [u8; PREFACE.len()],
     /// How many bytes of `first` were received.
     received: usize,
-    /// How many of those were read again.
+    /// How many of the received bytes were read again.
     replayed: usize,
 }
 

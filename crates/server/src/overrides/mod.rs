@@ -34,7 +34,8 @@ pub const CLOCK: &str = "clock";
 /// The most overrides.
 pub const MAX_OVERRIDES: usize = 1000;
 
-/// A longer text would be cut in the audit trail. It is not a valid override.
+/// The audit trail shows only the beginning of a stored text that is longer than this. No valid
+/// override is that long.
 const MAX_TEXT: usize = 16 * 1024;
 
 /// How often overrides are checked for changes. A change of another instance takes effect within a
@@ -135,8 +136,8 @@ impl Overrides {
         self.clock.now().as_millis_ceil()
     }
 
-    /// Returns the stored overrides that cannot be parsed, by name. They have no effect, and can be
-    /// cleared.
+    /// Returns the stored overrides that cannot be parsed, by name. Such overrides have no effect,
+    /// and can be cleared.
     #[must_use]
     pub fn unreadable(&self) -> Vec<Arc<StoredOverride>> {
         self.unreadable.lock().clone()
@@ -297,14 +298,15 @@ impl Overrides {
         Ok(())
     }
 
-    /// Removes expired overrides from where they are stored. They have no effect any more.
+    /// Removes expired overrides from where they are stored. Expired overrides have no effect any
+    /// more.
     async fn remove_expired(&self, stored: &mut StoredOverrides) {
         let now = self.now();
         let mut over: Vec<_> = stored.by_name.values().cloned().collect();
         over.retain(|known| known.read.as_ref().is_ok_and(|it| it.is_over(now)));
         for known in over {
             let StoredOverride { name, text, .. } = &*known;
-            // Every instance sees that it has expired. One of them removes it.
+            // Every instance sees the expired override, and one of them removes it.
             match self.remove(stored, name, Some(text)).await {
                 Ok(true) => {
                     let entry = Entry::new(audit::OVERRIDE_EXPIRED, CLOCK);
@@ -353,10 +355,10 @@ impl Overrides {
     }
 }
 
-/// Returns what will be parsed from the stored text of `wanted`.
+/// Returns the override that the stored text of `wanted` will be parsed into.
 ///
 /// The stored text is JSON, and is parsed as YAML, which treats some characters differently. An
-/// override that would not survive this is rejected.
+/// override that would change on this way is rejected.
 fn round_trip(wanted: &Override, now: u64) -> Result<Arc<Override>, OverrideError> {
     let written = wanted.to_json();
     match Override::parse(&written.to_string(), now) {

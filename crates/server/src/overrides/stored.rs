@@ -24,8 +24,7 @@ impl StoredOverride {
     fn read(name: String, text: String, now: u64) -> StoredOverride {
         let read = match Override::parse(&text, now) {
             Ok(it) if it.name() == name => Ok(Arc::new(it)),
-            // Otherwise it could replace another override, and could not be cleared by its own
-            // name.
+            // The override could replace another one, and could not be cleared by its own name.
             Ok(it) => Err(format!("it is stored under another name than `{}`", it.name()).into()),
             Err(error) => Err(RejectedConfig::from(&error).first().into()),
         };

@@ -1,10 +1,10 @@
-//! What a client may send, and how long it may take. Commands beyond a bound get an error that
-//! names the bound, or are cut off.
+//! Bounds on what a client may send and how long it may take. Commands beyond a bound get an error
+//! that names the bound, or are cut off.
 //!
 //! Together the bounds limit memory. A connection holds at most 36 KiB of input and 48 KiB of
-//! unread answers; with a shared store, as much again for commands that wait for it. With
-//! [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS) that is at most 0.8 GiB, or 1.6 GiB. An idle
-//! connection holds about 7 KiB.
+//! unread answers. With a shared store, it holds as much again for commands that wait for the
+//! store. With [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS) that is at most 0.8 GiB, or 1.6 GiB
+//! with a shared store. An idle connection holds about 7 KiB.
 //!
 //! A command is a flat list of texts. A list within a list is rejected.
 
@@ -33,6 +33,6 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long a command may take to arrive after its first byte, and how long a client may take to
 /// log in.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long, and for how many bytes, the server still reads from a client that it cuts off, so that
-/// the client can read the error.
+/// When the server cuts a client off, it still reads for this long and this many bytes. Otherwise
+/// the client might not see the error.
 pub const FAREWELL: (Duration, usize) = (Duration::from_secs(1), 1024 * 1024);

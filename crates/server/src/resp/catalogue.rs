@@ -38,7 +38,7 @@ pub(super) struct CommandInfo {
     pub(super) name: Name,
     /// The command's name as it is written.
     pub(super) text: &'static str,
-    /// How many arguments, the name included. A negative number means: at least so many.
+    /// How many arguments, the name included. A negative number is a minimum: -5 means at least 5.
     arity: i64,
     flags: &'static [&'static str],
 }

@@ -89,7 +89,7 @@ impl CommandError {
     }
 }
 
-/// The beginning of what a client sent, fit to be shown to it.
+/// The beginning of the bytes that a client sent, safe to show in an error.
 pub(super) fn shown(bytes: &[u8]) -> String {
     let start = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]);
     start.replace(char::is_control, "?")

@@ -25,12 +25,12 @@ pub(super) enum End {
     Stop,
 }
 
-/// What the connection waits for.
+/// The input that the connection waits for.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// The next command. A command does not move the deadline, because that would read the clock.
-    /// When the deadline passes, a client that has logged in and was `heard` since gets another
-    /// one. So a silent client is cut off after one to two timeouts.
+    /// The next command. A command does not move the deadline, because a new deadline would need
+    /// the clock. When the deadline passes, a client that has logged in and was `heard` since gets
+    /// another one. So a silent client is cut off after one to two timeouts.
     Command { heard: bool },
     /// The rest of a command that has begun to arrive.
     Rest,

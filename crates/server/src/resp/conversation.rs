@@ -13,7 +13,7 @@ use super::pending::Pending;
 use super::reply::Reply;
 use super::session::{Run, Session};
 
-/// What the caller must do next.
+/// The next task of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Read more: all complete commands are answered.

@@ -16,9 +16,9 @@ use crate::backend::Backend;
 /// The settings of a listener.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The password of the user `default`. Without one, every client may enter.
+    /// The password of the user `default`. Without a password, clients need not log in.
     pub password: Option<Secret>,
-    /// What `CL.THROTTLE` answers if the store does not.
+    /// The answer of `CL.THROTTLE` if the store does not answer.
     pub on_store_failure: ThrottleFailure,
     /// How long a client may be silent.
     pub idle_timeout: Duration,
@@ -99,7 +99,8 @@ impl Door {
 
     /// Whether this user has this password. Without a configured password, any password is right.
     pub(super) fn admits(&self, user: &[u8], password: &[u8]) -> bool {
-        // The hash is computed for every user, so that the time shows nothing.
+        // The hash is computed for every user, so that the time does not show whether the user is
+        // right.
         let given = blake3::hash(password);
         let right = self.password.is_none_or(|wanted| wanted == given);
         right && user == USER
@@ -111,8 +112,8 @@ impl Door {
     }
 }
 
-/// Counters. They have their own cache lines, because all connections write them and read the
-/// fields beside them.
+/// Counters. All connections write the counters and read the fields beside them, so the counters
+/// have their own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Counts {

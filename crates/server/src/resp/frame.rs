@@ -3,8 +3,8 @@
 //! A command is parsed in place. The result is the positions of its arguments, so nothing is copied
 //! or allocated. Only the quotes of inline commands are removed, in place.
 //!
-//! An incomplete command is parsed again from its start when more has arrived. That costs a step
-//! per argument, not per byte, because lengths come first.
+//! An incomplete command is parsed again from its start when more has arrived. Parsing again costs
+//! a step per argument, not per byte, because lengths come first.
 
 use smallvec::SmallVec;
 

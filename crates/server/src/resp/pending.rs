@@ -13,14 +13,16 @@ use crate::backend::{Answer, AskError};
 use crate::respond;
 use crate::trace::Origin;
 
-/// A command that has to wait. It owns its data, because the input is overwritten meanwhile.
+/// A command that has to wait. The command owns its data, because the input is overwritten
+/// meanwhile.
 pub(super) enum Pending {
     Throttle {
         key: Box<[u8]>,
         limit: Limit,
         quantity: u64,
     },
-    /// A command that was read as a question once. It is read again when the store is asked.
+    /// A command that was read as a question once. The command is read again when the store is
+    /// asked.
     Question {
         name: Name,
         bytes: Box<[u8]>,
@@ -34,7 +36,8 @@ pub(super) enum Answered {
     /// `None` if the store failed.
     Throttled(Option<Throttled>),
     Question(Box<Result<Answer, AskError>>),
-    /// The command is not a question. That was checked before it had to wait.
+    /// The arguments are not a question. They were checked before the command had to wait, so this
+    /// does not happen.
     Nothing,
 }
 

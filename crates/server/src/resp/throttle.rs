@@ -40,7 +40,6 @@ pub(super) struct Numbers {
 }
 
 impl<'a> ThrottleArgs<'a> {
-    /// Reads the arguments.
     #[inline]
     pub(super) fn read(command: &Command<'a>) -> Result<ThrottleArgs<'a>, CommandError> {
         if !(5..=6).contains(&command.len()) {
@@ -129,7 +128,6 @@ impl Limits {
 /// When to try again if the store has failed, in seconds.
 const RETRY_AFTER: i64 = 5;
 
-/// Writes the answer.
 #[inline]
 pub(super) fn write(reply: &mut Reply<'_>, throttled: &Throttled) {
     write_numbers(reply, answer(throttled));

@@ -35,22 +35,22 @@ impl<'a> DecisionsBody<'a> {
     }
 }
 
-/// What was decided. The fields are those of the deciding rule: of a denial, the rule that denies
-/// longest; otherwise the rule with the least left. They are null if no rule applies.
+/// A decision. Its fields describe one rule: for a denial, the rule with the longest wait;
+/// otherwise the rule with the least left. These fields are null if no rule applies.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Decision)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DecisionBody<'a> {
     pub(super) allowed: bool,
-    /// Denials only.
+    /// Denials only, for programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = codes, required = false)]
     pub(super) code: Option<&'static str>,
-    /// Denials only: for people.
+    /// Denials only, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(super) message: Option<Cow<'a, str>>,
-    /// Only if the request was admitted beyond the limit of a quota, within its grace: for people.
+    /// For people: only if the request was allowed above the limit of a quota, within its grace.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(super) warning: Option<&'a str>,
@@ -58,7 +58,7 @@ pub(crate) struct DecisionBody<'a> {
     pub(super) rule_id: Option<&'a str>,
     #[schema(schema_with = algorithms, required = true)]
     pub(super) algorithm: Option<&'static str>,
-    /// Which kind of allowance the rule guards.
+    /// The kind of the rule: `rate`, `budget`, `quota` or `concurrency`.
     #[schema(schema_with = kinds_or_null, required = true)]
     pub(super) kind: Option<&'static str>,
     /// Why the request was denied; null if it was not.
@@ -67,36 +67,36 @@ pub(crate) struct DecisionBody<'a> {
     /// The hashed subject.
     #[schema(value_type = Option<String>, required = true, pattern = "^[0-9a-f]{32}$")]
     pub(super) subject: Option<Hex>,
-    /// The most that is admitted at once; null where unlimited.
+    /// The most units that are allowed at once; null if unlimited.
     #[schema(required = true)]
     pub(super) limit: Option<u64>,
-    /// The units left under the limit; null where unlimited.
+    /// The units left under the limit; null if unlimited.
     #[schema(required = true)]
     pub(super) remaining: Option<u64>,
-    /// When the same request would be admitted: exact, rounded up. Null if it was admitted, or if no
-    /// wait helps.
+    /// How long until the same request would be allowed, rounded up. Null if it is allowed, or if
+    /// waiting does not help.
     #[schema(required = true)]
     pub(super) retry_after_millis: Option<u64>,
-    /// When the whole allowance is back.
+    /// When the whole limit is available again.
     #[schema(required = true)]
     pub(super) reset_at_epoch_millis: Option<u64>,
-    /// Shaping: wait this long before proceeding. Counts for all rules.
+    /// Only with shaping: wait this long before you proceed. The longest delay of all rules.
     pub(super) delay_millis: u64,
-    /// Units charged.
+    /// How many units were charged.
     pub(super) granted: u64,
-    /// A shadow rule would have denied the request.
+    /// Whether a shadow rule would have denied the request.
     pub(super) shadow_denied: bool,
     /// The failure policy that decided instead of the store; null if the store decided.
     #[schema(schema_with = policies, required = true)]
     pub(super) fallback: Option<&'static str>,
-    /// Allowed by a rule with `on_store_failure: degraded`: leave out what is optional.
+    /// Allowed by a rule with `on_store_failure: degraded`: skip optional work.
     pub(super) degraded: bool,
-    /// `compensated` where a cluster keeps the keys in several cluster slots.
+    /// `atomic`, or `compensated` if the keys are in several slots of a Redis Cluster.
     #[schema(schema_with = guarantees)]
     pub(super) guarantee: &'static str,
-    /// Which config decided.
+    /// The version of the config that decided.
     pub(super) config_version: &'a str,
-    /// The store's time. A refund names it.
+    /// The time of the decision, by the clock of the store. A refund repeats it.
     pub(super) decided_at_epoch_micros: u64,
     /// Every rule that applies.
     #[schema(value_type = Vec<RuleDecisionBody<'a>>)]
@@ -137,8 +137,8 @@ impl<'a> DecisionBody<'a> {
     }
 }
 
-/// The rules of a decision. They are read while the answer is written, so no list of them is built.
-/// RESP does not use them.
+/// The rules of a decision. The rules are read while the answer is written, so no list is built.
+/// RESP answers do not have this field.
 pub(super) struct RuleList<'a>(&'a Decision);
 
 impl<'a> RuleList<'a> {
@@ -160,7 +160,7 @@ impl Serialize for RuleList<'_> {
 pub(crate) struct RuleDecisionBody<'a> {
     pub(super) rule_id: &'a str,
     pub(super) allowed: bool,
-    /// The rule only watches.
+    /// Whether the rule is a shadow rule, which never denies.
     pub(super) shadow: bool,
     #[schema(schema_with = algorithms)]
     pub(super) algorithm: &'static str,
@@ -181,7 +181,7 @@ pub(crate) struct RuleDecisionBody<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = policies, required = false)]
     pub(super) fallback: Option<&'static str>,
-    /// Only while a quota is above its limit.
+    /// Only while the usage of a quota is above its limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(super) grace: Option<GraceBody>,
@@ -212,7 +212,7 @@ impl<'a> RuleDecisionBody<'a> {
     }
 }
 
-/// What a quota admits beyond its limit, with a warning.
+/// The units that a quota allows above its limit, with a warning.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Grace)]
 pub(crate) struct GraceBody {
@@ -277,8 +277,8 @@ pub(crate) struct ProblemBody<'a> {
 #[schema(as = Reservation)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ReservationBody {
-    /// Identifies the reservation. `unheld` where nothing is held, because no rule applies or because
-    /// a failure policy let the request pass.
+    /// The id of the reservation. `unheld` if nothing is held: no rule applies, or a failure policy
+    /// allowed the request.
     pub(super) id: String,
     #[schema(schema_with = reservation_states)]
     pub(super) state: &'static str,
@@ -287,7 +287,7 @@ pub(crate) struct ReservationBody {
     /// How many units were used, once that is known.
     #[schema(required = true)]
     pub(super) actual: Option<u64>,
-    /// How many of the used units were not charged, because no overdraft allowed for them.
+    /// How many of the used units were not charged, because no overdraft allowed them.
     pub(super) uncharged: u64,
     /// When the reservation is released automatically.
     pub(super) expires_at_epoch_millis: u64,
@@ -311,14 +311,14 @@ impl ReservationBody {
 #[schema(as = Lease)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LeaseBody {
-    /// Identifies the lease.
+    /// The id of the lease.
     pub(super) id: String,
     #[schema(schema_with = lease_states)]
     pub(super) state: &'static str,
-    /// The holder, in its own words.
+    /// The name of the holder, as the client gave it.
     pub(super) owner: String,
-    /// Larger than the fence of every lease before. The protected resource can deny a late holder by
-    /// its fence.
+    /// Larger than the fence of every earlier lease. The protected resource can reject a late
+    /// holder that shows a smaller fence.
     pub(super) fence: u64,
     /// When the slot becomes free unless the lease is renewed.
     pub(super) expires_at_epoch_millis: u64,
@@ -361,7 +361,7 @@ pub(crate) struct RuleHoldersBody {
     pub(super) rule_id: String,
     /// How many slots there are.
     pub(super) limit: u64,
-    /// There are more holders than are listed.
+    /// Whether there are more holders than listed.
     pub(super) truncated: bool,
     #[schema(max_items = 256)]
     pub(super) holders: Vec<HolderBody>,
@@ -396,37 +396,37 @@ impl HoldersBody {
     }
 }
 
-/// What a tenant has used.
+/// The usage of a tenant.
 #[derive(Serialize, ToSchema)]
 #[schema(as = TenantUsage)]
 pub(crate) struct TenantUsageBody<'a> {
     pub(super) tenant: &'a str,
-    /// There are more rows: ask for fewer at a time.
+    /// Whether there are more rows. Narrow the request to see them.
     pub(super) truncated: bool,
-    /// By rule, action and period.
+    /// The usage, by rule, action and period.
     #[schema(max_items = 256)]
     pub(super) usage: Vec<UsageBody<'a>>,
 }
 
-/// What was used by an action under a rule in a period.
+/// The usage of an action under a rule in a period.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Usage)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct UsageBody<'a> {
     pub(super) rule_id: &'a str,
-    /// The owner of the counter: the rule's id, or its budget's.
+    /// The allowance that was counted: the id of the rule, or of its budget.
     pub(super) allowance: &'a str,
-    /// Empty where requests named none.
+    /// Empty if the requests had no action.
     pub(super) action: &'a str,
     pub(super) starts_at_epoch_millis: u64,
     pub(super) ends_at_epoch_millis: u64,
     /// The used and reserved units.
     pub(super) used: i64,
-    /// How much of it is held by open reservations.
+    /// How much of `used` is held by open reservations.
     pub(super) reserved: i64,
     /// The units granted in addition to the limit.
     pub(super) granted: i64,
-    /// How much of what is used comes from corrections.
+    /// How much of `used` comes from corrections.
     pub(super) corrections: i64,
     pub(super) requests: u64,
 }

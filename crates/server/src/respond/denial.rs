@@ -43,7 +43,7 @@ pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)
     Some((code(rule.kind(), reason), message))
 }
 
-/// The message for a rule without a message of its own. It does not depend on the subject.
+/// The message for a rule without a message of its own. All subjects get the same message.
 fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
     let wait = rule
         .retry_after()

@@ -10,14 +10,14 @@ use crate::backend::{AskError, HoldKind};
 use crate::question::BadQuestion;
 use crate::usage::UsageError;
 
-/// Why something cannot be done to a reservation or lease that has ended.
+/// The error for a reservation or lease that has already ended.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Ended)]
 pub(crate) struct EndedBody {
     /// For programs: does not change.
     #[schema(example = "RESERVATION_ENDED")]
     code: &'static str,
-    /// For people: how it has ended.
+    /// For people: how the reservation or lease has ended.
     message: String,
     /// `CONSUMED`, `RELEASED` or `EXPIRED`.
     state: &'static str,
@@ -26,8 +26,8 @@ pub(crate) struct EndedBody {
     actual: Option<u64>,
 }
 
-/// An error in each protocol: the HTTP status and the code in its body, the code of gRPC, and the
-/// first word of a RESP error.
+/// The codes of an error: the HTTP status, the code in the HTTP body, the gRPC code, and the first
+/// word of a RESP error.
 type Codes = (u16, &'static str, Code, &'static str);
 
 const BAD_REQUEST: Codes = (400, "BAD_REQUEST", Code::InvalidArgument, "ERR");

@@ -134,7 +134,8 @@ fn policy_of(rule: &Rule) -> Option<String> {
     is_bounded.then(|| policy(rule, limit.soft_limit(), limit.window()))?
 }
 
-/// What a rule allows: `"api-rate";q=20;w=12`, or `"in-flight";q=5;qu="concurrent-requests"`.
+/// The policy of a rule with this limit and window: `"api-rate";q=20;w=12`, or
+/// `"in-flight";q=5;qu="concurrent-requests"`.
 fn policy(rule: &Rule, limit: u64, window: Span) -> Option<String> {
     if Kind::of(rule) != Kind::Concurrency {
         return item(rule.id(), &[("q", limit), ("w", window.as_secs_ceil())]);

@@ -39,7 +39,7 @@ impl Responder {
             Answer::Standing(decision) => standing(decision),
             Answer::Batch(decisions) => report(&DecisionsBody::new(decisions)),
             Answer::Demands(demands) => report(&DecisionsBody::new(demands.decisions())),
-            // 201 if it is held from now on, 200 if it was held before.
+            // 201 if the reservation is new, 200 if an earlier request made it.
             Answer::Reserve(ReserveOutcome::Held { hold, decision }) => match decision {
                 None => report(&ReservationBody::new(hold)),
                 Some(decision) => self.created(ReservationBody::new(hold), decision),

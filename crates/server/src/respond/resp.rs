@@ -6,7 +6,7 @@ use super::answers::{DecisionBody, HoldersBody, LeaseBody, ReservationBody, Tena
 use crate::backend::{Answer, AskError};
 use crate::resp::reply::Reply;
 
-/// How many fields each has.
+/// The number of fields in each kind of reply.
 const DECISION: usize = 15;
 const RESERVATION: usize = 6;
 const LEASE: usize = 5;

@@ -50,8 +50,8 @@ pub struct TraceError(String);
 #[derive(Debug)]
 pub struct Exporter(SdkTracerProvider);
 
-/// Returns a layer that sends the spans of decisions to the collector of the config, and the handle
-/// that stops it; `None` if the config has none. Call it within a Tokio runtime.
+/// Returns a layer that sends the spans of decisions to a collector, and the handle that stops it;
+/// `None` if the config has no collector. Call it within a Tokio runtime.
 ///
 /// # Errors
 /// If the system's certificates are needed and cannot be read, or if an OpenTelemetry environment

@@ -1,9 +1,9 @@
 //! Spans of decisions, for a collector.
 //!
-//! A door opens a span for each sampled decision: if the request belongs to a trace
-//! (`traceparent`), the trace decides; otherwise a configured share is sampled. Sampling comes
-//! first, so that other decisions cost almost nothing. Without a collector, a decision costs one
-//! look at a constant. The engine's store calls are children of the span.
+//! A door opens a span for each sampled decision. If the request belongs to a trace
+//! (`traceparent`), the trace decides. Otherwise a configured share is sampled. Sampling comes
+//! first, so that other decisions cost almost nothing. Without a collector, a decision only reads
+//! one cached flag. The engine's store calls are children of the span.
 //!
 //! A span has the door, the operation, the outcome and the deciding rule, but never the client, its
 //! tenant or the id of a hold.
@@ -75,8 +75,8 @@ impl Origin {
     }
 }
 
-/// Runs `ask`, which answers at once, within a span if it is sampled. A shared engine does not
-/// answer at once: it is asked again later, with a span then.
+/// Runs `ask`, which answers at once, within a span if it is sampled. An engine with a shared store
+/// does not answer at once. The caller asks it again later, within a span.
 #[inline]
 pub(crate) fn now<T: SpanOutcome>(
     door: &'static str,
@@ -168,7 +168,6 @@ fn decision(
     span
 }
 
-/// A value with rules.
 pub(crate) trait HasRules {
     fn rule_set(&self) -> Arc<RuleSet>;
 }

@@ -1,4 +1,4 @@
-//! An application behind a proxy. It answers what it was asked.
+//! An application behind a proxy. The application echoes each request.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -43,7 +43,7 @@ impl Drop for App {
     }
 }
 
-/// One request and its answer: the head that arrived, and the body. `/forbidden` is 403.
+/// Answers one request with its head and body. The path `/forbidden` gets the status 403.
 fn answer(stream: &TcpStream) {
     let mut reader = BufReader::new(stream);
     let mut head = String::new();

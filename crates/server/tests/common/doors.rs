@@ -1,6 +1,6 @@
 //! A server with every door that clients use.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

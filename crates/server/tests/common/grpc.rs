@@ -1,7 +1,7 @@
 //! A gRPC server on a free port, and a client of it.
 
-#![allow(dead_code)] // Each test file uses its share.
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(dead_code)] // Each test file uses only a part.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -99,7 +99,7 @@ impl Client {
 }
 
 /// A request of the domain `shop`.
-#[allow(clippy::needless_pass_by_value)] // Every caller makes them on the spot.
+#[allow(clippy::needless_pass_by_value)] // Every caller passes temporaries.
 pub(crate) fn request<const N: usize>(descriptors: [RateLimitDescriptor; N]) -> RateLimitRequest {
     RateLimitRequest {
         domain: "shop".to_owned(),

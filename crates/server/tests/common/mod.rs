@@ -1,7 +1,7 @@
 //! A server on a free port, and ways to talk to it.
 
-#![allow(dead_code)] // Each test file uses its share.
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(dead_code)] // Each test file uses only a part.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 pub(crate) mod app;
 pub(crate) mod config_file;
@@ -31,7 +31,7 @@ impl Running {
         Running::start_with(yaml, None)
     }
 
-    /// The same, encrypted.
+    /// The same, with TLS.
     pub(crate) fn start_with(yaml: &str, tls: Option<TlsFiles>) -> Running {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         Running::start_on(yaml, &Listen::new(any, tls))

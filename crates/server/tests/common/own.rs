@@ -1,7 +1,7 @@
 //! A client of Tollgate's own gRPC service, generated with the server.
 
-#![allow(dead_code)] // Each test file uses its share.
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(dead_code)] // Each test file uses only a part.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! A RESP door on a free port, and ways to talk to it.
 
-#![allow(dead_code)] // Each test file uses its share.
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests fail as tests do.
+#![allow(dead_code)] // Each test file uses only a part.
+#![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -63,7 +63,7 @@ impl Door {
         }
     }
 
-    /// Tells the server to stop. It still answers the commands it has read.
+    /// Tells the server to stop. The server still answers the commands it has read.
     pub(crate) fn stop(&mut self) {
         self.stop.take().map(|stop| stop.send(()));
     }

@@ -66,7 +66,7 @@ mod tests {
             ("=a,\"b\"", "\"'=a,\"\"b\"\"\""),
             ("'=1", "''=1"),
             ("日本", "日本"),
-            // Formulas in disguise.
+            // Formulas with full-width characters, or with blanks before them.
             ("＝1+1", "'＝1+1"),
             ("＠sum", "'＠sum"),
             ("  =1+1", "'  =1+1"),

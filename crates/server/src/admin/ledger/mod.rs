@@ -42,7 +42,7 @@ pub(super) struct LedgerStatus {
     database: &'static str,
     /// Where the ledger is, without user and password.
     place: String,
-    /// Whether the last attempt to reach it succeeded.
+    /// Whether the last attempt to reach the ledger succeeded.
     is_connected: bool,
     /// How far the ledger is behind; 0 if everything is written.
     lag_millis: u64,
@@ -87,9 +87,9 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Answer {
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LedgerUsages {
-    /// By tenant, period, rule and action.
+    /// The totals, by tenant, period, rule and action.
     usage: Vec<Total>,
-    /// Whether there are more: `format=jsonl` and `format=csv` return all.
+    /// Whether there are more totals; `format=jsonl` and `format=csv` return all.
     is_cut: bool,
 }
 
@@ -122,7 +122,7 @@ pub(super) async fn usage(
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LedgerEntries {
-    /// In the order in which they were written.
+    /// The entries, in the order in which they were written.
     entries: Vec<EntryBody>,
     /// The value of `after` for the next page; null on the last page.
     #[schema(required = true)]

@@ -14,7 +14,6 @@ use super::{LedgerEntries, LedgerStatus, LedgerUsages};
 use crate::admin::openapi::Guarded;
 use crate::describe::{Describe, answer, error, looking, number_schema, taking, text_schema};
 
-/// The paths.
 pub(in crate::admin) fn paths() -> [Guarded; 6] {
     let correct = posting(
         "correct",

@@ -31,7 +31,7 @@ pub(super) trait Pages: Send + 'static {
 pub(super) struct Totals {
     query: UsageQuery,
     period: Named,
-    /// The last row, with the number of its counters. The next page may add to it.
+    /// The last row, with the number of its counters. The next page may add counters to this row.
     open: Option<(UsageRow, u64)>,
     is_over: bool,
 }

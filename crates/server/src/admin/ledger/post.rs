@@ -40,7 +40,7 @@ pub(super) struct PostBody<'a> {
     #[serde(default, deserialize_with = "bounded_reason")]
     #[schema(schema_with = reason, required = true)]
     reason: Option<String>,
-    /// Repeats under one key are ignored. A different posting under it is rejected.
+    /// Idempotency key: repeats are ignored, a different posting with the same key is rejected.
     #[serde(default)]
     #[schema(schema_with = key, required = false)]
     idempotency_key: Option<String>,

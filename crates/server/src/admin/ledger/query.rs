@@ -44,8 +44,8 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// Reads a query that may have the `known` parameters. It wants the current periods unless it
-    /// names one.
+    /// Reads a query that may have the `known` parameters. A query without a period wants the
+    /// current periods.
     pub(super) fn read(
         query: Option<&str>,
         known: &[&str],

@@ -90,7 +90,7 @@ impl Line for Total {
 pub(crate) struct EntryBody {
     /// The entry's position in the order in which entries were written.
     number: u64,
-    /// The id of the entry, which is stored once however often it was written.
+    /// The id of the entry. An entry is stored once, even if it is written several times.
     id: String,
     #[schema(format = "date-time")]
     at: String,

@@ -176,8 +176,8 @@ fn connection_remembers_few_limits_and_accepts_any() {
     assert_eq!(bench.limits.known.len(), MAX_LIMITS);
 }
 
-/// What redis-cell computes: a theoretical arrival time in nanoseconds, with the emission interval
-/// cut to whole nanoseconds.
+/// The computation of redis-cell: a theoretical arrival time in nanoseconds, with the emission
+/// interval cut to whole nanoseconds.
 #[derive(Default)]
 struct Cell {
     arrival: Option<i128>,
