@@ -40,7 +40,7 @@ async fn ledger(config: &Config) -> Option<Finding> {
     let found = match Engine::inspect_ledger(config).await {
         Ok(found) => found?,
         Err(error) => {
-            let help = "repair it before a start: the server does not start without its ledger";
+            let help = "repair the ledger: the server does not start without it";
             return Some(Finding::bad("ledger", error.to_string(), help));
         }
     };

@@ -133,7 +133,7 @@ fn tenant(
         }
     }
     let Some(name) = name else {
-        let help = "write the value that the attribute `tenant` has for it";
+        let help = "write the tenant's name, as requests carry it in the attribute `tenant`";
         problems.report(start, "this row has no tenant", help);
         return None;
     };

@@ -325,7 +325,7 @@ fn header_name(given: &str) -> Result<String, BadValue> {
         return Err(BadValue::new(message, help));
     }
     if name.ends_with("authorization") {
-        let help = "one credential has many spellings there: let the proxy or the application put the key or the user into its own header";
+        let help = "clients can write one credential in several ways in this header: let the proxy or the application put the key or the user into another header";
         return Err(BadValue::new(
             format!("`{given}` cannot identify the caller"),
             help,

@@ -173,7 +173,8 @@ fn by_name(place: Place, rows: &[Node], problems: &mut Problems<'_>) -> Node {
                 tenants.push((name.clone(), rest));
             }
             None => {
-                let help = "write the value that the attribute `tenant` has for it";
+                let help =
+                    "write the tenant's name, as requests carry it in the attribute `tenant`";
                 problems.report(row.place, "this row has no `tenant`", help);
             }
         }

@@ -194,7 +194,7 @@ fn overrides_that_do_not_fit_have_no_effect() {
         ),
         (
             r#"{ "rule": "slots", "numbers": { "period": "month" }, "for": "1h", "reason": "x" }"#,
-            "`period` is not a number of concurrency",
+            "`period` is not a field of concurrency",
         ),
     ] {
         let misfit = Override::parse(text, 0).unwrap().misfit(&config.policy);
@@ -408,7 +408,7 @@ fn explanations_name_the_numbers_and_the_zone() {
          timezone Asia/Tokyo (tenant corp)"
     );
     let daily = |tenant: &str| explained(&rules, "daily", &[("tenant", tenant), ("user", "u")]);
-    assert!(daily("stranger").ends_with("timezone UTC (tenant stranger, which names none)"));
+    assert!(daily("stranger").ends_with("timezone UTC (default: tenant stranger has no timezone)"));
     assert!(daily("corp").ends_with("timezone America/New_York (tenant corp)"));
     assert!(
         explained(&rules, "shared", &[]).ends_with("period hour (rule), timezone UTC (default)")

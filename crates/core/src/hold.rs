@@ -84,7 +84,9 @@ pub enum HoldIdError {
     #[error("an id has {LENGTH} characters, and this one has {0}: send the id as you received it")]
     Length(usize),
     /// The text has characters that an id does not have.
-    #[error("an id consists of 8 and 32 digits of 0-9 and a-f: send the id as you received it")]
+    #[error(
+        "after `{START}`, an id has 8 digits, a `-` and 32 digits, each 0-9 or a-f: send the id as you received it"
+    )]
     Digits,
 }
 

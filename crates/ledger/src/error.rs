@@ -173,7 +173,7 @@ impl LedgerError {
 pub enum Full {
     /// The queue has the maximum number of entries.
     #[error(
-        "{max_queued} entries already wait for the ledger, which is the maximum: check why the database takes none, and the disk of the spill file"
+        "{max_queued} entries already wait for the ledger, which is the maximum: check the database, and the disk of the spill file"
     )]
     Queue {
         /// How many may wait.
@@ -192,7 +192,10 @@ pub enum Full {
 pub(crate) enum SpillError {
     #[error("no spill file is configured")]
     Nowhere,
-    #[error("the spill file {} is full: at most {most} bytes may wait in it", path.display())]
+    #[error(
+        "the spill file {} is full: at most {most} bytes may wait in it; repair the database, or raise `max_spill`",
+        path.display()
+    )]
     Full { path: PathBuf, most: u64 },
     #[error("cannot {action} the spill file {}: {error}", path.display())]
     Io {
@@ -200,7 +203,11 @@ pub(crate) enum SpillError {
         path: PathBuf,
         error: io::Error,
     },
-    #[error("all {} spill files beside {} are in use", crate::spill::MOST_FILES, path.display())]
+    #[error(
+        "all {} spill files beside {} are in use: name another file as `spill`",
+        crate::spill::MOST_FILES,
+        path.display()
+    )]
     TooMany { path: PathBuf },
 }
 

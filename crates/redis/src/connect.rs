@@ -191,7 +191,7 @@ impl Options {
         match answer.map_err(|error| connect_error(sentinel, &error).of_sentinel())? {
             Some((host, port)) => Ok(Address { host, port }),
             None => {
-                let what = format!("{sentinel}: knows no master named `{master}`");
+                let what = format!("{sentinel}: does not know a master named `{master}`");
                 Err(ConnectError::new(Cause::Master, what))
             }
         }

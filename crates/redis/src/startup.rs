@@ -65,8 +65,8 @@ impl From<ConnectError> for StartError {
             ),
             Cause::Certificate => (
                 "store.redis.tls_ca",
-                "name the file of the authority that signed the server's certificate, and connect by \
-                 a name that is in the certificate",
+                "set `tls_ca` to the PEM file of the authority that signed the server's certificate, and \
+                 connect to a host name that is in the certificate",
             ),
             Cause::Database => (
                 "store.redis.urls",
@@ -221,7 +221,7 @@ async fn check_rights(
     // Before Redis 7, the code of an error inside a script is part of the text.
     let code = error.code();
     if code == Some("READONLY") || error.to_string().contains("READONLY") {
-        let what = format!("{address} is a replica, which cannot be written");
+        let what = format!("{address} is a replica, which does not accept writes");
         let help = "use the address of the master, or `mode: sentinel`";
         return Err(StartError {
             passing: true,

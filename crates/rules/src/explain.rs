@@ -255,7 +255,7 @@ impl RuleSet {
             }
             Verdict::NoValue(what, Some(name)) => format!("{what}: the request carries no {name}"),
             Verdict::NoValue(what, None) => {
-                format!("{what}: the request carries not all attributes it reads")
+                format!("{what}: the request lacks an attribute that the expression reads")
             }
             Verdict::Broken(what, how) => format!("{what}: {how}"),
             Verdict::OutOfRollout(draw) => {
@@ -298,7 +298,7 @@ fn in_zone(
     let (value, from) = match (zone, tenant) {
         (Some(zone), Some(tenant)) => (zone.name(), format!("tenant {tenant}")),
         (_, Some(tenant)) if sum.timezone.is_some() => {
-            ("UTC", format!("tenant {tenant}, which names none"))
+            ("UTC", format!("default: tenant {tenant} has no timezone"))
         }
         _ => ("UTC", "default".to_owned()),
     };

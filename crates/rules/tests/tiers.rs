@@ -398,7 +398,7 @@ fn overrides_that_do_not_fit_are_named_and_left_out() {
         ),
         (
             r#"{ "tenant": "a", "rule": "api", "numbers": { "limit": 5 }, "reason": "x" }"#,
-            "`limit` is not a number of gcra, which takes rate, and optionally burst",
+            "`limit` is not a field of gcra, which takes rate, and optionally burst",
         ),
         (
             r#"{ "tenant": "a", "rule": "search", "scale": "50%", "reason": "x" }"#,

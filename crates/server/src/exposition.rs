@@ -265,7 +265,7 @@ impl Page {
         let labels = [("namespace", namespace)];
         let name = "rate_limit_keys";
         self.single(name, "gauge", "States kept.", &labels, usage.keys);
-        let (name, help) = ("rate_limit_max_keys", "States that may be kept.");
+        let (name, help) = ("rate_limit_max_keys", "How many states may be kept.");
         self.single(name, "gauge", help, &labels, max_keys);
         let (name, help) = ("rate_limit_memory_bytes", "Bytes the kept states occupy.");
         self.single(name, "gauge", help, &labels, usage.bytes);
@@ -285,7 +285,7 @@ impl Page {
             let labels = [("script", script), ("outcome", outcome)];
             self.histogram(&labels, &counts, 1000);
         }
-        let help = "Requests that left in one call of a script.";
+        let help = "Requests sent in one call of a script.";
         self.family("rate_limit_redis_batch_size", "histogram", help);
         self.histogram(&[], &metrics.batches(), 1);
         let help = "Requests that a script did not decide, by the kind of error.";

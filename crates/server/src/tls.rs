@@ -32,7 +32,7 @@ pub enum TlsError {
         what: String,
     },
     /// The certificate and the key do not belong together.
-    #[error("the certificate and the key do not fit together: {0}")]
+    #[error("the certificate and the key cannot be used together: {0}")]
     Unfit(#[from] rustls::Error),
 }
 
@@ -49,7 +49,7 @@ impl Tls {
     /// first.
     ///
     /// # Errors
-    /// If the files cannot be read, or do not fit together.
+    /// If the files cannot be read, or cannot be used together.
     pub fn new(files: TlsFiles, protocols: &[&str]) -> Result<Arc<Tls>, TlsError> {
         let protocols: Vec<Vec<u8>> = protocols.iter().map(|it| it.as_bytes().to_vec()).collect();
         let config = load(&files, &protocols)?;

@@ -213,7 +213,7 @@ fn bad_requests_are_rejected_with_a_reason() {
                 ("x-forwarded-uri", "/"),
                 ("x-original-uri", "/x"),
             ],
-            "one of them may come from the client",
+            "the client may have sent one pair",
         ),
         (
             400,

@@ -169,7 +169,7 @@ fn quota_with_too_little_left_is_not_called_used_up() {
         (&json!("exceeded"), &json!(1))
     );
     let wait = refused.header("retry-after");
-    let says = format!("The quota has less left than this takes. Try again in {wait} s.");
+    let says = format!("The request needs more than the rest of the quota. Try again in {wait} s.");
     assert_eq!(told["message"], says);
 }
 

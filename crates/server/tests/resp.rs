@@ -313,7 +313,10 @@ fn wrong_attributes_and_options_are_named() {
         ),
         ("TG.CHECK a 1 a 2", "attribute a is given twice"),
         ("TG.CHECK COST 1 COST 2", "COST is given twice"),
-        ("TG.CHECK COST 1 UPTO 2", "COST and UPTO exclude each other"),
+        (
+            "TG.CHECK COST 1 UPTO 2",
+            "COST and UPTO cannot be used together",
+        ),
         ("TG.CHECK COST x", "COST is not a whole number: 'x'"),
         ("TG.CHECK COST -1", "COST must not be negative"),
         (

@@ -352,13 +352,17 @@ pub enum StoreError {
     #[error("the store is unavailable: {0}")]
     Unavailable(Arc<str>),
     /// The store has failed too often recently, and gets no calls for a while.
-    #[error("the store has failed repeatedly and gets no calls for a while")]
+    #[error(
+        "the circuit breaker is open: the store has failed repeatedly, and gets no calls for a while"
+    )]
     BreakerOpen,
     /// Too many requests wait for the store already.
     #[error("too many requests wait for the store")]
     Overloaded,
     /// The key holds data that Tollgate did not write. The store left the data alone.
-    #[error("the key {0} holds something that is not a state of this rule")]
+    #[error(
+        "the key {0} holds data that Tollgate cannot read: check that no other program uses the `key_prefix`"
+    )]
     Foreign(Arc<str>),
     /// The store is full of open holds.
     #[error("the store is full of open holds: settle some, or use a shorter time to live")]

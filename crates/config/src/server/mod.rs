@@ -96,7 +96,7 @@ pub struct Resp {
 
 words! {
     /// The answer of a throttle that belongs to no rule when the store fails.
-    pub enum ThrottleFailure is "an answer without the store" {
+    pub enum ThrottleFailure is "an answer while the store is down" {
         /// An error: the client decides.
         Error = "error",
         /// Allowed, with the whole limit left.

@@ -36,8 +36,8 @@ impl Path<'_> {
             ))
         } else if self.steps.iter().any(|(known, _)| *known == key) {
             Some(format!(
-                "`{key}` occurs twice on the path to it, and Tollgate takes each key once. Give one of the \
-                 two another `descriptor_key`, here and in Envoy"
+                "`{key}` occurs twice on this path of descriptors, and Tollgate accepts each key once. Give \
+                 one of the two another `descriptor_key`, here and in Envoy"
             ))
         } else {
             None

@@ -136,7 +136,7 @@ impl<'t> Converter<'t> {
                 wild.retain(|(at, _)| *at < index);
                 if let Some((_, all)) = wild.iter().find(|(_, other)| other.is_all()) {
                     let message = format!(
-                        "the original gets here only with the value `{}` itself, because `{}` comes before \
+                        "the original uses this descriptor only for the value `{}` itself: `{}` comes before \
                          it and matches every value",
                         own.text, all.text
                     );
@@ -157,7 +157,7 @@ impl<'t> Converter<'t> {
             Values::Any => {
                 if let Some((_, all)) = wild.iter().find(|(_, other)| other.is_all()) {
                     let message = format!(
-                        "the original never gets here, because the value `{}` of `{}` matches everything",
+                        "the original never uses this descriptor: the value `{}` of `{}` matches everything",
                         all.text, it.key
                     );
                     self.note(Kind::NoEffect, file, it.place, message);
@@ -193,8 +193,8 @@ impl<'t> Converter<'t> {
         for (_, other) in wild {
             let Some(condition) = other.condition(name) else {
                 let message = format!(
-                    "a value of `{}` that matches `{}` counts here too; the original counts it only \
-                     there. An expression cannot match that many stars",
+                    "a value of `{}` that matches `{}` counts under both descriptors; the original counts \
+                     it only under `{1}`. An expression cannot match that many `*`",
                     it.key, other.text
                 );
                 self.note(Kind::Differs, file, it.place, message);
@@ -264,8 +264,8 @@ impl<'t> Converter<'t> {
         }
         for key in dropped {
             let message = format!(
-                "some values of `{key}` that the original counts elsewhere count here too: excluding them \
-                 takes more than the {MAX_WHEN} bytes of an expression"
+                "this rule also counts some values of `{key}` that the original counts under another \
+                 descriptor: an expression that excludes them is longer than {MAX_WHEN} bytes"
             );
             self.note(Kind::Differs, file, it.place, message);
         }
@@ -325,7 +325,7 @@ impl<'t> Converter<'t> {
             };
             let message = format!(
                 "this limit has the entries of `{}`{more} in another order. The original counts a request \
-                 in one of them, by the order of its entries; here it counts in both",
+                 in one of them, by the order of its entries; Tollgate counts it in both",
                 self.rules[earlier].id
             );
             let (_, file, place) = self.paths[later];

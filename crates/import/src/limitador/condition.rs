@@ -53,7 +53,7 @@ impl Conditions {
     /// Adds a condition. The error says why it cannot be converted.
     pub(super) fn add(&mut self, text: &str, names: Names<'_>) -> Result<(), String> {
         if text.len() > MAX_WHEN {
-            return Err(format!("it is longer than {MAX_WHEN} bytes"));
+            return Err(format!("the condition is longer than {MAX_WHEN} bytes"));
         }
         if let Some((key, equal, value)) = bare_comparison(text) {
             self.bare = true;
@@ -79,7 +79,7 @@ impl Conditions {
     /// Returns the entry that a variable reads. The error says why it cannot be converted.
     pub(super) fn variable(&mut self, text: &str) -> Result<String, String> {
         if text.len() > MAX_WHEN {
-            return Err(format!("it is longer than {MAX_WHEN} bytes"));
+            return Err(format!("the variable is longer than {MAX_WHEN} bytes"));
         }
         if is_bare_key(text.trim()) {
             self.bare = true;

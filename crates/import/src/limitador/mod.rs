@@ -264,7 +264,7 @@ impl Converter<'_> {
             }
             (Some(&number @ 1..), None) => {
                 let message = format!(
-                    "this limit reads only `descriptors[{number}]`; here it applies to every descriptor \
+                    "this limit reads only `descriptors[{number}]`; Tollgate applies it to every descriptor \
                      that matches"
                 );
                 self.note(Kind::Differs, limit.place, message);

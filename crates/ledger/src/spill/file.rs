@@ -243,7 +243,7 @@ impl SpillFile {
         }
         if whole < self.end {
             let (path, bytes) = (self.path.display(), self.end - whole);
-            tracing::warn!(%path, bytes, "a crash has torn the last line of the spill file; dropped it");
+            tracing::warn!(%path, bytes, "a crash left the last line of the spill file incomplete; the line was dropped");
             self.end = whole;
             self.is_torn = self.file.set_len(whole).is_err();
         }

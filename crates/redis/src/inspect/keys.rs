@@ -176,7 +176,7 @@ impl Sample {
         });
         let help = "another program writes under the prefix: delete these keys, and choose another \
                     `key_prefix`";
-        let problem = "have another type than Tollgate's";
+        let problem = "have a type that Tollgate does not use";
         findings.push(match self.found(problem, &self.wrong_type) {
             Some(found) => Finding::bad("type", found, help),
             None => Finding::ok("type", "every key has the expected type"),
@@ -184,7 +184,7 @@ impl Sample {
         findings.extend(self.placement());
         let help =
             "another program uses the prefix: choose a `key_prefix` that no other program uses";
-        let unknown = self.found("are not of Tollgate", &self.unknown);
+        let unknown = self.found("were not written by Tollgate", &self.unknown);
         findings.extend(unknown.map(|found| Finding::warn("prefix", found, help)));
         findings
     }

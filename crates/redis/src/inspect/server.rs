@@ -108,7 +108,7 @@ fn connecting(took: Duration, most: Duration) -> Finding {
     Finding::bad(
         "connection",
         format!("{found}, and `connect_timeout` is {}", show(most)),
-        "raise `connect_timeout`, or move closer to the server",
+        "raise `connect_timeout`, or run Tollgate closer to the server",
     )
 }
 
@@ -164,7 +164,7 @@ fn role(info: &str) -> Finding {
         let port = field(info, "master_port").unwrap_or("?");
         return Finding::bad(
             "role",
-            format!("a replica of {host}:{port}, which cannot be written"),
+            format!("a replica of {host}:{port}, which does not accept writes"),
             "use the address of the master, or `mode: sentinel` or `mode: cluster`",
         );
     }

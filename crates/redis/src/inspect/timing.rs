@@ -151,7 +151,8 @@ fn judge_latency(check: &'static str, times: &mut [Duration], timeout: Duration)
         show(timeout)
     );
     let (level, help) = if p50 > timeout {
-        let help = "most decisions would fail: raise `timeout`, or move closer to the server";
+        let help =
+            "most decisions would fail: raise `timeout`, or run Tollgate closer to the server";
         (Level::Bad, help)
     } else if p99 > timeout / 2 {
         let help = "answers come close to `timeout`: see `SLOWLOG GET` and the load of both hosts, or raise it";

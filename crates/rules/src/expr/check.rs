@@ -290,7 +290,7 @@ impl Checker<'_> {
             Ty::Map(key, _) => *key,
             Ty::Any => Ty::Any,
             other => {
-                let message = format!("{other} has no elements to go through");
+                let message = format!("this needs a list or a map, not {other}");
                 let help = "call it on a list, such as [\"a\", \"b\"].exists(x, x == tenant)";
                 self.fault(&it.iter_range, message, help)
             }

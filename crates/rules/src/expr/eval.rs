@@ -37,7 +37,9 @@ impl Expr {
     pub(crate) fn holds(&self, attributes: &Attributes<'_>) -> Result<bool, Failure> {
         self.evaluate(attributes, |value| match value.downcast_ref::<CelBool>() {
             Some(value) => Ok(*value.inner()),
-            None => Err(Failure::Broken("it yields no bool".to_owned())),
+            None => Err(Failure::Broken(
+                "the expression does not yield a bool".to_owned(),
+            )),
         })
     }
 
@@ -46,7 +48,7 @@ impl Expr {
         self.evaluate(attributes, |value| {
             let broken = |how: String| Err(Failure::Broken(how));
             let Some(cost) = value.downcast_ref::<CelInt>() else {
-                return broken("it yields no int".to_owned());
+                return broken("the expression does not yield an int".to_owned());
             };
             match u64::try_from(*cost.inner()) {
                 Ok(cost) if cost <= MAX_AMOUNT => Ok(cost),

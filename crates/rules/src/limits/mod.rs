@@ -116,7 +116,7 @@ fn stranger(name: &str, raw: RawAlgorithm) -> (String, String) {
                 .to_owned(),
         ),
         ("window", RawAlgorithm::Concurrency) => (
-            "`window` is not a number of concurrency".to_owned(),
+            "`window` is not a field of concurrency".to_owned(),
             "remove it: slots are held, not counted in a window, and `lease` sets for how long"
                 .to_owned(),
         ),
@@ -128,7 +128,7 @@ fn stranger(name: &str, raw: RawAlgorithm) -> (String, String) {
             format!("`lease` is for concurrency, and this is {own}"),
             format!("write `algorithm: concurrency`, or remove `lease`: {takes}"),
         ),
-        _ => (format!("`{name}` is not a number of {own}"), takes),
+        _ => (format!("`{name}` is not a field of {own}"), takes),
     }
 }
 

@@ -199,7 +199,7 @@ impl Numbers {
         if let Some((name, _)) = stranger {
             let (algorithm, taken) = (algorithm.name(), taken(algorithm));
             return Some(format!(
-                "`{name}` is not a number of {algorithm}, which takes {taken}"
+                "`{name}` is not a field of {algorithm}, which takes {taken}"
             ));
         }
         if let Some((_, why)) = counting.numbers.idle(self) {

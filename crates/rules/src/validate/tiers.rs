@@ -118,7 +118,7 @@ impl<'c> Allowances<'c> {
             }
             let written = at.value.written();
             if written.first_key().is_none() {
-                let help = "write the numbers that differ, or remove it";
+                let help = format!("write the numbers that differ, or remove `{id}`");
                 problems.report(name.place, format!("`{id}` has no numbers"), help);
                 continue;
             }
@@ -193,7 +193,7 @@ pub(crate) fn tenants(
     let mut zones: HashMap<&str, Zone> = HashMap::new();
     for (name, at) in &raw.0 {
         if name.value.is_empty() {
-            let help = "write the value that the attribute `tenant` has for it";
+            let help = "write the tenant's name, as requests carry it in the attribute `tenant`";
             problems.report(name.place, "a tenant has no name", help);
             continue;
         }

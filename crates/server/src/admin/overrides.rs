@@ -139,7 +139,11 @@ pub(super) async fn clear(
             let given = match &*key {
                 "name" => &mut name,
                 "reason" => &mut reason,
-                _ => return wrong("unknown parameter; use `name` and `reason`".to_owned()),
+                _ => {
+                    return wrong(format!(
+                        "unknown parameter {key:?}; use `name` and `reason`"
+                    ));
+                }
             };
             if given.is_some() {
                 return wrong(format!("`{key}` is given twice"));

@@ -44,12 +44,12 @@ pub(crate) enum AuthError {
     )]
     NotDescribed,
     #[error(
-        "both X-Forwarded-Method or -Uri and X-Original-Method or -URI are present, and one of them may come from the client: let the proxy remove it"
+        "the request has X-Forwarded-Method or X-Forwarded-Uri, and also X-Original-Method or X-Original-URI; the client may have sent one pair: let the proxy remove the pair that it does not set"
     )]
     BothFamilies,
     #[error("the request lacks the header {0}, which the proxy must set")]
     Missing(HeaderName),
-    #[error("the header {0} is given more than once, or in two ways")]
+    #[error("the header {0} is given more than once, or both as a URI and as a URL")]
     Repeated(HeaderName),
     #[error("the header {0} is not UTF-8 text")]
     NotText(HeaderName),

@@ -365,7 +365,7 @@ fn round_trip(wanted: &Override, now: u64) -> Result<Arc<Override>, OverrideErro
         Ok(read) if read.to_json() == written => Ok(Arc::new(read)),
         Ok(_) => Err(OverrideError::Wrong(RejectedConfig::because(
             "override".to_owned(),
-            "the stored text would be read differently".to_owned(),
+            "the override has characters that cannot be stored".to_owned(),
             Some("leave out control characters and unusual line ends".to_owned()),
         ))),
         Err(error) => Err(OverrideError::Wrong((&error).into())),

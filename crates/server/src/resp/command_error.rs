@@ -62,7 +62,7 @@ pub(super) enum CommandError {
     NotText(String),
     #[error("{0} is given twice")]
     OptionTwice(&'static str),
-    #[error("COST and UPTO exclude each other")]
+    #[error("COST and UPTO cannot be used together")]
     CostAndUpTo,
     #[error(transparent)]
     Question(#[from] BadQuestion),

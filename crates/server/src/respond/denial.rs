@@ -51,7 +51,9 @@ fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
     match reason {
         Reason::Exceeded if rule.kind() == Kind::Quota => match rule.remaining() {
             Some(0) => format!("The quota is used up. Try again in {wait} s."),
-            _ => format!("The quota has less left than this takes. Try again in {wait} s."),
+            _ => {
+                format!("The request needs more than the rest of the quota. Try again in {wait} s.")
+            }
         },
         Reason::Exceeded if rule.kind() == Kind::Concurrency => {
             format!("Too many requests at once. Try again in {wait} s.")

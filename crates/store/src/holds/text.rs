@@ -317,7 +317,7 @@ impl<'t> Words<'t> {
                 "shadow" => Some(Enforcement::Shadow),
                 other => digits(other.strip_prefix("instead-")?).map(Enforcement::Instead),
             })?,
-            carry_over: self.one_of("a manner of carrying over", |word| {
+            carry_over: self.one_of("a carry-over mode", |word| {
                 CarryOver::ALL.into_iter().find(|it| it.name() == word)
             })?,
             ledgered: self.named("`ledgered` or `plain`", &LEDGERED)?,

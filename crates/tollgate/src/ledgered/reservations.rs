@@ -251,7 +251,7 @@ impl LedgerSync {
                 expires_at: row.expires_at,
                 record: "".into(),
             }),
-            why: "its record is lost".into(),
+            why: "the record of the reservation is lost".into(),
             ..Entry::default()
         };
         self.write(vec![entry], false).await

@@ -162,7 +162,7 @@ pub(super) async fn stream<P: Pages>(
     let start = (admin, pages, permit);
     let rest = stream::try_unfold(start, move |(admin, mut pages, permit)| async move {
         let page = pages.next(&admin).await.map_err(|error| {
-            tracing::error!(target: "tollgate::admin", %error, "an export breaks off because the ledger failed");
+            tracing::error!(target: "tollgate::admin", %error, "an export stopped early because the ledger failed");
             io::Error::other(error.to_string())
         })?;
         let Some(page) = page else { return Ok(None) };

@@ -151,7 +151,7 @@ async fn post(
 fn check(reason: &str, key: Option<&str>) -> Result<(), RequestError> {
     let wrong = |what: &str| Err(RequestError::BadText(what.to_owned()));
     match key {
-        Some("") => return wrong("`idempotencyKey` is empty: leave it out, or name the posting"),
+        Some("") => return wrong("`idempotencyKey` is empty: send a key, or leave the field out"),
         Some(key) if key.len() > MAX_KEY => {
             return wrong(&format!("`idempotencyKey` is longer than {MAX_KEY} bytes"));
         }
@@ -271,7 +271,7 @@ pub(in crate::admin) async fn reconcile(admin: Arc<Admin>, who: Operator, body: 
     };
     let repairs = repair != Repair::Nothing;
     if repairs && !who.role.includes(Role::Operate) {
-        tracing::warn!(target: "tollgate::admin", who = %who.name, "this token lacks the role to repair");
+        tracing::warn!(target: "tollgate::admin", who = %who.name, "this token lacks the `operate` role, which a repair needs");
         let role = Role::Operate.name();
         return Err(RequestError::NotPermitted { role });
     }

@@ -63,7 +63,8 @@ impl Wanted {
         let mut seen = Vec::new();
         for (name, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
             let Some(known) = known.iter().find(|it| **it == name) else {
-                let wrong = format!("unknown parameter; use `{}`", known.join("`, `"));
+                let known = known.join("`, `");
+                let wrong = format!("unknown parameter {name:?}; use `{known}`");
                 return Err(RequestError::Query(wrong));
             };
             if seen.contains(known) {
