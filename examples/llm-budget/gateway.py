@@ -90,7 +90,7 @@ class Gateway(BaseHTTPRequestHandler):
             # pays for one call.
             return self.answer(409, {"error": "this call is made already: a new one needs a new key"})
         if status != 201:
-            # Which limit it was, and when to come back: as Tollgate says it.
+            # Pass on Tollgate's answer: it names the limit, and says when to retry.
             passed = {name: headers[name] for name in ("Retry-After",) if headers[name]}
             return self.answer(status, told, passed)
 

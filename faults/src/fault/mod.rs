@@ -64,8 +64,8 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "killed",
         what: "The server is killed, and started again later without its data.",
-        expected: "Policies decide while it is down. It comes back empty: every subject may get \
-                   its capacity once more.",
+        expected: "Policies decide while the server is down. It comes back empty, so every \
+                   subject may get its capacity once more.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: server::killed,
@@ -83,8 +83,9 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "latency",
         what: "Every answer comes 200 ms late.",
-        expected: "The same as without answers, except that the server executes every command \
-                   that was sent: it takes the unit, whatever the policy has decided.",
+        expected: "Requests wait for the timeout until the breaker opens, then policies decide at \
+                   once. The server executes every command that was sent, and takes the unit, \
+                   whatever the policy has decided.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: network::latency,
@@ -128,7 +129,7 @@ pub const ALL: [Fault; 14] = [
         name: "loading",
         what: "The server is killed and started again with its data. It answers `LOADING` while \
                it reads them.",
-        expected: "Policies decide until it is ready. Data that it had not saved are lost.",
+        expected: "Policies decide until the server is ready. Data that it had not saved are lost.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: server::loading,
@@ -145,8 +146,8 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "readonly",
         what: "The server is made the replica of an empty one, and a primary again later.",
-        expected: "Policies decide while it answers `READONLY`. Its data is replaced: every \
-                   subject may get its capacity once more.",
+        expected: "Policies decide while the server answers `READONLY`. Its data are replaced, so \
+                   every subject may get its capacity once more.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: server::read_only,
@@ -154,8 +155,8 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "sentinel-failover",
         what: "The primary is killed; the Sentinels promote its replica.",
-        expected: "Policies decide until then. The limiter finds the new primary by itself. Data \
-                   that had not reached the replica are lost.",
+        expected: "Policies decide until the replica is promoted. The limiter finds the new \
+                   primary by itself. Data that had not reached the replica are lost.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: cluster::sentinel_failover,
@@ -180,8 +181,8 @@ pub const ALL: [Fault; 14] = [
     },
     Fault {
         name: "clock-back",
-        what: "The clock of the instance is set back by 10 s. It is the clock that counts \
-               (`clock: caller`).",
+        what: "The clock of the instance is set back by 10 s. With `clock: caller`, decisions use \
+               this clock.",
         expected: "The store continues to decide, and refills nothing until the clock has caught \
                    up or a state has expired. Subjects get less than their limit for a while, and \
                    never more.",

@@ -12,7 +12,7 @@ pub(super) fn text() -> String {
     let mut text = String::from(
         "# Faults\n\n\
          This page shows what the limiter does while its store fails: what is expected, and what \
-         was seen. `cargo xtask faults` writes it. The command runs every fault against real \
+         was seen. `cargo xtask faults` writes the page. The command runs every fault against real \
          Redis servers under steady load, and fails if a promise is broken. The figures are from \
          one run on a small, shared machine.\n\n\
          ## What is promised\n\n",
@@ -41,16 +41,15 @@ pub(super) fn text() -> String {
     let _ = write!(
         text,
         "\nIf an answer was lost, the store may have taken the unit of its request. The request \
-         is never sent again, so the unit is never taken twice. It refills like that of any \
-         admitted request. When the store is back, it does not learn what policies have \
-         counted.\n\n\
+         is never sent again, so the unit is never taken twice. The unit refills like any other. \
+         When the store is back, it does not learn what policies have counted.\n\n\
          ## How it is measured\n\n\
          One limiter and its load run on one thread, with the defaults: timeout 50 ms, connect \
          timeout 200 ms, 4 connections, a breaker that opens after 5 failures and closes after 3 \
          probes. Only the breaker differs: it stays open for {}, not for 30 s, so that a run is \
-         short. *Back after* depends on when in that time the fault ends; with the default it is \
-         up to 30 s. `replicas` is {REPLICAS}, so that the share of an instance is not the whole \
-         limit. The rules:\n\n\
+         short. *Back after* depends on the moment in that time at which the fault ends; with the \
+         default it is up to 30 s. `replicas` is {REPLICAS}, so that the share of an instance is \
+         not the whole limit. The rules:\n\n\
          ```yaml\n{}```\n\n\
          Three users ask under each rule, {} checks a second in total: {}. All keys belong to one \
          tenant, and so to one cluster slot.\n\n",
@@ -64,8 +63,8 @@ pub(super) fn text() -> String {
     );
     text.push_str(
         "The columns of the tables count decisions *by store* and *by policy*, and *known* \
-         denials, which ask no server for up to a second. *Above* is how much one user was \
-         admitted above the limit at most, in any span of time, by store and policy together. \
+         denials, which ask no server for up to a second. *Above* is the most that one user \
+         got above the limit, in any span of time, from store and policy together. \
          *Wrong* is what was admitted beyond the bounds; it must be 0. *Back after* is the time \
          from the end of the fault to the first decision by the store. *Fresh* is what a new user \
          got after the fault.\n",
@@ -156,10 +155,11 @@ fn words(promise: Promise) -> String {
     match promise {
         Promise::InTime => format!(
             "No decision takes longer than the timeout plus {}. The tables show the longest \
-             decision as measured, and *undelayed*. The undelayed value subtracts the worst delay \
-             of a 1 ms timer on the same thread during the decision (or the sum of the delays at \
-             its start and end, if that is more). The promise is about the undelayed value. A \
-             limiter that blocked its thread would delay that timer too: compare the two.",
+             decision as measured, and *undelayed*: without the delay of the machine. That delay \
+             is the worst delay of a 1 ms timer on the same thread during the decision, or the \
+             sum of the delays at its start and end, if that is more. The promise is about the \
+             undelayed value. A limiter that blocked its thread would delay the timer too, so \
+             compare both values.",
             plainly(LEEWAY)
         ),
         Promise::QuickWhenOpen => format!(
