@@ -15,10 +15,10 @@ use crate::policy::Policy;
 use crate::request_limits::Source;
 use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
 use crate::ruleset::{Accepted, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom};
-use crate::symbols::{Slot, Symbols};
+use crate::symbols::{AttributeId, Symbols};
 
 /// The index of each set of attributes that makes subjects.
-type Subjects = HashMap<Box<[Slot]>, usize>;
+type Subjects = HashMap<Box<[AttributeId]>, usize>;
 
 /// The deployment that rules are compiled for.
 #[derive(Clone, Debug)]
@@ -184,10 +184,10 @@ impl RuleSet {
 
     /// The index of this set of attributes, added if it is new.
     fn subject_of(&mut self, names: &[&str], subjects: &mut Subjects) -> usize {
-        let slots: Box<[Slot]> = names.iter().map(|name| self.symbols.intern(name)).collect();
-        *subjects.entry(slots).or_insert_with_key(|slots| {
+        let ids: Box<[AttributeId]> = names.iter().map(|name| self.symbols.intern(name)).collect();
+        *subjects.entry(ids).or_insert_with_key(|ids| {
             let kind = self.keyring.kind(names.iter().copied());
-            self.subjects.push((slots.clone(), kind));
+            self.subjects.push((ids.clone(), kind));
             self.subjects.len() - 1
         })
     }

@@ -195,7 +195,7 @@ impl RuleSet {
         };
         let mut numbers = written(&rule.counting.numbers, &own);
         let mut sum = rule.counting.numbers.clone();
-        let tenant = self.tenant.and_then(|slot| request.values[slot as usize]);
+        let tenant = self.tenant.and_then(|id| request.values[id as usize]);
         let tenant = tenant.filter(|_| is_by_tenant(&rule.per));
         let plan = tenant.and_then(|tenant| self.layers.plan_of(tenant));
         let zone = tenant.and_then(|tenant| self.layers.zone_of(tenant));
@@ -229,9 +229,9 @@ impl RuleSet {
             numbers.push(number(("overdraft", overdraft.to_string()), &own));
         }
         if let Some(source) = &compiled.source
-            && let Some(value) = request.values[source.slot as usize]
+            && let Some(value) = request.values[source.id as usize]
         {
-            let name = self.symbols.name(source.slot);
+            let name = self.symbols.name(source.id);
             let resolved = self.resolved(compiled, self.tier(request));
             let from = match source.limit(resolved, value) {
                 _ if resolved.fixed => format!("attribute {name}, which an override replaces"),
@@ -250,8 +250,8 @@ impl RuleSet {
             Verdict::Applies { .. } => String::new(),
             Verdict::Disabled => "disabled".to_owned(),
             Verdict::WhenFalse => "when: false".to_owned(),
-            Verdict::NoSubject(slot) => {
-                format!("per: the request carries no {}", self.symbols.name(*slot))
+            Verdict::NoSubject(id) => {
+                format!("per: the request carries no {}", self.symbols.name(*id))
             }
             Verdict::NoValue(what, Some(name)) => format!("{what}: the request carries no {name}"),
             Verdict::NoValue(what, None) => {

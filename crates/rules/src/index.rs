@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
-use crate::symbols::{Slot, Values};
+use crate::symbols::{AttributeId, Values};
 
 /// Fewer rules than this are checked one by one, which is faster.
 const FEW: usize = 8;
@@ -26,21 +26,21 @@ pub(crate) struct Index {
 
 #[derive(Debug)]
 struct Guard {
-    slot: Slot,
+    id: AttributeId,
     rules: HashMap<Box<str>, Vec<u32>, RandomState>,
 }
 
 /// The conditions of a rule that ask for exact values.
-pub(crate) type Exact<'r> = Vec<(Slot, Vec<&'r str>)>;
+pub(crate) type Exact<'r> = Vec<(AttributeId, Vec<&'r str>)>;
 
 impl Index {
     /// An index of rules that ask for these values. A rule that must not be found is `None`.
     pub(crate) fn new(rules: &[Option<Exact<'_>>]) -> Index {
-        let mut shared: HashMap<(Slot, &str), usize> = HashMap::new();
+        let mut shared: HashMap<(AttributeId, &str), usize> = HashMap::new();
         let conditions = rules.iter().flatten().flatten();
-        for (slot, values) in conditions {
+        for (id, values) in conditions {
             for value in values {
-                *shared.entry((*slot, value)).or_default() += 1;
+                *shared.entry((*id, value)).or_default() += 1;
             }
         }
         let mut index = Index::default();
@@ -48,12 +48,12 @@ impl Index {
         let few = rules.len() < FEW;
         for (place, rule) in (0..).zip(rules) {
             let Some(conditions) = rule else { continue };
-            let most_shared = |(slot, values): &&(Slot, Vec<&str>)| {
-                let shared = values.iter().map(|value| shared[&(*slot, *value)]);
+            let most_shared = |(id, values): &&(AttributeId, Vec<&str>)| {
+                let shared = values.iter().map(|value| shared[&(*id, *value)]);
                 shared.max().unwrap_or(0)
             };
             match conditions.iter().min_by_key(most_shared).filter(|_| !few) {
-                Some((slot, values)) => index.guard(*slot, values, place),
+                Some((id, values)) => index.guard(*id, values, place),
                 None => unguarded.push(place),
             }
         }
@@ -61,11 +61,11 @@ impl Index {
         index
     }
 
-    fn guard(&mut self, slot: Slot, values: &[&str], rule: u32) {
-        let known = self.guards.iter().position(|guard| guard.slot == slot);
+    fn guard(&mut self, id: AttributeId, values: &[&str], rule: u32) {
+        let known = self.guards.iter().position(|guard| guard.id == id);
         let place = known.unwrap_or_else(|| {
             self.guards.push(Guard {
-                slot,
+                id,
                 rules: HashMap::default(),
             });
             self.guards.len() - 1
@@ -86,7 +86,7 @@ impl Index {
         let mut found = Candidates::from_slice(&self.unguarded);
         let before = found.len();
         for guard in &self.guards {
-            if let Some(value) = values[guard.slot as usize]
+            if let Some(value) = values[guard.id as usize]
                 && let Some(rules) = guard.rules.get(value)
             {
                 found.extend_from_slice(rules);

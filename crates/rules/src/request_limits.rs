@@ -8,7 +8,7 @@ use crate::document::{rate, whole};
 use crate::layers::{Resolved, scaled};
 use crate::limits::Numbers;
 use crate::rule::{Ceiling, LimitFrom};
-use crate::symbols::{Slot, Symbols};
+use crate::symbols::{AttributeId, Symbols};
 
 /// Keeps the limits that a request brings, while the request is decided.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl RequestLimits {
 /// The attribute in which a request may bring a limit.
 #[derive(Debug)]
 pub(crate) struct Source {
-    pub(crate) slot: Slot,
+    pub(crate) id: AttributeId,
     ceiling: Ceiling,
     /// The time that a number without a unit refers to.
     period: Span,
@@ -43,7 +43,7 @@ impl Source {
         let period = numbers.window.map(|it| it.0);
         let period = period.or(rate.map(Rate::period));
         Source {
-            slot: symbols.intern(&from.attribute),
+            id: symbols.intern(&from.attribute),
             ceiling: from.ceiling,
             period: period.unwrap_or(Span::SECOND),
         }

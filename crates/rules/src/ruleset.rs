@@ -27,7 +27,7 @@ use crate::request_limits::{RequestLimits, Source};
 use crate::resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason, push_companion};
 use crate::rule::{Durability, Missing, Rule, RuleState};
 use crate::share::Overdraft;
-use crate::symbols::{Slot, Symbols, Values};
+use crate::symbols::{AttributeId, Symbols, Values};
 
 /// The rules of a policy, ready for requests.
 #[derive(Debug)]
@@ -37,10 +37,10 @@ pub struct RuleSet {
     pub(crate) symbols: Symbols,
     /// The distinct sets of attributes that make subjects, each sorted by name: the order in which
     /// a rule lists them does not matter.
-    pub(crate) subjects: Vec<(Box<[Slot]>, SubjectKind)>,
+    pub(crate) subjects: Vec<(Box<[AttributeId]>, SubjectKind)>,
     pub(crate) keyring: Keyring,
     /// The number of the address attribute, and how many bits of an IPv6 address make a subject.
-    pub(crate) address: Option<Slot>,
+    pub(crate) address: Option<AttributeId>,
     pub(crate) ipv6_prefix: u8,
     /// Whether keys carry cluster tags.
     pub(crate) tagged: bool,
@@ -53,7 +53,7 @@ pub struct RuleSet {
     pub(crate) tables: Tables,
     pub(crate) layers: Layers,
     /// The number of the tenant attribute, if limits depend on it.
-    pub(crate) tenant: Option<Slot>,
+    pub(crate) tenant: Option<AttributeId>,
     /// Overrides that have no effect, and why.
     pub(crate) idle: Vec<(Arc<Override>, String)>,
 }
@@ -88,7 +88,7 @@ pub(crate) struct Compiled {
 }
 
 /// Conditions on attributes, all of which must hold.
-pub(crate) type Conditions = Box<[(Slot, Accepted)]>;
+pub(crate) type Conditions = Box<[(AttributeId, Accepted)]>;
 
 /// The cost of a request.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ pub(crate) enum Verdict {
     Disabled,
     /// The condition that does not hold.
     Unmatched(usize),
-    NoSubject(Slot),
+    NoSubject(AttributeId),
     /// The draw of the subject, in hundredths of a percent.
     OutOfRollout(u64),
     WhenFalse,
@@ -350,8 +350,8 @@ impl RuleSet {
     /// The tier of a request; `None` if all tenants have the same numbers.
     #[inline]
     pub(crate) fn tier(&self, request: &Request<'_, '_>) -> Option<Tier<'_>> {
-        let slot = self.tenant?;
-        Some(self.tables.tier(request.values[slot as usize]))
+        let id = self.tenant?;
+        Some(self.tables.tier(request.values[id as usize]))
     }
 
     /// The numbers of a rule, without a limit that a request brings.
@@ -398,7 +398,7 @@ impl RuleSet {
         // on: it denies only requests that it applies to.
         let subject = self.subject(rule.subject, request);
         match subject {
-            Err(slot) if rule.missing == Missing::Skip => return Verdict::NoSubject(slot),
+            Err(id) if rule.missing == Missing::Skip => return Verdict::NoSubject(id),
             Err(_) if rule.rollout == 0 => return Verdict::OutOfRollout(0),
             Ok(subject) if rule.rollout < 10_000 => {
                 let draw = subject.draw(10_000);
@@ -417,7 +417,7 @@ impl RuleSet {
         }
         let subject = match subject {
             Ok(subject) => subject,
-            Err(slot) => return Verdict::NoSubject(slot),
+            Err(id) => return Verdict::NoSubject(id),
         };
         match rule.cost.of(request) {
             Ok(cost) => Verdict::Applies { subject, cost },
@@ -427,19 +427,19 @@ impl RuleSet {
 
     /// The subject of one of the sets of attributes, or the attribute it lacks.
     #[inline]
-    fn subject(&self, set: usize, request: &mut Request<'_, '_>) -> Result<Subject, Slot> {
+    fn subject(&self, set: usize, request: &mut Request<'_, '_>) -> Result<Subject, AttributeId> {
         if let Some(known) = request.subjects[set] {
             return Ok(known);
         }
-        let (slots, kind) = &self.subjects[set];
+        let (ids, kind) = &self.subjects[set];
         let values = &request.values;
-        if let Some(absent) = slots.iter().find(|slot| values[**slot as usize].is_none()) {
+        if let Some(absent) = ids.iter().find(|id| values[**id as usize].is_none()) {
             return Err(*absent);
         }
-        let values = slots.iter().filter_map(|slot| values[*slot as usize]);
-        let subject = match self.address.filter(|address| slots.contains(address)) {
+        let values = ids.iter().filter_map(|id| values[*id as usize]);
+        let subject = match self.address.filter(|address| ids.contains(address)) {
             None => kind.subject(values),
-            Some(address) => self.subject_with_address(kind, slots, values, address),
+            Some(address) => self.subject_with_address(kind, ids, values, address),
         };
         request.subjects[set] = Some(subject);
         Ok(subject)
@@ -451,12 +451,12 @@ impl RuleSet {
     fn subject_with_address<'a>(
         &self,
         kind: &SubjectKind,
-        slots: &[Slot],
+        ids: &[AttributeId],
         values: impl Iterator<Item = &'a str>,
-        address: Slot,
+        address: AttributeId,
     ) -> Subject {
-        let values = slots.iter().zip(values).map(|(slot, value)| {
-            let owner = (*slot == address).then(|| address::subject(value, self.ipv6_prefix));
+        let values = ids.iter().zip(values).map(|(id, value)| {
+            let owner = (*id == address).then(|| address::subject(value, self.ipv6_prefix));
             owner.flatten().map_or(Cow::Borrowed(value), Cow::Owned)
         });
         let values: SmallVec<[Cow<'_, str>; 4]> = values.collect();
@@ -471,8 +471,8 @@ impl CompiledCost {
             CompiledCost::Fixed(cost) => Ok(*cost),
             CompiledCost::Expr(expr) => expr.cost(request.attributes),
             CompiledCost::Table(rows, otherwise) => {
-                let holds = |(slot, accepted): &(Slot, Accepted)| {
-                    accepted.takes(request.values[*slot as usize])
+                let holds = |(id, accepted): &(AttributeId, Accepted)| {
+                    accepted.takes(request.values[*id as usize])
                 };
                 let row = rows.iter().find(|(row, _)| row.iter().all(holds));
                 row.map_or(&**otherwise, |(_, cost)| cost).of(request)
@@ -487,7 +487,7 @@ impl Compiled {
     fn unmatched(&self, values: &Values<'_>) -> Option<usize> {
         self.conditions
             .iter()
-            .position(|(slot, accepted)| !accepted.takes(values[*slot as usize]))
+            .position(|(id, accepted)| !accepted.takes(values[*id as usize]))
     }
 
     /// Why a verdict without a charge denies the request, if it does.
@@ -513,7 +513,7 @@ fn limit<'r>(
 ) -> &'r Limit {
     if let Some(source) = &rule.source
         && !resolved.fixed
-        && let Some(value) = request.values[source.slot as usize]
+        && let Some(value) = request.values[source.id as usize]
         && let Some((limit, _)) = source.limit(resolved, value)
     {
         return request_limits.keep(limit);

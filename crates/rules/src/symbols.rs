@@ -8,10 +8,10 @@ use smallvec::SmallVec;
 
 use crate::attributes::Attributes;
 
-/// The number of a name.
-pub(crate) type Slot = u32;
+/// The number of an attribute name.
+pub(crate) type AttributeId = u32;
 
-/// The values of one request, by slot.
+/// The values of one request, by id.
 pub(crate) type Values<'a> = SmallVec<[Option<&'a str>; 16]>;
 
 /// A hash table from names to numbers, with open addressing, at most a quarter full. It holds only
@@ -19,7 +19,7 @@ pub(crate) type Values<'a> = SmallVec<[Option<&'a str>; 16]>;
 #[derive(Clone, Debug)]
 pub(crate) struct Symbols {
     names: Vec<Box<str>>,
-    table: Vec<Option<Slot>>,
+    table: Vec<Option<AttributeId>>,
     hasher: FixedState,
 }
 
@@ -35,52 +35,52 @@ impl Default for Symbols {
 
 impl Symbols {
     /// The number of `name`, new or known.
-    pub(crate) fn intern(&mut self, name: &str) -> Slot {
-        if let Some(slot) = self.find(name) {
-            return slot;
+    pub(crate) fn intern(&mut self, name: &str) -> AttributeId {
+        if let Some(id) = self.find(name) {
+            return id;
         }
-        let slot = Slot::try_from(self.names.len()).unwrap_or(Slot::MAX);
+        let id = AttributeId::try_from(self.names.len()).unwrap_or(AttributeId::MAX);
         self.names.push(name.into());
         if self.names.len() * 4 > self.table.len() {
             self.table = vec![None; (self.names.len() * 8).next_power_of_two()];
             for (index, name) in self.names.iter().enumerate() {
-                let slot = Slot::try_from(index).unwrap_or(Slot::MAX);
-                insert(&mut self.table, &self.hasher, name, slot);
+                let id = AttributeId::try_from(index).unwrap_or(AttributeId::MAX);
+                insert(&mut self.table, &self.hasher, name, id);
             }
         } else {
-            insert(&mut self.table, &self.hasher, name, slot);
+            insert(&mut self.table, &self.hasher, name, id);
         }
-        slot
+        id
     }
 
-    pub(crate) fn name(&self, slot: Slot) -> &str {
-        self.names.get(slot as usize).map_or("", |name| name)
+    pub(crate) fn name(&self, id: AttributeId) -> &str {
+        self.names.get(id as usize).map_or("", |name| name)
     }
 
     /// The number of a known name.
     #[inline]
-    pub(crate) fn find(&self, name: &str) -> Option<Slot> {
+    pub(crate) fn find(&self, name: &str) -> Option<AttributeId> {
         if self.table.is_empty() {
             return None;
         }
         let mask = self.table.len() - 1;
         let mut at = start(&self.hasher, name, mask);
-        while let Some(slot) = self.table[at] {
-            if *self.names[slot as usize] == *name {
-                return Some(slot);
+        while let Some(id) = self.table[at] {
+            if *self.names[id as usize] == *name {
+                return Some(id);
             }
             at = (at + 1) & mask;
         }
         None
     }
 
-    /// Puts the values of `attributes` into `values`, by slot.
+    /// Puts the values of `attributes` into `values`, by id.
     #[inline]
     pub(crate) fn fill<'a>(&self, attributes: &Attributes<'a>, values: &mut Values<'a>) {
         values.resize(self.names.len(), None);
         for (name, value) in attributes.iter() {
-            if let Some(slot) = self.find(name) {
-                values[slot as usize] = Some(value);
+            if let Some(id) = self.find(name) {
+                values[id as usize] = Some(value);
             }
         }
     }
@@ -94,13 +94,13 @@ fn start(hasher: &FixedState, name: &str, mask: usize) -> usize {
     hash & mask
 }
 
-fn insert(table: &mut [Option<Slot>], hasher: &FixedState, name: &str, slot: Slot) {
+fn insert(table: &mut [Option<AttributeId>], hasher: &FixedState, name: &str, id: AttributeId) {
     let mask = table.len() - 1;
     let mut at = start(hasher, name, mask);
     while table[at].is_some() {
         at = (at + 1) & mask;
     }
-    table[at] = Some(slot);
+    table[at] = Some(id);
 }
 
 #[cfg(test)]
@@ -117,8 +117,8 @@ mod tests {
             assert_eq!(symbols.intern(name) as usize, index);
         }
         for (index, name) in names.iter().enumerate() {
-            assert_eq!(symbols.find(name).map(|slot| slot as usize), Some(index));
-            assert_eq!(symbols.name(Slot::try_from(index).unwrap()), name);
+            assert_eq!(symbols.find(name).map(|id| id as usize), Some(index));
+            assert_eq!(symbols.name(AttributeId::try_from(index).unwrap()), name);
         }
         assert_eq!(symbols.find("name1000"), None);
     }
