@@ -305,7 +305,14 @@ impl Script {
 
     async fn run(&self, operation: &Operation, store: &impl Store) -> Result<Reply, StoreError> {
         let applied = match operation {
-            Operation::Apply(items, ask) => store.apply(&self.charges(items), *ask).await?,
+            Operation::Apply(items, ask) => {
+                // The cases ask `apply`; this has to answer alike.
+                let (charges, mut applied) = (self.charges(items), Applied::default());
+                match store.apply_into(&charges, *ask, &mut applied) {
+                    None => applied,
+                    Some(answer) => answer.await?,
+                }
+            }
             Operation::Peek(items, ask) => store.peek(&self.charges(items), *ask).await?,
             Operation::Refund(items, units, at) => {
                 store.refund(&self.charges(items), *units, *at).await?
