@@ -11,14 +11,17 @@ const LATENCY_BOUNDS: [u64; 12] = [
 /// Upper bounds of the batch size buckets.
 const BATCH_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
-/// The names of scripts, in the order of the counters. Any other script counts as the last one.
-const SCRIPTS: [&str; 7] = [
+/// The names of scripts, in the order of the counters.
+const SCRIPTS: [&str; 10] = [
     "meter",
     "leaky-bucket",
     "fixed-window",
     "sliding-counter",
     "two-window",
     "sliding-log",
+    "quota",
+    "concurrency",
+    "holds",
     "mixed",
 ];
 
@@ -158,4 +161,20 @@ impl Metrics {
 fn index_of(names: &[&str], name: &str) -> usize {
     let index = names.iter().position(|it| *it == name);
     index.unwrap_or(names.len() - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::script::Script;
+
+    #[test]
+    fn each_script_has_its_own_counters() {
+        for script in Script::common().chain([Script::of_records()]) {
+            let metrics = Metrics::new();
+            metrics.called(script.name, true, Duration::ZERO, 1);
+            let names: Vec<&str> = metrics.latency().map(|(name, ..)| name).collect();
+            assert_eq!(names, [script.name]);
+        }
+    }
 }

@@ -19,7 +19,7 @@ const MOST_OF_ARRAY: usize = 1024;
 /// The sequence number of the last entry.
 const LAST: &str = "(SELECT coalesce(max(seq), 0) FROM entries)";
 
-/// Sums are capped at this value: below 2^62, so that two of them can be added. Only thousands of the
+/// Sums are capped at this value: below 2^62, so that two of them can be added. Only hundreds of the
 /// largest amounts reach the cap. Without it, an overflow would make every later write fail.
 pub(super) const MOST_SUM: i64 = (1 << 62) - 1;
 
