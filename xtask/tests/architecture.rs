@@ -6,10 +6,13 @@
     reason = "a failed helper fails its test"
 )]
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
 const MAX_WORDS: usize = 30;
+/// The most files that a check in memory passes, and the most that a check on Redis passes besides.
+const MAX_FILES: [usize; 2] = [22, 14];
 
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
@@ -88,6 +91,18 @@ fn walks_name_files_and_functions_that_exist() {
             }
         }
         assert!(steps > 3, "a walk has {steps} steps");
+    }
+}
+
+#[test]
+fn walks_of_a_check_pass_few_files() {
+    let text = architecture();
+    let mut seen = HashSet::new();
+    for (walk, most) in sections(&text, "### Walk").iter().zip(MAX_FILES) {
+        let names = walk.iter().flat_map(|line| quoted(line));
+        let files = names.filter(|name| name.ends_with(".rs") || name.ends_with(".lua"));
+        let new = files.filter(|file| seen.insert(*file)).count();
+        assert!(new <= most, "{new} files in the walk: {walk:?}");
     }
 }
 
