@@ -9,6 +9,7 @@ use crate::CommandResult;
 use crate::admin::{agent, url};
 use crate::config::{self, ConfigArgs};
 use crate::request::RequestArgs;
+use crate::terminal;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -83,7 +84,7 @@ fn describe_rule(rule: &RuleDecision<'_>) -> String {
         _ => text += ", unlimited",
     }
     if let Some(wait) = rule.retry_after() {
-        text += &format!(", retry in {} ms", wait.as_millis_ceil());
+        text += &format!(", retry in {}", terminal::wait(wait.as_millis_ceil()));
     } else if let Some(reason) = rule.reason() {
         text += &format!(" ({})", reason.name().replace('_', " "));
     }
@@ -135,7 +136,7 @@ fn describe_answer(answer: &Value) -> String {
         answer["limit"]
     );
     if let Some(wait) = answer["retryAfterMillis"].as_u64() {
-        text += &format!(", retry in {wait} ms");
+        text += &format!(", retry in {}", terminal::wait(wait));
     }
     if let Some(delay @ 1..) = answer["delayMillis"].as_u64() {
         text += &format!(", wait {delay} ms first");

@@ -23,9 +23,10 @@ pub(crate) struct LogArgs {
         long,
         value_name = "LEVEL",
         env = "TOLLGATE_LOG",
-        default_value = "info"
+        default_value = "info",
+        value_parser = parse_levels
     )]
-    log: String,
+    log: Targets,
 
     /// The format of the log: text, or json for one object per line. Denials are always json
     #[arg(
@@ -46,9 +47,8 @@ enum LogFormat {
 /// Starts logging and, if the config names a collector, the export of traces. Needs a Tokio runtime. The
 /// caller stops the returned exporter at the end.
 pub(crate) fn start(args: &LogArgs, telemetry: &Telemetry) -> Result<Option<Exporter>, String> {
-    let level: Result<Targets, _> = args.log.parse();
-    let level = level.map_err(|error| format!("error: --log {}: {error}", args.log))?;
     let is_separate = |target: &str| target == REJECTIONS || target == TRACES;
+    let level = args.log.clone();
     let level = level.and(filter_fn(move |it| !is_separate(it.target())));
     let logs = match args.log_format {
         LogFormat::Json => json_lines().with_filter(level).boxed(),
@@ -68,6 +68,22 @@ pub(crate) fn start(args: &LogArgs, telemetry: &Telemetry) -> Result<Option<Expo
     };
     registry.with(traces).init();
     Ok(Some(exporter))
+}
+
+/// Reads a level, or a list of levels and `TARGET=LEVEL`. The parser of [`Targets`] takes a wrong level for the
+/// name of a target, and so would log nothing.
+fn parse_levels(text: &str) -> Result<Targets, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    for part in text.split(',') {
+        let level = part.rsplit('=').next().unwrap_or_default();
+        if !LEVELS.contains(&level.to_ascii_lowercase().as_str()) {
+            return Err(format!(
+                "`{level}` is not a level: write {}, or a list such as info,tollgate_server=debug",
+                LEVELS.join(", ")
+            ));
+        }
+    }
+    text.parse().map_err(|error| format!("{error}"))
 }
 
 type JsonLines<S> = fmt::Layer<S, JsonFields, Format<Json>, fn() -> std::io::Stderr>;
@@ -90,7 +106,7 @@ mod tests {
     #[test]
     fn without_a_collector_decisions_have_no_spans() {
         let args = LogArgs {
-            log: "info".to_owned(),
+            log: parse_levels("info").unwrap(),
             log_format: LogFormat::Text,
         };
         start(&args, &Telemetry::default()).unwrap();
@@ -98,5 +114,28 @@ mod tests {
         assert!(tracing::event_enabled!(target: REJECTIONS, tracing::Level::INFO));
         assert!(tracing::event_enabled!(tracing::Level::INFO));
         assert!(!tracing::event_enabled!(tracing::Level::DEBUG));
+    }
+
+    #[test]
+    fn wrong_level_is_rejected() {
+        for text in [
+            "WARN",
+            "off",
+            "info,tollgate_server=debug",
+            "tollgate=Trace",
+        ] {
+            assert!(parse_levels(text).is_ok(), "{text}");
+        }
+        for text in [
+            "WARNING",
+            "",
+            "verbose",
+            "info,",
+            "tollgate=loud",
+            "tollgate_server",
+        ] {
+            let error = parse_levels(text).unwrap_err();
+            assert!(error.contains("is not a level"), "{text}: {error}");
+        }
     }
 }

@@ -44,7 +44,12 @@ use config::block_on;
 
 /// Decides, before any expensive work, whether an operation may proceed.
 #[derive(Parser)]
-#[command(version, propagate_version = true, max_term_width = 100)]
+#[command(
+    name = "tollgate",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

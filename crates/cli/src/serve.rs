@@ -16,6 +16,7 @@ use tollgate_server::{Address, ControlPlane, DoorError, Doors};
 use crate::audit::DataArgs;
 use crate::config::ConfigArgs;
 use crate::logs::{self, LogArgs};
+use crate::terminal::count_rules;
 use crate::{CommandResult, failed};
 
 #[derive(clap::Args)]
@@ -140,7 +141,7 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
 fn announce(args: &Args, config: &Config, addresses: &[Address]) {
     let count = config.policy.rules.len();
     let origin = match &args.config.config {
-        Some(file) => format!("{count} rules of {}", file.display()),
+        Some(file) => format!("{} of {}", count_rules(count), file.display()),
         None => format!("{count} starter rules"),
     };
     let version = env!("CARGO_PKG_VERSION");

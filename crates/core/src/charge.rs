@@ -145,7 +145,7 @@ impl Tag {
 pub enum Enforcement {
     /// The charge can deny.
     Enforce,
-    /// The charge never denies. A shadow is decided, and charged if its own limit allows.
+    /// The charge never denies. It is charged if the request is allowed and its own limit allows.
     Shadow,
     /// The charge never denies: it is a candidate for the charge at this index of the request. A
     /// candidate is charged if its limit and all other enforcing charges allow the request. The charge
