@@ -64,8 +64,8 @@ impl Guide {
             .args(["-c", &line])
             .current_dir(self.folder.path())
             .env("PATH", path)
-            // `serve` reads the address of its admin door from this variable. The other commands must not call that
-            // address.
+            // `serve` reads the address of its admin door from this variable. The other commands must
+            // not call that address.
             .env("TOLLGATE_ADMIN", "127.0.0.1:1")
             .env(
                 "TOLLGATE_ADMIN_URL",

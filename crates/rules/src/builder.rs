@@ -226,8 +226,8 @@ impl RuleBuilder {
         self
     }
 
-    /// Sets how far below zero the allowance may go. It goes below zero when a reservation is settled
-    /// for more than it held.
+    /// Sets how far below zero the allowance may go. A reservation that is settled for more than it
+    /// held can take the allowance below zero.
     pub fn overdraft(self, amount: u64) -> Self {
         self.with("overdraft", amount.to_string())
     }

@@ -110,7 +110,7 @@ impl RuleSet {
         per.sort_unstable();
         let subject = self.subject_of(&per, subjects);
         // Rules that draw on one budget share its state. A rule that only observes has its own state.
-        // Otherwise it would use up the allowance of the enforced rules.
+        // Otherwise the observing rule would use up the allowance of the enforced rules.
         let name = match rule.enforcement() {
             Enforcement::Enforce => rule.allowance(),
             Enforcement::Shadow | Enforcement::Instead(_) => &rule.id,

@@ -43,14 +43,14 @@ pub enum Effect {
     },
     /// The rule does not concern the request.
     Skips {
-        /// Why, in words.
+        /// Why the rule does not concern the request, in words.
         why: String,
     },
     /// The rule denies the request without asking a store.
     Denies {
         /// The kind of denial.
         reason: RuleDenialReason,
-        /// Why, in words.
+        /// Why the rule denies the request, in words.
         why: String,
     },
 }

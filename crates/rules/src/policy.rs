@@ -29,8 +29,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Reads a policy from YAML. Of a config, only the fields about limits are accepted. There is no
-    /// ledger. `name` is the name of the text in errors.
+    /// Reads a policy from YAML. Only the fields of a config that are about limits are accepted. There
+    /// is no ledger. `name` is the name of the text in errors.
     ///
     /// # Errors
     /// If the text is not a valid policy: everything that is wrong with it.
@@ -59,7 +59,7 @@ impl Policy {
     ///
     /// # Errors
     /// If two rules have the same id. Also if a rule comes from a file and draws on a budget or is a
-    /// candidate: such a rule needs the rest of its file.
+    /// candidate: such a rule needs the budgets and the rules of its file.
     pub fn from_rules(rules: impl IntoIterator<Item = Rule>) -> Result<Policy, ConfigError> {
         let rules: Vec<Rule> = rules.into_iter().collect();
         let mut ids = HashSet::new();

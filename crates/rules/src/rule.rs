@@ -58,7 +58,7 @@ words! {
 words! {
     /// Whether usage is recorded in the ledger.
     pub enum Durability is "a durability" {
-        /// Usage is written soon after: a crash may lose the usage of one flush interval.
+        /// Usage is written soon after the answer: a crash may lose the usage of one flush interval.
         Async = "async",
         /// Usage is written before the answer.
         Strict = "strict",
@@ -88,13 +88,13 @@ pub struct Rule {
     pub(crate) durable_by_default: bool,
     /// As written; `None` if the text leaves `overdraft` out.
     pub(crate) overdraft: Option<Overdraft>,
-    /// How denials lengthen the wait.
+    /// The back-off, if the rule has one.
     pub(crate) backoff: Option<Limit>,
     pub(crate) on_store_failure: Option<FailurePolicy>,
     pub(crate) emergency_limit: Option<Rate>,
     pub(crate) placement: Placement,
     pub(crate) state: RuleState,
-    /// Hundredths of a percent.
+    /// The share of subjects, in hundredths of a percent.
     pub(crate) rollout: u16,
     pub(crate) message: Option<String>,
     pub(crate) subject_type: String,

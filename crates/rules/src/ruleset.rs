@@ -101,15 +101,15 @@ pub(crate) enum CompiledCost {
     Table(Box<[(Conditions, CompiledCost)]>, Box<CompiledCost>),
 }
 
-/// The source of the tag of a rule's keys. It depends on the subject alone, so that a subject's state is
-/// always in one cluster slot.
+/// The source of the tag of a rule's keys. The tag depends on the subject alone, so that a subject's
+/// state is always in one cluster slot.
 #[derive(Debug)]
 pub(crate) enum TagFrom {
     /// Nothing: the store is not a cluster.
     Nothing,
     /// The subject.
     Subject,
-    /// A part of the subject: the index of its set of attributes.
+    /// Some of the attributes that make the subject, as an index of `RuleSet::subjects`.
     Part(usize),
     /// The rule.
     Rule(Tag),
@@ -146,7 +146,7 @@ pub(crate) enum Verdict {
     /// The condition that does not hold.
     Unmatched(usize),
     NoSubject(AttributeId),
-    /// The draw of the subject, in hundredths of a percent.
+    /// A number below 10,000 that depends on the subject alone. It is not below the rollout.
     OutOfRollout(u64),
     WhenFalse,
     /// The expression that reads an absent attribute, and the attribute if it is known.
@@ -186,8 +186,7 @@ impl RuleSet {
         match rule.tag {
             TagFrom::Nothing => Tag::default(),
             TagFrom::Subject => subject.tag(),
-            // The attributes of the subject include the attributes of this part, so the part has a
-            // subject too.
+            // The request has all attributes of the subject, so it has these attributes too.
             TagFrom::Part(part) => self
                 .subject(part, request)
                 .map_or(subject.tag(), Subject::tag),

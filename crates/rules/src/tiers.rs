@@ -18,7 +18,7 @@ pub(crate) type Patches = Box<[(Arc<str>, Numbers)]>;
 pub struct Tiers {
     pub(crate) plans: Vec<Plan>,
     pub(crate) default_plan: Option<u16>,
-    /// By the value of the attribute `tenant`. In an `Arc`, because there may be tens of thousands.
+    /// Tenants, by the value of the attribute `tenant`. The `Arc` saves copies of tens of thousands.
     pub(crate) tenants: Arc<HashMap<Box<str>, Tenant>>,
 }
 

@@ -142,7 +142,7 @@ words! {
     pub enum Role is "a role" {
         /// Read everything.
         Read = "read",
-        /// Also reset, refund and override for a while.
+        /// Also reset counters, refund units, override limits, and correct the ledger.
         Operate = "operate",
         /// Also change the rules and everything else.
         Admin = "admin",

@@ -119,7 +119,7 @@ fn typed(ty: AttributeType, value: &str) -> Option<CowVal<'_, '_>> {
 }
 
 /// The names of an expression, looked up in a request. Only names that the expression reads as
-/// attributes are found, so that a request cannot define others.
+/// attributes are found, so that a request cannot define other names.
 struct Names<'q, 'a> {
     expr: &'q Expr,
     attributes: &'q Attributes<'a>,

@@ -34,7 +34,7 @@ pub(crate) struct Resolved {
     pub(crate) scale: u32,
     /// Whether an override for everyone set the numbers. If so, a request cannot bring other numbers.
     pub(crate) fixed: bool,
-    /// The terms of an amount that a request brings, for quotas and concurrency limits.
+    /// Everything but the amount of a quota or a concurrency limit, for an amount that a request brings.
     pub(crate) terms: Option<Box<Terms>>,
 }
 
