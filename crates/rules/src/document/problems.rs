@@ -152,13 +152,13 @@ impl<'s> Problems<'s> {
         self.hidden.contains(&place.start)
     }
 
-    /// The line where `place` starts, counted from 1.
+    /// Returns the line where `place` starts, counted from 1.
     #[must_use]
     pub fn line_of(&self, place: Place) -> usize {
         self.position(place).0
     }
 
-    /// The line and the column where `place` starts, counted from 1 in characters.
+    /// Returns the line and the column where `place` starts, counted from 1 in characters.
     #[must_use]
     pub fn position(&self, place: Place) -> (usize, usize) {
         position(self.source, &self.lines, place.start)
