@@ -1,4 +1,4 @@
-//! Calls to a running server, most of them to its admin door.
+//! Calls to a running server, most of them to its admin door, the HTTP API for operators.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(crate) struct AdminArgs {
     token: Option<String>,
 }
 
-/// The timeout of a call that the server answers at once.
+/// The timeout of a call that a server answers quickly.
 const SHORT: Duration = Duration::from_secs(10);
 
 /// The timeout of a call that may read the whole ledger.
@@ -105,7 +105,7 @@ impl AdminArgs {
     }
 }
 
-/// The URL of `path` on a server, whose address may lack the scheme.
+/// Makes the URL of `path` on a server. The address of the server may lack the scheme.
 pub(crate) fn url(server: &str, path: &str) -> String {
     let scheme = match server.contains("://") {
         true => "",
@@ -114,7 +114,7 @@ pub(crate) fn url(server: &str, path: &str) -> String {
     format!("{scheme}{}{path}", server.trim_end_matches('/'))
 }
 
-/// An HTTP client that returns every status as an answer.
+/// Makes an HTTP client that returns every status as an answer, not as an error.
 pub(crate) fn agent(timeout: Duration) -> Agent {
     Agent::config_builder()
         .http_status_as_error(false)
@@ -124,12 +124,12 @@ pub(crate) fn agent(timeout: Duration) -> Agent {
         .into()
 }
 
-/// The elements of a list in an answer; none if there is no such list.
+/// Returns the elements of the list `name` in an answer; empty if there is no such list.
 pub(crate) fn list<'v>(answer: &'v Value, name: &str) -> &'v [Value] {
     answer[name].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The error in an answer, ready to print.
+/// Writes the error in an answer, ready to print.
 fn describe_error(status: u16, body: &Value) -> String {
     let problems = list(body, "problems").iter().filter_map(|problem| {
         let mut text = format!("error: {}", printable(problem["message"].as_str()?));

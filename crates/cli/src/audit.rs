@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     Ok(true)
 }
 
-/// A line for each entry, with the details of the change below it.
+/// Writes a line for each entry, with the details of the change below it.
 fn table(trail: &Trail) -> String {
     let width = |of: fn(&Entry) -> &str| {
         let texts = trail.entries.iter().map(|entry| printable(of(entry)));

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     Ok(true)
 }
 
-/// One comparison as a line; `None` for a plan without requests.
+/// Writes one comparison as a line; `None` for a plan without requests.
 fn describe(it: &Value) -> Option<String> {
     let count = |name: &str| it[name].as_u64().unwrap_or(0);
     let (more, fewer) = (count("refusesMore"), count("refusesFewer"));

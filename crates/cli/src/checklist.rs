@@ -6,7 +6,7 @@ use tollgate_config::{Mode, Placement, Redis, RuleState, Store};
 use crate::config::{ConfigArgs, STARTER_SECRET};
 use crate::serve::describe_store;
 
-/// With a longer timeout, callers notice when the store hangs.
+/// The longest timeout without a warning. With a longer one, callers notice when the store hangs.
 const LONG_TIMEOUT: Span = Span::from_millis(200);
 
 /// Returns the findings about a config.
@@ -49,7 +49,7 @@ fn source(config: &Config, args: &ConfigArgs) -> Finding {
     Finding::ok("config", found)
 }
 
-/// Rules that are not enforced for all subjects.
+/// Warns about rules that are not enforced for all subjects.
 fn unenforced(rules: &[Rule]) -> Option<Finding> {
     let in_state = |state| names(rules, |rule| rule.state() == state);
     let partly = |rule: &Rule| rule.state() == RuleState::Enforce && rule.rollout() < 10_000;
@@ -84,7 +84,8 @@ fn secret(config: &Config) -> Finding {
     }
 }
 
-/// Warns about quotas without a ledger. A ledger itself is checked by the engine, which can open it.
+/// Warns about quotas without a ledger. The engine checks the ledger itself, because the engine can
+/// open it.
 fn ledger(config: &Config) -> Option<Finding> {
     if config.ledger.is_some() {
         return None;
@@ -114,7 +115,7 @@ fn failure_policies(rules: &[Rule]) -> Finding {
     )
 }
 
-/// Checks `replicas`, which matters only for rules with a local fallback.
+/// Checks `replicas`, which affects only rules with a local fallback.
 fn fallback(rules: &[Rule], redis: &Redis) -> Option<Finding> {
     let policy = Some(FailurePolicy::LocalFallback);
     let local = names(rules, |rule| {
@@ -165,7 +166,8 @@ fn timeout(redis: &Redis) -> Finding {
     )
 }
 
-/// The names of the first few of these rules, and how many more there are; `None` if there are none.
+/// Lists the first few rules for which `is_one` holds, and how many more there are; `None` if there are
+/// none.
 fn names(rules: &[Rule], is_one: impl Fn(&Rule) -> bool) -> Option<String> {
     const SHOWN: usize = 5;
     let names = rules.iter().filter(|rule| is_one(rule)).map(Rule::id);

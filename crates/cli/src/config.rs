@@ -70,7 +70,7 @@ pub(crate) fn block_on<T>(future: impl Future<Output = Result<T, String>>) -> Re
     runtime.block_on(future)
 }
 
-/// The problems of a config, coloured on a terminal.
+/// Renders the problems of a config, with colours on a terminal.
 pub(crate) fn render(error: &ConfigError) -> String {
     match has_colour(&std::io::stderr()) {
         true => error.render_color(),

@@ -31,7 +31,7 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
         true => to_json(&findings)?,
         false => to_text(&findings, has_colour(&std::io::stdout())),
     };
-    // A reader such as `head` may have closed the pipe; the exit code still counts.
+    // A reader such as `head` may have closed the pipe. The exit code is still right.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(findings.iter().all(|finding| finding.level < Level::Bad))
 }
@@ -51,7 +51,7 @@ async fn ledger(config: &Config) -> Option<Finding> {
     Some(Finding::ok("ledger", found))
 }
 
-/// A line for each finding, and one for its remedy, if it has one.
+/// Writes a line for each finding, and a line for its remedy, if it has one.
 fn to_text(findings: &[Finding], colour: bool) -> String {
     let widths = findings.iter().map(|finding| finding.check.len());
     let width = widths.max().unwrap_or_default();

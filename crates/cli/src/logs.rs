@@ -1,8 +1,8 @@
 //! The output to standard error: logs, and the log of denied requests.
 //!
 //! Denials are always lines of JSON, whatever the level and the format of the other logs;
-//! `telemetry.rejections_per_second` in the config limits how many there are. Spans of decisions are not
-//! logged: they go to a trace collector, if the config names one.
+//! `telemetry.rejections_per_second` in the config limits how many denials are logged. Spans of
+//! decisions are not logged: they go to a trace collector, if the config names one.
 
 use crate::failed;
 use tollgate::{REJECTIONS, TRACES};
@@ -44,8 +44,8 @@ enum LogFormat {
     Json,
 }
 
-/// Starts logging and, if the config names a collector, the export of traces. Needs a Tokio runtime. The
-/// caller stops the returned exporter at the end.
+/// Starts logging and, if the config names a collector, the export of traces. Call this on a Tokio
+/// runtime. Stop the returned exporter before the process ends.
 pub(crate) fn start(args: &LogArgs, telemetry: &Telemetry) -> Result<Option<Exporter>, String> {
     let is_separate = |target: &str| target == REJECTIONS || target == TRACES;
     let level = args.log.clone();
@@ -61,7 +61,8 @@ pub(crate) fn start(args: &LogArgs, telemetry: &Telemetry) -> Result<Option<Expo
     let denials = json_lines().with_filter(filter_fn(|it| it.target() == REJECTIONS));
     let traces = trace::export(telemetry).map_err(failed)?;
     let registry = tracing_subscriber::registry().with(logs).with(denials);
-    // Not an optional layer: a layer that is `None` enables every span, so each decision would pay for one.
+    // The layer of traces is not an `Option`: a layer that is `None` enables every span, so each
+    // decision would create a span.
     let Some((traces, exporter)) = traces else {
         registry.init();
         return Ok(None);

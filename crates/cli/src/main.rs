@@ -125,10 +125,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether the result is positive (exit code 0) or negative (1), or an error, ready to print (2).
+/// `true` for a positive result (exit code 0), `false` for a negative one (1). An error is ready to
+/// print (2).
 type CommandResult = Result<bool, String>;
 
-/// An error, ready to print.
+/// Writes an error, ready to print.
 fn failed(error: impl std::fmt::Display) -> String {
     format!("error: {error}")
 }

@@ -159,7 +159,7 @@ fn clear(args: &ClearArgs) -> CommandResult {
     Ok(true)
 }
 
-/// An override as a line.
+/// Writes an override as a line.
 fn describe(it: &Value) -> String {
     let text = |name: &str| printable(it[name].as_str().unwrap_or_default());
     let until = match it["expiresAtEpochMillis"].as_u64() {

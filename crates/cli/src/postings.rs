@@ -82,7 +82,7 @@ fn post(path: &str, amount: i64, args: &PostingArgs) -> CommandResult {
     Ok(true)
 }
 
-/// The balance of the counter, as a line.
+/// Writes the balance of the counter as a line.
 fn describe(tenant: &str, it: &Value) -> String {
     let number = |name: &str| it[name].as_u64().unwrap_or(0);
     let text = |name: &str| printable(it[name].as_str().unwrap_or_default());

@@ -13,7 +13,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
-    /// Repair one of the two where they differ [default: only report]
+    /// Repair the counters or the ledger where they differ [default: only report]
     #[arg(long, value_enum, value_name = "WHAT")]
     repair: Option<Repair>,
 

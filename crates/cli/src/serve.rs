@@ -89,7 +89,8 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     let exporter = logs::start(&args.logs, &config.telemetry)?;
     let config = args.doors.apply(config).map_err(failed)?;
     let engine = Arc::new(start(args, &config).await?);
-    // Before the doors open: a client that sees the server may send a signal at once.
+    // Listen for signals before the doors open: a client that sees the server may send a signal at
+    // once.
     let signals = |kind| {
         let failed = |error| format!("error: failed to install signal handlers: {error}");
         signal(kind).map_err(failed)
@@ -115,8 +116,8 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     let control = ControlPlane::new(engine, source, audit)
         .with_overrides(&args.data.data)
         .with_webhook(webhook);
-    // Overrides are in force before the first request. A store that does not answer delays the start only
-    // briefly.
+    // Overrides are in force before the first request. A store that does not answer delays the start
+    // only for a short time.
     control.overrides().refresh().await;
     let control = Arc::new(control);
     announce(args, &config, &addresses);
@@ -128,7 +129,8 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
         webhook.stop().await;
     }
     control.audit().close().await;
-    // After the last request: the usage of all admitted requests reaches the ledger or its spill file.
+    // Close the engine after the last request, so that the usage of all admitted requests reaches the
+    // ledger or its spill file.
     control.engine().close().await;
     if let Some(exporter) = exporter {
         exporter.stop().await;
@@ -161,7 +163,7 @@ fn announce(args: &Args, config: &Config, addresses: &[Address]) {
     }
 }
 
-/// The file to read again at a reload, with the same flags; none for the starter rules.
+/// Returns the file to read again at a reload, with the same flags; `None` for the starter rules.
 fn source(args: &Args) -> Option<Source> {
     let file = args.config.config.clone()?;
     let (config, doors) = (args.config.clone(), args.doors.clone());
@@ -223,7 +225,7 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
     Ok(engine)
 }
 
-/// The servers that hold the state, without passwords; none for the memory store.
+/// Lists the servers that hold the state, without passwords; `None` for the memory store.
 pub(crate) fn describe_store(store: &Store) -> Option<String> {
     let Store::Redis(redis) = store else {
         return None;

@@ -1,6 +1,6 @@
 //! Text and tables for a terminal.
 
-/// A column: its name, and whether it has numbers, which are aligned to the right.
+/// A column: its name, and whether it holds numbers. Numbers are aligned to the right.
 pub(crate) type Column = (&'static str, bool);
 
 /// Replaces control characters by spaces: text from elsewhere must not control the terminal.
@@ -9,23 +9,23 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(printable).collect()
 }
 
-/// A text of an answer in a table: a dash if it is empty or missing.
+/// Writes a text of an answer as a cell of a table: a dash if the text is empty or missing.
 pub(crate) fn cell(text: &serde_json::Value) -> String {
     let text = text.as_str().filter(|text| !text.is_empty());
     text.unwrap_or("-").to_owned()
 }
 
-/// Whether to colour what goes to `stream`: only on a terminal, and only without `NO_COLOR`.
+/// Whether to colour the output to `stream`: only on a terminal, and only without `NO_COLOR`.
 pub(crate) fn has_colour(stream: &impl std::io::IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// A count with its noun, such as `1 rule` or `2 rules`.
+/// Writes a number of rules, such as `1 rule` or `2 rules`.
 pub(crate) fn count_rules(count: usize) -> String {
     format!("{count} rule{}", if count == 1 { "" } else { "s" })
 }
 
-/// A wait for a person, in the unit that needs the fewest digits, rounded up.
+/// Writes a wait for a person: in one unit, rounded up.
 pub(crate) fn wait(millis: u64) -> String {
     const UNITS: [(&str, u64); 5] = [
         ("ms", 1),
@@ -34,13 +34,13 @@ pub(crate) fn wait(millis: u64) -> String {
         ("h", 3_600_000),
         ("days", 86_400_000),
     ];
-    // A unit is used up to ten of the next one, so that the rounding is at most a tenth.
+    // Ten of the next unit are the most, so that rounding adds at most a tenth.
     let fits = |pair: &&[(&str, u64)]| millis <= pair[1].1.saturating_mul(10);
     let unit = UNITS.windows(2).find(fits).map_or(UNITS[4], |pair| pair[0]);
     format!("{} {}", millis.div_ceil(unit.1), unit.0)
 }
 
-/// A table with a line of names and a line for each row, without control characters.
+/// Writes a table with a line of names and a line for each row, without control characters.
 pub(crate) fn table<const N: usize>(columns: [Column; N], rows: &[[String; N]]) -> String {
     let rows = rows.iter();
     let rows = rows.map(|row| row.each_ref().map(|cell| printable(cell)));

@@ -73,7 +73,7 @@ fn row(it: &Value) -> [String; 8] {
     let counters = it["counters"].as_u64().unwrap_or(1);
     let (limit, share) = match it["limit"].as_u64() {
         None => ("-".to_owned(), "-".to_owned()),
-        // Each subject of the rule has a limit of its own, so a share of all of them means nothing.
+        // Each subject of the rule has its own limit. A share of one limit would mean nothing here.
         Some(limit) if counters > 1 => (format!("{counters} x {limit}"), "-".to_owned()),
         Some(limit) => (limit.to_string(), share(number("used"), limit)),
     };
@@ -89,7 +89,7 @@ fn row(it: &Value) -> [String; 8] {
     ]
 }
 
-/// The share of the limit in percent, rounded down.
+/// Returns the share of the limit in percent, rounded down.
 fn share(used: i64, limit: u64) -> String {
     match limit {
         0 => "-".to_owned(),

@@ -8,12 +8,12 @@ use std::process::Command;
 
 use common::{Serving, is_like};
 
-/// The ports in the examples: of the HTTP door, and of the admin door.
+/// The ports in the examples: first of the HTTP door, then of the admin door.
 const PORTS: [&str; 2] = ["8080", "8082"];
 
 struct Server {
     _serving: Serving,
-    /// Holds the config file.
+    /// Keeps the directory of the config file until the end of the test.
     _folder: tempfile::TempDir,
     ports: Vec<(&'static str, String)>,
 }
@@ -53,7 +53,7 @@ impl Server {
     }
 }
 
-/// The code blocks of a language, in order.
+/// Returns the code blocks of a language, in order.
 fn blocks<'a>(docs: &'a str, language: &'a str) -> impl Iterator<Item = &'a str> {
     let fenced = docs.split("```").skip(1).step_by(2);
     fenced.filter_map(move |block| block.strip_prefix(language)?.strip_prefix('\n'))

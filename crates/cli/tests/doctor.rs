@@ -9,7 +9,7 @@ use tollgate_rig::Redis;
 
 const SECRET: &str = "a secret of the tests of doctor";
 
-/// A config without findings. The timeouts of the config are long enough for a busy machine.
+/// Makes a config without findings. The timeouts of the config are long enough for a busy machine.
 fn config(store: &str, rules: &str) -> String {
     format!(
         "version: 1\n\
@@ -32,7 +32,7 @@ fn doctor(args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The output and the exit code for a config.
+/// Runs `doctor` for a config. Returns the output and the exit code.
 fn doctor_of(name: &str, config: &str) -> (String, Option<i32>) {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::write(&file, config).unwrap();
@@ -44,7 +44,7 @@ fn doctor_of(name: &str, config: &str) -> (String, Option<i32>) {
     )
 }
 
-/// The lines of findings that are not ok, and of their remedies.
+/// Returns the lines of findings that are not ok, and of their remedies.
 fn not_ok(text: &str) -> Vec<&str> {
     text.lines()
         .filter(|line| !line.starts_with("ok "))

@@ -1,4 +1,4 @@
-//! A running server ends expired reservations by itself, also those that only the ledger still knows.
+//! A running server ends expired reservations by itself, even if only the ledger still has them.
 
 #![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
@@ -57,8 +57,8 @@ fn state(server: &Serving, id: &str) -> String {
     found["state"].as_str().unwrap().to_owned()
 }
 
-/// Moves the end of the reservation one hour back in the ledger. The server ends a reservation from the
-/// ledger one minute after its end.
+/// Moves the end of the reservation one hour back in the ledger. One minute after the end, the
+/// server ends a reservation that only the ledger has.
 fn expire_in_ledger(file: &Path) {
     let passing = async {
         let options = SqliteConnectOptions::new().filename(file);
@@ -98,7 +98,7 @@ fn reservation_of_a_killed_server_is_ended_from_the_ledger() {
     server.child.wait().unwrap();
     expire_in_ledger(&file);
 
-    // The test does not read the reservation by its id: that would end it as well.
+    // The test does not read the reservation by its id, because that would also end the reservation.
     let server = start(directory.path(), &ledger);
     let nothing = (Some(0), Some(0));
     wait::until("the ledger has ended it", LIMIT, || {

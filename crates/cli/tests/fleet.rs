@@ -1,4 +1,4 @@
-//! Two servers on one Redis: an override set at one holds at the other.
+//! Two servers on one Redis: an override that is set at one server applies at the other.
 
 #![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
@@ -40,7 +40,7 @@ impl Instance {
         said
     }
 
-    /// The limit that a peek returns.
+    /// Returns the limit in the answer to a peek.
     fn limit(&self) -> u64 {
         let url = format!("{}/v1/peek", self.serving.url);
         let mut answer = ureq::post(&url)

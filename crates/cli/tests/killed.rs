@@ -1,7 +1,8 @@
 //! Kills a server under load many times, and compares the ledger with the answers that clients got.
 //!
-//! In each run each client has a tenant of its own, and sends one request after the other. So the ledger of a
-//! tenant must agree with the answers of one client, except for one request that may have been in flight.
+//! In each run each client has its own tenant, and sends one request after the other. So the ledger of
+//! a tenant must agree with the answers of one client, except for one request that may have been in
+//! flight.
 //!
 //! * Most runs are killed under load, with clients of a strict rule and clients of an async rule.
 //! * In some runs all clients use the async rule, so only the flush interval brings entries to the disk.
@@ -27,13 +28,13 @@ use common::Serving;
 use tollgate_ledger::{Database, Ledger, Options, UsageQuery};
 use tollgate_rig::{Postgres, Stopwatch, wait};
 
-/// Runs that are killed under a load of both rules.
+/// How many runs are killed under a load of both rules.
 const MIXED: usize = 50;
 const CLIENTS: usize = 4;
 /// How many answers each client gets before the kill.
 const ANSWERS: usize = 5;
 const LIMIT: u64 = 100_000_000;
-/// Entries are on disk after this time.
+/// The flush interval: after this time, entries are on disk.
 const FLUSH: Duration = Duration::from_millis(50);
 /// The time that a busy machine may add to the flush interval: one transaction and one write to disk.
 const SLACK: Duration = Duration::from_millis(700);
@@ -48,7 +49,7 @@ enum Run {
     Flushed,
 }
 
-/// All runs; the kinds are mixed.
+/// Returns all runs, with the kinds mixed.
 fn runs() -> Vec<Run> {
     let runs = (0..MIXED).flat_map(|number| {
         let more = match number % 10 {
@@ -62,17 +63,18 @@ fn runs() -> Vec<Run> {
 }
 
 impl Run {
-    /// How long the load lasts; kills happen at different points of the flush interval.
+    /// Returns how long the load lasts, so that kills happen at different points of the flush interval.
     fn load(self, number: usize) -> Duration {
         let odd = Duration::from_millis(number as u64 * 37 % 100);
         match self {
             Run::Mixed | Run::Flushed => Duration::from_millis(150) + odd,
-            // Much longer than the time whose entries may be missing.
+            // Much longer than `FLUSH + SLACK`, the time before the kill in which entries may be
+            // missing.
             Run::AsyncOnly => (FLUSH + SLACK) * 2 + odd,
         }
     }
 
-    /// The action of a client.
+    /// Returns the action of a client: `pay` has the strict rule, `look` the async rule.
     fn action(self, client: usize) -> &'static str {
         match self {
             Run::Mixed | Run::Flushed if client.is_multiple_of(2) => "pay",
@@ -85,9 +87,9 @@ impl Run {
 struct Answers {
     tenant: String,
     action: &'static str,
-    /// When each of its admitted requests was answered.
+    /// When each of the client's admitted requests was answered.
     admitted: Vec<Duration>,
-    /// Whether its last request was not answered.
+    /// Whether the client's last request was not answered.
     is_unsure: bool,
 }
 
@@ -96,7 +98,7 @@ struct TestLedger<'a> {
     name: &'static str,
     database: Database,
     spill: PathBuf,
-    /// The server of a PostgreSQL ledger. Its sessions may live for a moment after Tollgate was killed.
+    /// The server of a PostgreSQL ledger. Its sessions may last for a moment after Tollgate was killed.
     postgres: Option<&'a Postgres>,
 }
 
@@ -305,7 +307,7 @@ fn remaining(url: &str, tenant: &str) -> u64 {
 }
 
 impl TestLedger<'_> {
-    /// The usage by tenant, with the entries of the spill file.
+    /// Reads the usage by tenant, with the entries of the spill file.
     fn read(&self) -> BTreeMap<String, u64> {
         if let Some(postgres) = self.postgres {
             wait::until("the sessions of the killed server end", TIMEOUT, || {

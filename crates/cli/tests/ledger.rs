@@ -207,7 +207,7 @@ fn ledger_commands(server: &Server) {
     assert_eq!(code, Some(0));
 }
 
-/// Adds five units to the ledger that the counter does not know.
+/// Adds five units to the ledger, but not to the counter.
 fn add_to_ledger(books: &Path) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -326,8 +326,8 @@ fn start_error(config: &Path) -> String {
     said
 }
 
-/// Writes a ledger, runs `make_newer` to mark it as one of a newer program, and returns the error of the next
-/// start.
+/// Writes a ledger, and runs `make_newer` to mark it as the ledger of a newer program. Returns the
+/// error of the next start.
 fn newer(path: &Path, make_newer: impl FnOnce()) -> String {
     let server = Server::start(path);
     server.check(&["action=search", "tenant=acme"], "7");

@@ -14,7 +14,7 @@ use std::thread;
 use common::Serving;
 use serde_json::{Value, json};
 
-/// A program of the example. Dropping this value kills it.
+/// A program of the example. Dropping this value kills the program.
 struct Program {
     child: Child,
     url: String,
@@ -51,7 +51,8 @@ fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/llm-budget")
 }
 
-/// Tollgate with the rules of the example, with longer periods that do not end during a test.
+/// Tollgate with the rules of the example. The periods are longer, so that they do not end during a
+/// test.
 struct Example {
     tollgate: Serving,
     _directory: tempfile::TempDir,
@@ -79,7 +80,7 @@ impl Example {
         Program::start("gateway.py", &args)
     }
 
-    /// The units that a tenant has used or reserved.
+    /// Returns the units that a tenant has used or reserved.
     fn used(&self, tenant: &str) -> i64 {
         let answer = ureq::get(format!("{}/v1/usage/{tenant}", self.tollgate.url)).call();
         let text = answer.unwrap().into_body().read_to_string().unwrap();
@@ -101,7 +102,7 @@ impl Model {
         format!("http://{}", self.0.local_addr().unwrap())
     }
 
-    /// Waits for the next call.
+    /// Waits for the next call to the model.
     fn call(&self) -> TcpStream {
         let (mut call, _) = self.0.accept().unwrap();
         let mut some = [0];
@@ -109,7 +110,7 @@ impl Model {
         call
     }
 
-    /// Whether no call is waiting.
+    /// Whether no call to the model is waiting.
     fn is_idle(&self) -> bool {
         self.0.set_nonblocking(true).unwrap();
         let idle = self.0.accept().is_err();
@@ -122,7 +123,8 @@ fn answer(mut call: TcpStream, body: &str) {
     let length = body.len();
     let text = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
     call.write_all(text.as_bytes()).unwrap();
-    // Wait until the client has closed: closing a socket with unread data would discard the answer.
+    // Wait until the client has closed the connection: closing a socket with unread data would discard
+    // the answer.
     let _ = call.shutdown(std::net::Shutdown::Write);
     let _ = call.read_to_end(&mut Vec::new());
 }
@@ -138,7 +140,7 @@ fn chat(gateway: &str, tenant: &str, prompt: &str, max_tokens: u32) -> Answer {
     chat_with_key(gateway, None, tenant, prompt, max_tokens)
 }
 
-/// Chats with an idempotency key.
+/// Sends a chat request with an idempotency key.
 fn chat_with_key(
     gateway: &str,
     key: Option<&str>,

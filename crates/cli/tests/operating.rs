@@ -12,7 +12,7 @@ use common::{Serving, is_like};
 
 const DOCS: &str = include_str!("../../../docs/operating.md");
 
-/// The ports in the guide: of the HTTP door, and of the admin door.
+/// The ports in the guide: first of the HTTP door, then of the admin door.
 const PORTS: [&str; 2] = ["8080", "8082"];
 
 struct Guide {
@@ -64,7 +64,8 @@ impl Guide {
             .args(["-c", &line])
             .current_dir(self.folder.path())
             .env("PATH", path)
-            // The address for `serve` to listen on; the commands must not mistake it for the server to call.
+            // `serve` reads the address of its admin door from this variable. The other commands must
+            // not call that address.
             .env("TOLLGATE_ADMIN", "127.0.0.1:1")
             .env(
                 "TOLLGATE_ADMIN_URL",
@@ -73,7 +74,7 @@ impl Guide {
             .output()
             .unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
-        // 1 is a negative result: denied, or different.
+        // Exit code 1 is a negative result: denied, or different.
         assert!(
             matches!(output.status.code(), Some(0 | 1)),
             "{line}\n{errors}"

@@ -102,7 +102,7 @@ fn printed(output: &Output) -> String {
 fn changed_file_is_applied_and_a_bad_one_is_rejected() {
     let server = Server::start();
     server.wait_for_change(|| std::fs::write(server.file(), rules("6")).unwrap());
-    // The flag, not the file, says where the door is, so no restart is needed.
+    // A flag, not the file, sets the address of the door. So no restart is needed.
     assert_eq!(server.config()["needsRestart"], serde_json::json!([]));
     std::fs::write(server.file(), rules("many")).unwrap();
     server.wait("rejected", |it| it.config().get("refused").is_some());

@@ -99,7 +99,8 @@ fn denial_is_logged_as_json_at_any_level() {
     let log = serving.stop();
     let lines = json_lines(&log);
     assert_eq!(lines.len(), log.lines().count(), "{log}");
-    // The limit is per second of a real clock; most requests fall into one or two seconds.
+    // `rejections_per_second` counts seconds of a real clock, and the requests fall into one or two
+    // seconds.
     assert!((10..=12).contains(&lines.len()), "{log}");
     let line = &lines[0];
     assert_eq!(line["target"], "tollgate::rejections");
@@ -147,7 +148,7 @@ fn traces(store: &str, settings: &str) {
     assert_eq!(serving.login(Some(&sampled)), 429);
     assert_eq!(serving.post("peek", Some(&sampled)), 200);
     assert_eq!(serving.post("refund", Some(&sampled)), 200);
-    // Neither of these is sampled.
+    // The server samples neither of the next two requests.
     serving.login(Some(&not_sampled));
     serving.login(None);
     serving.stop();

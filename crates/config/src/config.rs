@@ -72,7 +72,7 @@ section! {
         subjects: RawSubjects = "subjects",
         /// The headers and bodies of responses.
         headers: RawHeaders = "headers",
-        /// Which action a request of forward-auth is: the first route that matches names it.
+        /// The routes of forward-auth. The first route that matches a request sets the request's action.
         routes: List<RawRoute> = "routes",
         /// Traces and logs.
         telemetry: RawTelemetry = "telemetry",
@@ -80,7 +80,7 @@ section! {
         ledger: RawLedger = "ledger",
         /// Warnings that a limit is near.
         events: RawEvents = "events",
-        /// More tenants: files (YAML, JSON or CSV) and directories of them, relative to this file.
+        /// Files with more tenants (YAML, JSON or CSV), or directories of such files. Paths are relative to this file.
         tenant_files: List<Text> = "tenant_files",
         ..policy: RawPolicy
     }
@@ -104,8 +104,8 @@ impl Config {
         &self.files
     }
 
-    /// The directories that the config names for tenant files. A file that appears or disappears in one
-    /// of them changes the config.
+    /// The directories that the config names for tenant files. The config changes if a file appears or
+    /// disappears in one of them.
     #[must_use]
     pub fn tenant_directories(&self) -> &[PathBuf] {
         &self.watched
@@ -124,8 +124,8 @@ impl Config {
         RuleSet::compile_with(&self.policy, options, overrides)
     }
 
-    /// Replaces the ledger of the config by the ledger that is open, because a reload neither opens nor
-    /// closes a ledger. Quotas without a `durability` are recorded in the open ledger.
+    /// Replaces the ledger of the config by the open ledger, because a reload neither opens nor closes
+    /// a ledger. Quotas without a `durability` are recorded in the open ledger.
     pub fn keep_in(&mut self, ledger: Option<Ledger>) {
         if self.ledger.is_none() && ledger.is_some() {
             self.policy.record_in_ledger();
@@ -283,7 +283,7 @@ impl RawConfig {
         }
     }
 
-    /// The paths of tenant files, as written.
+    /// Returns the paths of tenant files, as written.
     fn tenant_files(&self, files: bool, env: Env<'_>, problems: &mut Problems<'_>) -> Vec<String> {
         let given = self.tenant_files.value().map_or(&[][..], |list| &list.0);
         if let (Some(key), false, false) = (self.tenant_files.key(), files, given.is_empty()) {
@@ -298,8 +298,8 @@ impl RawConfig {
     }
 }
 
-/// The JSON schema (draft 2020-12) of a config file, for editors. It comes from the declarations that also
-/// read the file.
+/// Makes the JSON schema (draft 2020-12) of a config file, for editors. The schema comes from the
+/// declarations that also read the file.
 ///
 /// ```
 /// let schema = tollgate_config::json_schema();

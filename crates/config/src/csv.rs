@@ -8,7 +8,7 @@
 //! parser rejects.
 use tollgate_rules::document::{Node, Place, Problems};
 
-/// The most columns. A table needs far fewer: one for each number that differs.
+/// The most columns. A table needs far fewer: one for each number that differs between tenants.
 const MAX_COLUMNS: usize = 1_000;
 
 const HEADER_HELP: &str = "start with a line of columns, such as tenant,plan,api-rate.burst";
@@ -59,13 +59,13 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
     Some(Node::map(Place::new(0, 0), tenants))
 }
 
-/// The cells of a row. Reports why a cell cannot be read.
+/// Returns the cells of a row, or reports why a cell cannot be read.
 fn cells(row: Result<Vec<Cell>, BadCell>, problems: &mut Problems<'_>) -> Option<Vec<Cell>> {
     row.map_err(|(place, message)| problems.report(place, message, QUOTE_HELP))
         .ok()
 }
 
-/// The kinds of the columns, and the rules and budgets they name.
+/// Returns the kinds of the columns, and the rules and budgets that the columns name.
 fn columns(header: &[Cell], problems: &mut Problems<'_>) -> Option<(Vec<Column>, Vec<Node>)> {
     if let Some((_, place)) = header.get(MAX_COLUMNS) {
         let message = format!("there are more than {MAX_COLUMNS} columns");
@@ -187,7 +187,7 @@ impl Iterator for Rows<'_> {
 }
 
 impl Rows<'_> {
-    /// The next cell, up to the comma or the line end after it.
+    /// Reads the next cell, up to the comma or the line end after it.
     fn cell(&mut self) -> Result<Cell, BadCell> {
         let spaced = &self.source[self.at..];
         let start = self.at + spaced.len() - spaced.trim_start_matches(' ').len();

@@ -61,7 +61,8 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     found
 }
 
-/// The settings of the doors that only a restart can change.
+/// Keeps the settings of the doors that only a restart can change. Other settings get fixed values, so
+/// that they compare as equal.
 fn doors(server: &Server) -> Server {
     let mut server = server.clone();
     if let Some(admin) = &mut server.admin {

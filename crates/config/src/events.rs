@@ -19,7 +19,7 @@ use crate::store::{Parts, UrlError, address, host_port};
 pub struct Events {
     /// The percentages of a quota that send an event, ascending, from 1 to 100 (default 80, 90 and 100).
     pub near_limit: Vec<u8>,
-    /// Where events are sent; `None` if they are not sent.
+    /// Where events are sent; `None` if there is no webhook.
     pub webhook: Option<Webhook>,
 }
 
@@ -46,7 +46,7 @@ pub struct Webhook {
     pub attempts: u32,
 }
 
-/// The address that receives events. The part after the host is a secret: often it is the only
+/// The address that receives events. The part after the host is a secret, because it is often the only
 /// credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -197,7 +197,8 @@ fn webhook(
     })
 }
 
-/// Parses the URL of a webhook. Errors never quote the URL: the part after the host is a secret.
+/// Parses the URL of a webhook. Errors never quote the URL, because the part after the host is a
+/// secret.
 fn url(text: &str) -> Result<WebhookUrl, BadValue> {
     let wrong = |error: UrlError| BadValue::new(error.to_string(), URL_HELP);
     let (before, query) = text.split_at(text.find('?').unwrap_or(text.len()));

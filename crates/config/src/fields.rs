@@ -14,7 +14,7 @@ pub(crate) const MIN_SECRET: usize = 16;
 /// Returns the value of an environment variable, for `${VAR}`.
 pub(crate) type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-/// Returns the text of a field, and reports an empty one.
+/// Returns the text of a field. Reports an empty text.
 pub(crate) fn text(
     name: &str,
     field: &Field<Text>,
@@ -48,7 +48,7 @@ pub(crate) fn password(
         .or(path.map(|path| Password::File(path.into())))
 }
 
-/// The remedy for a secret that is too short.
+/// Returns the remedy for a secret that is too short.
 pub(crate) fn secret_help() -> String {
     format!("use at least {MIN_SECRET} random bytes, such as `openssl rand -hex 32` prints")
 }
@@ -77,7 +77,7 @@ pub(crate) fn number_in<T: TryFrom<u64>>(
     }
 }
 
-/// Returns the text with `${VAR}` replaced; `None` if a variable is not set, which was reported.
+/// Replaces `${VAR}` in a text. `None` if a variable is not set; the problem was reported.
 pub(crate) fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -> Option<String> {
     let mut rest = at.value.0.as_str();
     let mut expanded = String::new();
@@ -91,7 +91,7 @@ pub(crate) fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -
         let in_names = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
         let starts_with_digit = name.starts_with(|c: char| c.is_ascii_digit());
         if name.is_empty() || starts_with_digit || !name.bytes().all(in_names) {
-            // Never quoted: the text may be a part of a secret.
+            // The message does not quote the text: it may be a part of a secret.
             let message = "the text in `${}` is not the name of a variable";
             problems.report(
                 at.place,

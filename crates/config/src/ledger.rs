@@ -156,7 +156,7 @@ section! {
         max_queued: Whole = "max_queued",
         /// The file that keeps entries while the database is down (default: beside the SQLite file, or ./tollgate-NAMESPACE.spill).
         spill: Text = "spill",
-        /// How large that file may become, 1MB to 1TB (default 1GB).
+        /// How large the spill file may become, 1MB to 1TB (default 1GB).
         max_spill: Size = "max_spill",
     }
 }
@@ -213,7 +213,7 @@ pub(crate) fn ledger(
     })
 }
 
-/// The database of the ledger. Reports a problem unless exactly one is given.
+/// Returns the database of the ledger. Reports a problem unless exactly one database is given.
 fn database(
     raw: &RawLedger,
     key: Place,
@@ -259,7 +259,7 @@ fn database(
     Some(LedgerDatabase::Postgres(PostgresUrl::File(path.into())))
 }
 
-/// Why a path cannot be the file of a ledger, if it cannot.
+/// Returns why a path cannot be the file of a ledger, and the remedy; `None` if it can.
 fn not_a_file(path: &str) -> Option<(&'static str, &'static str)> {
     if path.contains(":memory:") || path.contains("mode=memory") {
         let help = "name a file, such as ./tollgate.db, or remove `ledger` to record no usage";
@@ -276,7 +276,7 @@ fn not_a_file(path: &str) -> Option<(&'static str, &'static str)> {
     None
 }
 
-/// The default spill file.
+/// Returns the path of the spill file if the config does not name one.
 fn default_spill(database: &LedgerDatabase, namespace: &str) -> PathBuf {
     match database {
         LedgerDatabase::Sqlite(file) => {
@@ -284,7 +284,7 @@ fn default_spill(database: &LedgerDatabase, namespace: &str) -> PathBuf {
             if spill != *file {
                 return spill;
             }
-            // The extension of the database is `.spill` already.
+            // The database file ends with `.spill` itself, so the spill file needs another name.
             let mut name = file.as_os_str().to_owned();
             name.push(".spill");
             name.into()

@@ -6,12 +6,11 @@
 /// The longest path with a normal form, in bytes.
 pub const MAX_PATH: usize = 4096;
 
-/// Returns the normal form of a path. It has no needless escapes, escapes in capital letters, no empty,
-/// `.` or `..` segments, and one slash at the start. An escaped slash stays escaped, because it does
-/// not separate segments. `None` if the result is longer than [`MAX_PATH`].
+/// Returns the normal form of a path. It has no needless escapes, and writes escapes in capital
+/// letters. It has one slash at the start, and no empty, `.` or `..` segments. An escaped slash stays
+/// escaped, because it does not separate segments. `None` if the result is longer than [`MAX_PATH`].
 ///
-/// Pass the path without its query. Any bytes have a normal form. The normal form of a normal form is
-/// itself.
+/// Pass the path without its query. Any bytes have a normal form. A path in normal form stays as it is.
 ///
 /// ```
 /// use tollgate_config::normal_path;

@@ -28,7 +28,7 @@ use crate::path::normal_path;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes(pub(crate) Vec<Route>);
 
-/// One route: its conditions and its action. A condition without values always holds.
+/// One route: its conditions and its action. A condition without values matches every request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) methods: Vec<String>,
@@ -78,7 +78,7 @@ impl Route {
 }
 
 section! {
-    /// A route of forward-auth: which requests, and which action they are. All conditions must hold.
+    /// A route of forward-auth: conditions on a request, and the action that matching requests get. All conditions must hold.
     pub(crate) struct RawRoute is "a route" {
         /// Methods, such as GET or [GET, HEAD]. Default: any.
         method: Texts = "method",
@@ -147,7 +147,7 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
     })
 }
 
-/// The values of a condition: empty if the condition was not given, `None` if a value is wrong.
+/// Returns the values of a condition: empty if the condition was not given, `None` if a value is wrong.
 fn values<T>(
     name: &str,
     field: &Field<Texts>,
@@ -221,7 +221,7 @@ fn path(text: &str) -> Result<Pattern, BadValue> {
     Ok(Pattern::parse(text)?)
 }
 
-/// A glob of paths in the normal form. Wildcards stay as they are.
+/// Brings a glob of paths into the normal form of paths. Wildcards stay as they are.
 fn normal_pattern(text: &str) -> String {
     // `?` is the only wildcard that the normal form would escape. A placeholder protects it.
     const ONE: &str = "%01";

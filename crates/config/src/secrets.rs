@@ -77,17 +77,17 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
 /// Which values below a node are secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Hide {
-    /// Only values whose name or form shows that they are secret.
+    /// Only values with a name or a form that shows that they are secret.
     Nothing,
-    /// The same values, and whole URLs.
+    /// The values that `Nothing` hides, and whole URLs.
     Urls,
-    /// All but the fields of a token that may be shown.
+    /// All values but the fields of a token that may be shown.
     Tokens,
     All,
 }
 
 impl Hide {
-    /// Which values below `key` are secret.
+    /// Returns which values below `key` are secret.
     fn below(self, key: Option<&str>) -> Hide {
         match (self, key) {
             (Hide::Nothing, Some("tokens")) => Hide::Tokens,
@@ -151,7 +151,7 @@ impl Hiding<'_, '_> {
         let written = self.problems.source().get(start..start + text.len());
         let place = match written == Some(text) {
             true => Place::new(start + part.start, start + part.end),
-            // Escaped or folded text: offsets in it are not offsets in the source.
+            // The text is escaped or folded, so offsets in it are not offsets in the source.
             false => node.place,
         };
         self.problems.keep_secret(place);
@@ -182,7 +182,7 @@ pub(crate) fn hide_in_text(problems: &mut Problems<'_>) {
 }
 
 fn names_secret(name: &str) -> bool {
-    // A name of another length is not a misspelling of a secret's name.
+    // A name of this length is not a misspelling of a secret's name.
     if !(3..=32).contains(&name.len()) {
         return false;
     }
@@ -198,7 +198,7 @@ fn is_reference(text: &str) -> bool {
     name.is_some_and(|name| name.bytes().all(in_names))
 }
 
-/// The part of a URL after the host, in a line that may hold a webhook.
+/// Finds the part of a URL after the host, in a line that may hold the URL of a webhook.
 fn target(line: &str) -> Option<Range<usize>> {
     let mut schemes = ["http://", "https://"].into_iter();
     let host = schemes.find_map(|scheme| Some(line.find(scheme)? + scheme.len()))?;
@@ -212,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    /// The source as an error shows it.
+    /// Renders the source as errors show it.
     fn shown(source: &str) -> String {
         let mut problems = Problems::new(source);
         match parse_document("", &mut problems) {

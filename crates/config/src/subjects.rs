@@ -30,8 +30,8 @@ pub struct Subjects {
     pub hash_secret: Option<Secret>,
     /// Networks of proxies that are trusted to name clients: see [`Subjects::is_trusted`].
     pub trusted_proxies: Vec<IpNet>,
-    /// The header in which proxies name the client's address; `None` for the first of the three that a
-    /// request has.
+    /// The header in which proxies name the client's address. `None` means the first of the three
+    /// headers that a request has.
     pub client_header: Option<ClientHeader>,
     /// The headers that name the caller of a request.
     pub headers: SubjectHeaders,
@@ -125,7 +125,7 @@ section! {
         hash_secret: Text = "hash_secret",
         /// Networks of proxies that are trusted to name clients: forwarded addresses and authenticated callers.
         trusted_proxies: List<Text> = "trusted_proxies",
-        /// The header in which trusted proxies name the client's address (default: the first of the three that a request has).
+        /// The header in which trusted proxies name the client's address. Default: the first of the three headers that a request has.
         client_header: ClientHeader = "client_header",
         /// The headers that name the caller of a request.
         headers: RawSubjectHeaders = "headers",
@@ -257,7 +257,7 @@ fn network(text: &str) -> Result<IpNet, BadValue> {
     Err(BadValue::new(message, help))
 }
 
-/// The IPv4 network that an IPv4-mapped IPv6 network stands for.
+/// Returns the IPv4 network that an IPv4-mapped IPv6 network stands for.
 fn as_ipv4(network: IpNet) -> Option<IpNet> {
     let IpNet::V6(network) = network else {
         return None;
@@ -292,7 +292,7 @@ fn read_headers(
         let (Some(at), Some(header)) = (field.get(), header) else {
             continue;
         };
-        // If both are written, the later one is reported.
+        // If two fields name the same header, the later field in the file is reported.
         let mut others = fields.iter().zip(all);
         let clash = others.find(|(field, (other, value))| {
             let earlier = field.get().is_none_or(|it| it.place.start < at.place.start);
@@ -315,7 +315,7 @@ fn named(headers: &SubjectHeaders) -> [(&'static str, Option<&String>); 4] {
     ]
 }
 
-/// The name of a header, in lower case.
+/// Reads the name of a header, in lower case.
 fn header_name(given: &str) -> Result<String, BadValue> {
     let name = given.to_ascii_lowercase();
     let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);

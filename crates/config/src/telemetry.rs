@@ -57,7 +57,7 @@ section! {
     pub(crate) struct RawTelemetry is "`telemetry`" {
         /// Where traces are sent, a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; off by default. `${VAR}` reads the environment.
         otlp: Text = "otlp",
-        /// The share of decisions without a trace of their caller that are traced, up to 100% (default 1%). Others follow the sampling of their caller.
+        /// The share of decisions that are traced if the caller sends no trace, up to 100% (default 1%). If the caller sends a trace, the caller's sampling applies.
         sample: Percent = "sample",
         /// How many denials are logged in a second at most, up to 10000 (default 10); 0 logs none.
         rejections_per_second: Whole = "rejections_per_second",
@@ -88,7 +88,7 @@ pub(crate) fn telemetry(
     telemetry
 }
 
-/// Parses the URL of a collector. Errors never quote the URL: it may hold a password.
+/// Parses the URL of a collector. Errors never quote the URL, because it may hold a password.
 fn url(text: &str) -> Result<OtlpUrl, BadValue> {
     let wrong = |error: UrlError| match error {
         UrlError::Query => {

@@ -1,8 +1,8 @@
 //! Reads the files of a config: its own text, and its tenant files.
 //!
-//! A tenant file is YAML, JSON or CSV. YAML and JSON have a map of names to tenants, or a list of rows with
-//! a `tenant` each. CSV has a column for each number. Every form becomes the same map as `tenants` of a
-//! config, and gets the same checks.
+//! A tenant file is YAML, JSON or CSV. A YAML or JSON file has a map of names to tenants, or a list of
+//! rows with a field `tenant`. A CSV file has a column for each number. Every form becomes the same map
+//! as the field `tenants` of a config, and gets the same checks.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ const EMPTY_HELP: &str = "write names and tenants, such as `acme: { plan: free }
 
 /// Larger tenant files are rejected unread.
 const MAX_BYTES: u64 = 32 * 1024 * 1024;
-/// The most files in a directory. A directory with more files was named by mistake.
+/// The most files in a directory. A directory with more files is probably a mistake.
 const MAX_FILES: usize = 10_000;
 
 /// Whether the file has an extension of tenant files.
@@ -91,8 +91,8 @@ pub(crate) fn add_tenants(
     Ok(())
 }
 
-/// The tenant files and the directories that hold them. A directory that cannot be read counts as
-/// empty.
+/// Returns the tenant files and the directories that hold them. A directory that cannot be read counts
+/// as empty.
 pub(crate) fn all_paths(given: &[String], folder: &Path) -> Vec<PathBuf> {
     let mut all = Vec::with_capacity(given.len());
     for given in given {
@@ -105,7 +105,7 @@ pub(crate) fn all_paths(given: &[String], folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// The tenant files in order, with directories replaced by the files in them.
+/// Returns the tenant files in order. Each directory is replaced by the files in it.
 fn paths(given: &[String], folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let mut paths = Vec::with_capacity(given.len());
     for given in given {
@@ -125,7 +125,7 @@ fn paths(given: &[String], folder: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     Ok(paths)
 }
 
-/// The tenant files of a directory, by name. Other files and hidden files are ignored.
+/// Returns the tenant files of a directory, by name. Other files and hidden files are ignored.
 fn held(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut held = Vec::new();
     for entry in std::fs::read_dir(folder)? {
@@ -144,7 +144,7 @@ fn held(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(held)
 }
 
-/// The tenants of a file as a map of names to tenants, unchecked.
+/// Reads the tenants of a file as a map of names to tenants. The tenants are not checked yet.
 fn tenants(path: &Path, problems: &mut Problems<'_>) -> Option<Node> {
     if path.extension().is_some_and(|it| it == "csv") {
         return csv::parse(problems);
@@ -156,7 +156,7 @@ fn tenants(path: &Path, problems: &mut Problems<'_>) -> Option<Node> {
     }
 }
 
-/// Turns rows that name their tenant into a map of names to tenants.
+/// Turns rows with a field `tenant` into a map of names to tenants.
 fn by_name(place: Place, rows: &[Node], problems: &mut Problems<'_>) -> Node {
     let mut tenants = Vec::with_capacity(rows.len());
     for row in rows {

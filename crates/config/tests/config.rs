@@ -201,7 +201,7 @@ fn the_whole_configs_of_the_docs_are_valid() {
     assert!(count >= 5, "{count}");
 }
 
-/// Pieces of configs in any order. They reach more of the parser than random letters.
+/// Makes texts of config pieces in any order. They reach more of the parser than random letters.
 fn fragments() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("version: 1\n".to_owned()),

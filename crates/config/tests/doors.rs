@@ -214,7 +214,7 @@ fn the_first_route_that_matches_names_the_action() {
 #[test]
 fn globs_of_paths_may_have_every_wildcard() {
     let text = "version: 1\nroutes: [{ path: ['/v?/*/x', '*.png', '/a%3F\\?', '*', '/%2A\\*'], action: a }]\nrules: []\n";
-    // `%2A` is a star, which need not be escaped in a path.
+    // `%2A` is a star, which the normal form of a path does not escape.
     let error = parse("x", text, &|_| None).unwrap_err().to_string();
     assert_eq!(error.matches("help:").count(), 1, "{error}");
     assert!(error.contains(r#"write "/*\*""#), "{error}");

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tollgate_config::{Attributes, parse};
 use tollgate_core::Keyring;
 
-/// Parses, compiles and explains a request, on a thread with the stack size of server threads.
+/// Parses a config, compiles it and explains a request, on a thread with the stack size of server
+/// threads.
 fn survives(name: &'static str, text: String) {
     let (done, finished) = std::sync::mpsc::channel();
     std::thread::Builder::new()

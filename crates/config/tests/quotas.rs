@@ -45,7 +45,7 @@ fn compile(config: &Config, overrides: &[Override]) -> RuleSet {
     config.compile(keyring, &overrides)
 }
 
-/// The limit of `rule` for a request, whether it is in the ledger, and its overdraft.
+/// Returns the limit of `rule` for a request, whether the usage goes to the ledger, and the overdraft.
 fn charge(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> (Limit, bool, u64) {
     let request_limits = RequestLimits::default();
     let resolution = rules.resolve(&request.iter().copied().collect(), &request_limits);
@@ -116,15 +116,15 @@ fn numbers_of_quotas_are_read() {
 fn a_zone_comes_from_override_rule_plan_tenant_or_utc() {
     let rules = compile(&config(CONFIG), &[]);
     let zone = |rule: &str, tenant: &str| zone(&limit(&rules, rule, tenant));
-    // No zone in the rule: the tenant's zone applies.
+    // The rule names no zone, so the tenant's zone applies.
     assert_eq!(zone("monthly", "acme"), "Europe/Berlin");
     assert_eq!(zone("monthly", "corp"), "America/New_York");
     assert_eq!(zone("monthly", "late"), "UTC");
     assert_eq!(zone("monthly", "stranger"), "UTC");
-    // A zone in the rule applies, unless the tenant's overrides name another.
+    // The rule names a zone. It applies, unless the tenant's overrides name another zone.
     assert_eq!(zone("zoned", "acme"), "UTC");
     assert_eq!(zone("zoned", "corp"), "Asia/Tokyo");
-    // A zone in the plan applies, unless the tenant's overrides say `tenant`.
+    // The plan names a zone. It applies, unless the tenant's overrides say `tenant`.
     assert_eq!(zone("daily", "acme"), "Asia/Tokyo");
     assert_eq!(zone("daily", "corp"), "America/New_York");
     assert_eq!(zone("daily", "solo"), "Asia/Kathmandu");

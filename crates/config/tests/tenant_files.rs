@@ -51,7 +51,7 @@ fn read(files: &[(&str, &str)]) -> Result<Config, ConfigError> {
     load(&folder(files).path().join("rules.yaml"))
 }
 
-/// The problems, without the name of the folder.
+/// Returns the problems of these files, without the name of the folder.
 fn wrong(files: &[(&str, &str)]) -> String {
     let folder = folder(files);
     let error = load(&folder.path().join("rules.yaml")).unwrap_err();

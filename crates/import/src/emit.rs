@@ -107,7 +107,7 @@ fn write_rule(yaml: &mut String, rule: &Rule) {
     }
 }
 
-/// The message and the remedy for a file with more than [`MAX_LIMITS`] limits.
+/// Returns the message and the remedy for a file with more than [`MAX_LIMITS`] limits.
 pub(crate) fn too_many() -> (String, &'static str) {
     (
         format!("more than {MAX_LIMITS} descriptors or limits"),

@@ -1,9 +1,9 @@
 //! Converts configs of other rate limiters into Tollgate configs.
 //!
-//! Text goes in and text comes out: [`envoy_ratelimit`] reads the files of Envoy's rate limit service, and
-//! [`limitador`] those of Limitador. Both return a config that `tollgate_config::parse` accepts, and a
-//! [`Note`] for each part that behaves differently. A limit that Tollgate cannot express is left out, with a
-//! note; no limit becomes wider without a note.
+//! Text goes in and text comes out: [`envoy_ratelimit`] reads the files of Envoy's rate limit service,
+//! and [`limitador`] reads the files of Limitador. Both return a config that `tollgate_config::parse`
+//! accepts, and a [`Note`] for each part that behaves differently. A limit that Tollgate cannot express
+//! is left out, with a note. No limit becomes wider without a note.
 //!
 //! This crate knows nothing of stores or servers. It only knows how the gRPC door reads a descriptor: each
 //! entry becomes an attribute, and so does the `domain`.
@@ -53,7 +53,7 @@ pub struct Imported {
     pub yaml: String,
     /// The differences from the original.
     pub notes: Vec<Note>,
-    /// How many rules it has.
+    /// How many rules the config has.
     pub rules: usize,
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use tollgate_rules::document::{Place, Problems};
 
-/// How Tollgate reads the attribute `ip`.
+/// The note on limits that count by the attribute `ip`.
 pub(crate) const ADDRESS: &str = "`ip` is read as an address: IPv6 clients are limited by their \
     /64. To limit single addresses, add `subjects: { ipv6_prefix: 128 }`";
 
@@ -65,7 +65,7 @@ impl fmt::Display for Note {
 }
 
 impl Note {
-    /// A note on a place of `file`; `problems` turns the place into line and column.
+    /// Makes a note on a place of `file`. `problems` turns the place into line and column.
     pub(crate) fn at(
         kind: Kind,
         file: &str,
@@ -82,7 +82,7 @@ impl Note {
         }
     }
 
-    /// A note on the whole file.
+    /// Makes a note on the whole file.
     pub(crate) fn general(kind: Kind, message: impl Into<String>) -> Note {
         Note {
             kind,

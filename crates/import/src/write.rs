@@ -7,7 +7,7 @@ const RESERVED: &str = "all as attributes bool break bytes const contains contin
     exists_one false filter for function has if import in int let list loop map namespace null \
     null_type package return size startsWith string true type uint var void while";
 
-/// A YAML scalar, in quotes if it could be misread without them.
+/// Writes a YAML scalar, in quotes if it could be misread without them.
 pub(crate) fn scalar(text: &str) -> String {
     const WORDS: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
     let mut bytes = text.bytes();
@@ -25,7 +25,7 @@ pub(crate) fn scalar(text: &str) -> String {
     double_quoted(text)
 }
 
-/// A pattern of `match` that accepts `text` and nothing else.
+/// Writes a pattern of `match` that accepts `text` and nothing else.
 pub(crate) fn literal_pattern(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for c in text.chars() {
@@ -37,7 +37,7 @@ pub(crate) fn literal_pattern(text: &str) -> String {
     pattern
 }
 
-/// A string in double quotes, for YAML and for CEL.
+/// Writes a string in double quotes, for YAML and for CEL.
 pub(crate) fn double_quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
@@ -54,7 +54,7 @@ pub(crate) fn double_quoted(text: &str) -> String {
     quoted
 }
 
-/// An attribute in CEL: its name, or a lookup if the name is not an identifier.
+/// Writes an attribute in CEL: its name, or a lookup if the name is not an identifier.
 pub(crate) fn cel_attribute(name: &str) -> String {
     match is_identifier(name) {
         true => name.to_owned(),
@@ -81,7 +81,7 @@ pub(crate) fn comment(text: &str) -> String {
     text.replace(|c| !is_printable(c), " ")
 }
 
-/// A duration of whole seconds in the largest unit that is exact.
+/// Writes a duration of whole seconds in the largest unit that is exact.
 pub(crate) fn window(seconds: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(86_400, "d"), (3_600, "h"), (60, "m")];
     for (length, unit) in UNITS {

@@ -1,5 +1,5 @@
-//! Imported configs decide as Envoy's rate limit service does, tested against a model written from its
-//! documentation.
+//! Imported configs decide as Envoy's rate limit service does. The tests compare them with a model
+//! written from the service's documentation.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic.
 
@@ -22,7 +22,8 @@ struct Node {
     /// The index of the key.
     key: usize,
     value: &'static str,
-    /// The amount and the index of the unit; `None` is unlimited.
+    /// The amount and the index of the unit. `Some(None)` is unlimited; `None` is a node without a
+    /// limit.
     limit: Option<Option<(u64, usize)>>,
     shadow: bool,
     share: bool,
@@ -129,7 +130,8 @@ struct Model<'m> {
 }
 
 impl Model<'_> {
-    /// Whether the request is admitted. Each limit counts it, also if another limit denies it.
+    /// Returns whether the request is admitted. Each limit counts the request, even if another limit
+    /// denies it.
     fn ask(&mut self, now: u64, request: &[Descriptor]) -> bool {
         let mut passes = true;
         for (entries, hits) in request {
@@ -148,7 +150,7 @@ impl Model<'_> {
     }
 }
 
-/// The node that all entries lead to, and the key of its count.
+/// Finds the node that all entries lead to, and the key of its count.
 fn find<'n>(level: &'n [Node], entries: &[(&str, &str)]) -> Option<(&'n Node, String)> {
     let ((key, value), rest) = entries.split_first()?;
     let known = || level.iter().filter(|node| KEYS[node.key] == *key);

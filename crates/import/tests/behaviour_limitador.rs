@@ -1,4 +1,5 @@
-//! Imported limits decide as Limitador does, tested against a model written from its documentation.
+//! Imported limits decide as Limitador does. The tests compare them with a model written from its
+//! documentation.
 
 #![allow(clippy::unwrap_used)] // Test helpers may panic.
 
@@ -49,7 +50,7 @@ impl Condition {
         }
     }
 
-    /// The same as an operand of `&&`, with brackets if it binds less.
+    /// Writes the condition as an operand of `&&`, with brackets if its operator binds less than `&&`.
     fn grouped(&self) -> String {
         match self {
             Either(..) => format!("({})", self.cel()),
@@ -125,8 +126,8 @@ fn limits() -> impl Strategy<Value = Vec<Limit>> {
     prop::collection::vec(limit, 1..5)
 }
 
-/// Requests. Each has a flag that all windows end before it, the time since the last request, the values of
-/// the keys, and the hits.
+/// Makes requests. Each has a flag, the time since the last request, the values of the keys, and the
+/// hits. If the flag is set, all windows end before the request.
 fn requests() -> impl Strategy<Value = Vec<(bool, u64, [Option<&'static str>; 3], u64)>> {
     let value = || prop::option::weighted(0.8, proptest::sample::select(&VALUES));
     let values = (value(), value(), value()).prop_map(|(a, b, c)| [a, b, c]);
@@ -180,7 +181,7 @@ impl Model {
             let Some(values) = values.filter(|_| limit.conditions.iter().all(applies)) else {
                 continue;
             };
-            // Limitador identifies a limit by everything but its number.
+            // Limitador identifies a limit by everything but its amount.
             let mut conditions: Vec<String> = limit.conditions.iter().map(Condition::cel).collect();
             conditions.sort();
             conditions.dedup();
@@ -218,8 +219,8 @@ proptest! {
         let clock = ManualClock::at(Time::from_micros(START * 1_000_000));
         let limiter = Limiter::with_clock(&config, clock.clone()).unwrap();
         let mut model = Model::default();
-        // Windows start at different times, as a note says. So time stays within one window, or moves to
-        // the start of the next when all windows have ended.
+        // A window starts at a different time in Limitador than in Tollgate, as a note says. So time
+        // stays within one window, or moves on when all windows have ended.
         let (mut hour, mut now) = (START, START);
         for (later, pause, values, hits) in requests {
             now += pause;

@@ -8,7 +8,7 @@ use common::{notes, works};
 use proptest::prelude::*;
 use tollgate_import::{Domains, Imported, Kind, Source, envoy_ratelimit};
 
-/// All requests of a test; more than any limit here.
+/// How many requests a test sends: more than any limit in this file.
 const ALL: usize = 20;
 
 fn import(descriptors: &str) -> Imported {
@@ -21,7 +21,7 @@ fn limit(amount: u32) -> String {
     format!("{{ unit: day, requests_per_unit: {amount} }}")
 }
 
-/// Descriptors with limits: the first has 1, the second 2, and so on.
+/// Imports descriptors with limits: the first has a limit of 1, the second of 2, and so on.
 fn limited(descriptors: &[&str]) -> Imported {
     let lines = (1..).zip(descriptors).map(|(amount, fields)| {
         let limit = limit(amount);
@@ -66,7 +66,8 @@ fn value_wins_over_wildcard_and_wildcard_over_key() {
 
 #[test]
 fn node_without_limit_still_takes_its_values() {
-    // `a: 1` has no `c` below it, and the service does not go back to `a`.
+    // The descriptor `a: 1` has no `c` below it, and the service does not go back to `a` without a
+    // value.
     let works = works(&import(&format!(
         "- key: a\n  value: 1\n  descriptors: [{{ key: b, rate_limit: {0} }}]\n\
          - key: a\n  descriptors: [{{ key: c, rate_limit: {0} }}]",

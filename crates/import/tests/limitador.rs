@@ -8,7 +8,7 @@ use common::{notes, works};
 use proptest::prelude::*;
 use tollgate_import::{Imported, Kind, Source, limitador};
 
-/// All requests of a test; more than any limit here.
+/// How many requests a test sends: more than any limit in this file.
 const ALL: usize = 20;
 
 fn import(text: &str) -> Imported {
@@ -19,7 +19,7 @@ fn import(text: &str) -> Imported {
     .unwrap()
 }
 
-/// One limit of 2, with a condition and a variable.
+/// Imports one limit of 2, with a condition and a variable.
 fn one(condition: &str, variable: &str) -> Imported {
     let list = |text: &str| match text {
         "" => "[]".to_owned(),

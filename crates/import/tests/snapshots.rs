@@ -1,4 +1,5 @@
-//! The exact result for each file: the config for those in `examples`, the errors for those in `wrong`.
+//! The exact result for each file: the config for a file in `examples`, the errors for a file in
+//! `wrong`.
 //!
 //! After a deliberate change run `TOLLGATE_BLESS=1 cargo test -p tollgate-import --test snapshots` and
 //! read the difference.
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use tollgate_import::{Domains, Imported, Source, envoy_ratelimit, limitador};
 use tollgate_rules::ConfigError;
 
-/// The files of a folder for both originals, each with the name of the original.
+/// Lists the files of a folder for both originals, each with the name of the original.
 fn cases(folder: &str) -> Vec<(&'static str, PathBuf)> {
     let mut cases = Vec::new();
     for original in ["envoy-ratelimit", "limitador"] {

@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv6Addr};
 /// The attribute that holds a client's address.
 pub(crate) const ATTRIBUTE: &str = "ip";
 
-/// The subject of `address`: an IPv6 address cut to `prefix` bits, or an IPv4 address that was written
-/// as IPv6. `None` if the text itself is the subject.
+/// Cuts an IPv6 address to its first `prefix` bits, and writes an IPv4 address that is mapped into IPv6
+/// in the IPv4 notation. The result is the subject. `None` if the text itself is the subject.
 pub(crate) fn subject(address: &str, prefix: u8) -> Option<String> {
     // A text without a colon is IPv4, or not an address.
     if !address.contains(':') {
@@ -16,7 +16,7 @@ pub(crate) fn subject(address: &str, prefix: u8) -> Option<String> {
     Some(network(address.into(), prefix))
 }
 
-/// An IPv6 address cut to `prefix` bits, or an IPv4 address.
+/// Cuts an IPv6 address to its first `prefix` bits. Returns an IPv4 address as it is.
 #[must_use]
 pub fn network(address: IpAddr, prefix: u8) -> String {
     match address.to_canonical() {
@@ -41,7 +41,7 @@ mod tests {
             ("2001:db8:0:1::1", 64, "2001:db8:0:1::/64"),
             ("2001:db8::1", 128, "2001:db8::1/128"),
             ("ffff::1", 1, "8000::/1"),
-            // IPv4, however it is written.
+            // An IPv4 address in IPv6 notation.
             ("::ffff:192.0.2.1", 64, "192.0.2.1"),
         ] {
             let subject = subject(address, prefix);

@@ -16,13 +16,13 @@ use smallvec::SmallVec;
 pub struct Attributes<'a>(SmallVec<[(&'a str, &'a str); 8]>);
 
 impl<'a> Attributes<'a> {
-    /// No attributes.
+    /// Starts without attributes.
     #[must_use]
     pub fn new() -> Attributes<'a> {
         Attributes::default()
     }
 
-    /// The same attributes and one more.
+    /// Adds an attribute, or replaces its value.
     #[must_use]
     pub fn with(mut self, name: &'a str, value: &'a str) -> Attributes<'a> {
         self.push(name, value);
@@ -38,14 +38,14 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// The value of an attribute.
+    /// Returns the value of an attribute.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&'a str> {
         let found = self.0.iter().find(|(known, _)| *known == name);
         found.map(|(_, value)| *value)
     }
 
-    /// All attributes, in the order they were first given.
+    /// Returns all attributes, in the order in which their names were first given.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&'a str, &'a str)> + '_ {
         self.0.iter().copied()
     }

@@ -38,7 +38,7 @@ use crate::rule::{Ceiling, FailurePolicy, Missing, Rule, RuleState};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Budgets, plans, tenants and candidates concern several rules: write those in a file.
+/// Budgets, plans, tenants and candidates concern several rules: write them in a file.
 #[derive(Clone, Debug)]
 #[must_use = "call `build`"]
 pub struct RuleBuilder {
@@ -106,13 +106,13 @@ impl fmt::Display for RuleError {
 pub struct Rollout(u16);
 
 impl Rollout {
-    /// A share in percent. 100 and more are all subjects.
+    /// Makes a share from percent. 100 and more mean all subjects.
     #[must_use]
     pub const fn percent(percent: u8) -> Rollout {
         Rollout::hundredths(percent as u16 * 100)
     }
 
-    /// A share in hundredths of a percent. 10,000 and more are all subjects.
+    /// Makes a share from hundredths of a percent. 10,000 and more mean all subjects.
     #[must_use]
     pub const fn hundredths(hundredths: u16) -> Rollout {
         Rollout(if hundredths > 10_000 {
@@ -187,7 +187,7 @@ impl RuleBuilder {
         self.with("cost", quoted(expression))
     }
 
-    /// Sets what happens to a request that lacks an attribute the rule needs.
+    /// Sets how the rule treats a request that lacks an attribute the rule needs.
     pub fn missing(self, missing: Missing) -> Self {
         self.with("missing", missing.name().to_owned())
     }
@@ -226,24 +226,26 @@ impl RuleBuilder {
         self
     }
 
-    /// Sets how far below zero the allowance may go when a reservation is settled for more than it held.
+    /// Sets how far below zero the allowance may go. A reservation that is settled for more than it
+    /// held can take the allowance below zero.
     pub fn overdraft(self, amount: u64) -> Self {
         self.with("overdraft", amount.to_string())
     }
 
-    /// Takes the limit from an attribute of the request, if the request has it, up to `ceiling`.
+    /// Takes the limit from an attribute of the request, up to `ceiling`. A request without the
+    /// attribute gets the rule's own limit.
     pub fn limit_from(self, attribute: &str, ceiling: Ceiling) -> Self {
         self.with("limit_from", quoted(&format!("attributes.{attribute}")))
             .with("ceiling", ceiling.to_string())
     }
 
-    /// Sets what happens while the store does not answer.
+    /// Sets how the rule decides while the store does not answer.
     pub fn on_store_failure(self, policy: FailurePolicy) -> Self {
         self.with("on_store_failure", policy.name().to_owned())
     }
 
-    /// While the store does not answer, each instance admits `rate`, for all subjects together. This
-    /// also sets the failure policy.
+    /// While the store does not answer, each instance admits requests at `rate`, for all subjects
+    /// together. This also sets the failure policy.
     pub fn emergency_limit(self, rate: Rate) -> Self {
         self.on_store_failure(FailurePolicy::EmergencyLimit)
             .with("emergency_limit", rate.to_string())
@@ -424,7 +426,8 @@ impl RuleBuilder {
     }
 }
 
-/// The rate of a meter, in the shortest usual period that makes the amount whole.
+/// Writes the rate of a meter per second, minute, hour or day: the first of these in which the amount
+/// is a whole number.
 fn rate_of(meter: &Meter) -> String {
     let (_, amount, token, tick) = meter.parts();
     let (amount, micros) = (u64::from(amount), token * Tick::micros(tick));
@@ -440,7 +443,7 @@ fn rate_of(meter: &Meter) -> String {
     format!("{amount}/{}", Span::from_micros(micros))
 }
 
-/// The text as a quoted YAML string.
+/// Writes a text as a quoted YAML string.
 fn quoted(text: &str) -> String {
     let is_plain = |c: char| c == ' ' || c.is_ascii_graphic() || c.is_alphanumeric();
     if !text.contains('\'') && text.chars().all(is_plain) {

@@ -33,7 +33,7 @@ pub struct CompileOptions {
     pub ledger: bool,
 }
 
-/// One instance without a ledger; 64 bits of an IPv6 address make one subject.
+/// Makes the options of one instance without a ledger. 64 bits of an IPv6 address make one subject.
 impl From<Keyring> for CompileOptions {
     fn from(keyring: Keyring) -> CompileOptions {
         CompileOptions {
@@ -46,7 +46,8 @@ impl From<Keyring> for CompileOptions {
 }
 
 impl RuleSet {
-    /// Prepares the rules of `policy`. A keyring alone makes the default options.
+    /// Prepares the rules of `policy`. If `options` is only a keyring, the other options have their
+    /// defaults.
     #[must_use]
     pub fn compile(policy: &Policy, options: impl Into<CompileOptions>) -> RuleSet {
         RuleSet::compile_with(policy, options, &[])
@@ -108,8 +109,8 @@ impl RuleSet {
         let mut per: Vec<&str> = rule.per.iter().map(String::as_str).collect();
         per.sort_unstable();
         let subject = self.subject_of(&per, subjects);
-        // Rules that draw on one budget share its state. A rule that only observes has its own state:
-        // otherwise it would use up the allowance of the others.
+        // Rules that draw on one budget share its state. A rule that only observes has its own state.
+        // Otherwise the observing rule would use up the allowance of the enforced rules.
         let name = match rule.enforcement() {
             Enforcement::Enforce => rule.allowance(),
             Enforcement::Shadow | Enforcement::Instead(_) => &rule.id,
@@ -182,7 +183,7 @@ impl RuleSet {
         }
     }
 
-    /// The index of this set of attributes, added if it is new.
+    /// Returns the index of this set of attributes. Adds the set if it is new.
     fn subject_of(&mut self, names: &[&str], subjects: &mut Subjects) -> usize {
         let ids: Box<[AttributeId]> = names.iter().map(|name| self.symbols.intern(name)).collect();
         *subjects.entry(ids).or_insert_with_key(|ids| {
@@ -193,7 +194,7 @@ impl RuleSet {
     }
 }
 
-/// The enabled candidates, and the rules that they may replace.
+/// Returns the enabled candidates, each with the rule that it may replace.
 fn candidates(rules: &[Rule]) -> Box<[(u32, u32)]> {
     let place = |id: &str| (0u32..).zip(rules).find(|(_, rule)| *rule.id == *id);
     let all = (0..).zip(rules);
@@ -202,7 +203,7 @@ fn candidates(rules: &[Rule]) -> Box<[(u32, u32)]> {
     pairs.collect()
 }
 
-/// The conditions of a rule that ask for exact values; `None` for a disabled rule.
+/// Returns the conditions of a rule that ask for exact values; `None` for a disabled rule.
 fn exact<'r>(rule: &'r Rule, symbols: &Symbols) -> Option<Exact<'r>> {
     if rule.state == RuleState::Disabled {
         return None;

@@ -1,4 +1,4 @@
-//! Counters by the name of their allowance, for callers that know a key but not a request.
+//! Finds a counter by the name of its allowance, for callers that know a key but not a request.
 
 use tollgate_core::{Key, Limit, Tag};
 
@@ -27,7 +27,7 @@ impl RuleSet {
         let tag = match &rule.tag {
             TagFrom::Nothing => Tag::default(),
             TagFrom::Subject => subject.tag(),
-            // Only the tenant part of a subject places keys.
+            // In a placement by tenant, only the tenant attribute of a subject places its keys.
             TagFrom::Part(part) => self.subjects.get(*part)?.1.subject([tenant]).tag(),
             TagFrom::Rule(tag) => *tag,
             TagFrom::Group(tag, groups) => tag.group(subject.draw(*groups)),

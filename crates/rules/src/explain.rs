@@ -43,14 +43,14 @@ pub enum Effect {
     },
     /// The rule does not concern the request.
     Skips {
-        /// Why, in words.
+        /// Why the rule does not concern the request, in words.
         why: String,
     },
     /// The rule denies the request without asking a store.
     Denies {
         /// The kind of denial.
         reason: RuleDenialReason,
-        /// Why, in words.
+        /// Why the rule denies the request, in words.
         why: String,
     },
 }
@@ -174,7 +174,7 @@ impl RuleSet {
         rules.map(explain).collect()
     }
 
-    /// The numbers of a rule for a request, and where each comes from.
+    /// Returns the numbers of a rule for a request, and where each comes from.
     fn numbers(
         &self,
         rule: &Rule,
@@ -285,7 +285,7 @@ impl RuleSet {
     }
 }
 
-/// Adds the zone of a quota whose zone depends on the tenant.
+/// Adds the time zone of a quota, unless the rule, a plan or an override names the zone.
 fn in_zone(
     numbers: &mut Vec<NumberFrom>,
     sum: &Numbers,

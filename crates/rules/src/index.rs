@@ -1,8 +1,8 @@
 //! Finds the rules that may apply to a request without checking all of them.
 //!
-//! A rule with conditions on exact values has a guard: the condition that it shares with the fewest other
-//! rules. A request looks up its values of the guarded attributes. Only the rules found there and the
-//! rules without a guard are checked, in the order of the file.
+//! A rule with conditions on exact values has a guard: the condition that it shares with the fewest
+//! other rules. The index looks up the request's values of the guarded attributes. Only the rules found
+//! by these values, and the rules without a guard, are checked, in the order of the file.
 
 use std::collections::HashMap;
 
@@ -34,7 +34,8 @@ struct Guard {
 pub(crate) type Exact<'r> = Vec<(AttributeId, Vec<&'r str>)>;
 
 impl Index {
-    /// An index of rules that ask for these values. A rule that must not be found is `None`.
+    /// Makes an index of rules by the exact values that they ask for. `None` stands for a rule that the
+    /// index must not find.
     pub(crate) fn new(rules: &[Option<Exact<'_>>]) -> Index {
         let mut shared: HashMap<(AttributeId, &str), usize> = HashMap::new();
         let conditions = rules.iter().flatten().flatten();
@@ -80,7 +81,7 @@ impl Index {
         }
     }
 
-    /// The rules that may concern a request with these values.
+    /// Returns the rules that may concern a request with these values.
     #[inline]
     pub(crate) fn find(&self, values: &Values<'_>) -> Candidates {
         let mut found = Candidates::from_slice(&self.unguarded);

@@ -7,8 +7,8 @@
 //!
 //! This crate keeps no state, reads no clock, and does not depend on a store or a wire format: their
 //! config is in `tollgate-config`. A policy that was accepted cannot be wrong later. Only two things
-//! deny a request here: a missing attribute, and an expression that fails on the request's values.
-//! Neither lets a request escape a rule.
+//! deny a request here: a missing attribute, and an expression that fails on the request's values. In
+//! neither case does a request escape a rule.
 //!
 //! ```
 //! use tollgate_core::Keyring;

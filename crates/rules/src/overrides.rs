@@ -1,7 +1,7 @@
 //! Overrides: numbers that operators change at run time, for a tenant, a plan or everyone.
 //!
-//! An override is always kept and sent as text: a JSON object, which is read like a policy. So its
-//! errors are as clear as those of a policy.
+//! An override is always kept and sent as text: a JSON object, which is read like a policy. So the
+//! errors of an override are as clear as the errors of a policy.
 
 use std::fmt;
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl Override {
         self
     }
 
-    /// The override as JSON, which [`parse`](Self::parse) reads.
+    /// Writes the override as JSON, which [`parse`](Self::parse) reads.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
@@ -166,7 +166,7 @@ impl Override {
         Value::Object(object)
     }
 
-    /// The override's name: another override of the same name replaces it.
+    /// Returns the override's name. Another override of the same name replaces it.
     #[must_use]
     pub fn name(&self) -> String {
         let rule = self.rule.as_deref().unwrap_or("*");
@@ -225,7 +225,7 @@ impl Override {
         self.expires_at.is_some_and(|at| at <= now)
     }
 
-    /// Why the override would have no effect under `policy`, if that is so.
+    /// Returns why the override would have no effect under `policy`; `None` if it has an effect.
     #[must_use]
     pub fn misfit(&self, policy: &Policy) -> Option<String> {
         if let Scope::Plan(plan) = &self.scope

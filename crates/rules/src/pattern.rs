@@ -1,8 +1,8 @@
 //! The values that a `match` accepts: text, or text with `*` (any characters) and `?` (any one
 //! character).
 //!
-//! A backslash escapes `*`, `?` and itself. A pattern matches whole values and allocates nothing. The
-//! common forms (`a`, `a*`, `*a`, `*`) are plain comparisons.
+//! A backslash escapes `*`, `?` and itself. A pattern matches only whole values, and matching allocates
+//! nothing. The common forms (`a`, `a*`, `*a`, `*`) are plain comparisons.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ enum Token {
     Run,
 }
 
-/// A backslash that escapes nothing.
+/// A backslash before a character that needs no escape, or at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StrayBackslash;
 
@@ -46,7 +46,7 @@ impl Pattern {
     /// Reads a value or a glob.
     ///
     /// # Errors
-    /// If a backslash escapes nothing.
+    /// If a backslash stands before a character that needs no escape, or at the end.
     pub fn parse(written: &str) -> Result<Pattern, StrayBackslash> {
         let mut tokens: Vec<Token> = Vec::new();
         let mut chars = written.chars();
@@ -74,7 +74,7 @@ impl Pattern {
         })
     }
 
-    /// The one value that the pattern matches, if there is only one.
+    /// Returns the value that the pattern matches; `None` if the pattern has wildcards.
     pub(crate) fn exact(&self) -> Option<&str> {
         match &self.shape {
             Shape::Exact(text) => Some(text),
@@ -160,7 +160,7 @@ mod tests {
         Pattern::parse(pattern).unwrap().matches(value)
     }
 
-    /// The definition of a match, as a recursion.
+    /// Matches by the definition of a pattern, as a recursion.
     fn naive(pattern: &[char], value: &[char]) -> bool {
         match (pattern, value) {
             ([], []) => true,

@@ -90,7 +90,7 @@ fn every(text: &str) -> Result<Every, BadValue> {
     Ok(Every { count, unit })
 }
 
-/// Why a text is not a period, with the period that was probably meant.
+/// Explains why a text is not a period, with the period that was probably meant.
 fn no_period(text: &str) -> BadValue {
     let digits = text.find(|c: char| !c.is_ascii_digit());
     let (amount, unit) = text.split_at(digits.unwrap_or(text.len()));
@@ -189,7 +189,7 @@ fn anchor(text: &str) -> Result<Anchor, BadValue> {
     ))
 }
 
-/// A month and a day, such as `04-01`.
+/// Reads a month and a day, such as `04-01`.
 fn month_day(text: &str, parts: &[&str]) -> Result<Anchor, BadValue> {
     let parsed = match parts {
         [month, day] => month.parse::<u8>().ok().zip(day.parse::<u8>().ok()),

@@ -5,18 +5,20 @@ use std::num::NonZeroU16;
 
 const MAX_SHARDS: u64 = 1024;
 
-/// Which keys of a rule share a cluster slot: the source of a key's hash tag. Keys with the same tag
-/// are decided in one step, and share the capacity of one node.
+/// Which keys of a rule share a cluster slot: the source of a key's hash tag. The store decides keys
+/// with the same tag in one step. These keys share the capacity of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// All keys of a tenant, whatever the rule: a request is decided in one step.
+    /// All keys of a tenant share a cluster slot, whatever the rule. So a request is decided in one
+    /// step.
     #[default]
     Tenant,
-    /// All keys of a subject, whatever the rule.
+    /// All keys of a subject share a cluster slot, whatever the rule.
     Subject,
-    /// All keys of the rule.
+    /// All keys of the rule share a cluster slot.
     Rule,
-    /// The keys of the rule in this many parts, by subject: 1 to 1024.
+    /// The keys of the rule are divided by subject into this many groups: 1 to 1024. The keys of
+    /// one group share a cluster slot.
     Sharded(NonZeroU16),
 }
 

@@ -29,8 +29,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Reads a policy from YAML: only the fields of a config that are about limits. There is no ledger.
-    /// `name` is the name of the text in errors.
+    /// Reads a policy from YAML. Only the fields of a config that are about limits are accepted. There
+    /// is no ledger. `name` is the name of the text in errors.
     ///
     /// # Errors
     /// If the text is not a valid policy: everything that is wrong with it.
@@ -59,7 +59,7 @@ impl Policy {
     ///
     /// # Errors
     /// If two rules have the same id. Also if a rule comes from a file and draws on a budget or is a
-    /// candidate: such a rule needs the rest of its file.
+    /// candidate: such a rule needs the budgets and the rules of its file.
     pub fn from_rules(rules: impl IntoIterator<Item = Rule>) -> Result<Policy, ConfigError> {
         let rules: Vec<Rule> = rules.into_iter().collect();
         let mut ids = HashSet::new();
@@ -83,8 +83,8 @@ impl Policy {
         })
     }
 
-    /// Records usage in a ledger that the text did not name: quotas without a `durability` are recorded
-    /// in it from now on.
+    /// Turns on a ledger that the text did not name. From now on, quotas without a `durability` are
+    /// recorded in the ledger.
     pub fn record_in_ledger(&mut self) {
         for rule in self.rules.iter_mut().filter(|it| it.durable_by_default) {
             rule.durability = Durability::Async;
@@ -98,8 +98,9 @@ impl Policy {
 pub struct TenantReader<'p> {
     tiers: &'p Tiers,
     allowances: Allowances<'p>,
-    /// All tenants so far, and the file of each tenant that does not come from the config itself.
+    /// All tenants so far.
     tenants: HashMap<Box<str>, Tenant>,
+    /// The file of each tenant that does not come from the config itself.
     files: HashMap<Box<str>, Arc<str>>,
 }
 
@@ -146,7 +147,7 @@ impl<'p> TenantReader<'p> {
         }
     }
 
-    /// Plans and tenants, with all that were added.
+    /// Returns the plans and all tenants, including the added ones.
     #[must_use]
     pub fn finish(self) -> Tiers {
         Tiers {

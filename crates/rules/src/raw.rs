@@ -26,7 +26,7 @@ section! {
         budgets: Named<RawBudget> = "budgets",
         /// Plans: each replaces numbers of rules and budgets, by their names.
         plans: Named<Named<RawNumbers>> = "plans",
-        /// The plan of tenants that have none.
+        /// The plan of tenants without a plan of their own.
         default_plan: Text = "default_plan",
         /// Tenants, by the value of the attribute tenant: their plans, and numbers of their own.
         tenants: Named<RawTenant> = "tenants",
@@ -40,7 +40,7 @@ section! {
     pub(crate) struct RawRule is "a rule" {
         /// The name of the rule, unique and stable: state belongs to it.
         id (required): Text = "id",
-        /// Which requests: attribute to value, list of values, or glob. All must hold.
+        /// Which requests the rule limits: names of attributes, each with a value, a list of values, or a glob. All attributes must match.
         matches: Conditions = "match",
         /// Which requests, as a CEL expression over the attributes that yields a bool.
         when: Formula = "when",
@@ -48,9 +48,9 @@ section! {
         missing: Missing = "missing",
         /// The budget to draw on. It defines the subject and the algorithm.
         budget: Text = "budget",
-        /// How to count. A rule that draws on a budget has none.
+        /// The algorithm that counts. A rule that draws on a budget uses the budget's algorithm.
         algorithm: RawAlgorithm = "algorithm",
-        /// An attribute that brings the limit of a request: attributes.NAME. A request without it gets the numbers of the rule.
+        /// An attribute that brings the limit of a request: attributes.NAME. A request without the attribute gets the numbers of the rule.
         limit_from: Text = "limit_from",
         /// The highest limit that limit_from may bring.
         ceiling: Text = "ceiling",
@@ -58,7 +58,7 @@ section! {
         cost: RawCost = "cost",
         /// Whether denied requests are charged too.
         charge_denied: Flag = "charge_denied",
-        /// Repeated denials that lengthen the wait.
+        /// A back-off: each further denial blocks the subject for longer.
         backoff: RawBackoff = "backoff",
         /// How to decide when the store fails.
         on_store_failure: FailurePolicy = "on_store_failure",
@@ -68,7 +68,7 @@ section! {
         state: RuleState = "state",
         /// The share of subjects that the rule applies to.
         rollout: Percent = "rollout",
-        /// The rule that this candidate may replace. A candidate is compared with it and denies nothing; fields it leaves out are taken from that rule.
+        /// The rule that this candidate may replace. A candidate is compared with that rule and denies nothing. Fields that the candidate leaves out are taken from that rule.
         candidate_of: Text = "candidate_of",
         /// How exact the count is.
         mode: RawMode = "mode",
@@ -83,7 +83,7 @@ section! {
     pub(crate) struct RawAllowance is "an allowance" {
         /// The attributes that make the subject. Without any, all requests share one allowance.
         per: List<Text> = "per",
-        /// The most in a window or a period, or at the same time for concurrency.
+        /// The most units in a window or a period. For concurrency, the most slots held at the same time.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
         window: Duration = "window",
@@ -105,11 +105,11 @@ section! {
         capacity: Amount = "capacity",
         /// How fast tokens return, for token-bucket.
         refill: RateOrUnlimited = "refill",
-        /// How fast, for gcra and leaky-bucket.
+        /// How many units per time, such as 10/s, for gcra and leaky-bucket.
         rate: RateOrUnlimited = "rate",
-        /// How many at once, for gcra (default: the amount of the rate).
+        /// How many units at once, for gcra (default: the amount of the rate).
         burst: Whole = "burst",
-        /// How many may wait, for leaky-bucket (default 0).
+        /// How many units may wait, for leaky-bucket (default 0).
         queue: Whole = "queue",
         /// Whether a leaky-bucket makes requests wait instead of denying them.
         shape: Flag = "shape",
@@ -117,9 +117,9 @@ section! {
         max_wait: Duration = "max_wait",
         /// Which keys share a slot of a Redis cluster (default tenant).
         placement: Placement = "placement",
-        /// How counts carry over when numbers change (default keep). On a quota also an amount or a share such as 10%: how much of the unused rest of a period goes into the next.
+        /// How counts carry over when numbers change (default keep). For a quota also how much of the unused rest of a period goes into the next period: an amount, or a share such as 10%.
         carry_over: Carried = "carry_over",
-        /// Whether a quota is recorded in the ledger: async, strict to write before answering, or none. Default: async if there is a ledger.
+        /// Whether the usage of a quota is recorded in the ledger: async (soon after the answer), strict (before the answer) or none. Default: async if there is a ledger.
         durability: Durability = "durability",
         /// How far the allowance may be overdrawn when a reservation is settled for more than it held: an amount, a share of the limit such as 10%, or unlimited. Default: unlimited for quotas, 0 for rates.
         overdraft: Overdraft = "overdraft",
@@ -129,7 +129,7 @@ section! {
 section! {
     /// A budget: one allowance that several rules draw on.
     pub(crate) struct RawBudget is "a budget" {
-        /// How to count.
+        /// The algorithm that counts.
         algorithm (required): RawAlgorithm = "algorithm",
         ..allowance: RawAllowance
     }
@@ -138,7 +138,7 @@ section! {
 section! {
     /// Numbers that replace those of a rule or a budget. Numbers that are left out stay as they are.
     pub(crate) struct RawNumbers is "numbers" {
-        /// The most in a window or a period, or at the same time for concurrency.
+        /// The most units in a window or a period. For concurrency, the most slots held at the same time.
         limit: Amount = "limit",
         /// The length of a window, for fixed-window, sliding-log and sliding-counter.
         window: Duration = "window",
@@ -150,7 +150,7 @@ section! {
         anchor: Start = "anchor",
         /// How much a quota admits beyond its limit, with a warning: an amount, or a share of the limit such as 10%.
         grace: Grace = "grace",
-        /// How much of the unused rest of a quota's period goes into the next: an amount, or a share such as 10%.
+        /// How much of the unused rest of a quota's period goes into the next period: an amount, or a share such as 10%.
         carry_over: Carried = "carry_over",
         /// How long a slot of concurrency is held unless it is renewed, 100ms to 24h.
         lease: Lease = "lease",
@@ -160,11 +160,11 @@ section! {
         capacity: Amount = "capacity",
         /// How fast tokens return, for token-bucket.
         refill: RateOrUnlimited = "refill",
-        /// How fast, for gcra and leaky-bucket.
+        /// How many units per time, such as 10/s, for gcra and leaky-bucket.
         rate: RateOrUnlimited = "rate",
-        /// How many at once, for gcra.
+        /// How many units at once, for gcra.
         burst: Whole = "burst",
-        /// How many may wait, for leaky-bucket.
+        /// How many units may wait, for leaky-bucket.
         queue: Whole = "queue",
         /// The longest wait that shaping may ask for.
         max_wait: Duration = "max_wait",
@@ -172,23 +172,23 @@ section! {
 }
 
 section! {
-    /// A tenant: its plan, and the numbers that are its own.
+    /// A tenant: its plan, and its own numbers.
     pub(crate) struct RawTenant is "a tenant" {
         /// The tenant's plan (default: default_plan).
         plan: Text = "plan",
-        /// The time zone of its quotas, such as Europe/Berlin, if neither rule nor plan names one (default UTC).
+        /// The time zone of the tenant's quotas, such as Europe/Berlin (default UTC). A zone that a rule or a plan names takes precedence.
         timezone: Text = "timezone",
-        /// Numbers that are its own, by rule or budget.
+        /// The tenant's own numbers, by rule or budget.
         overrides: Named<RawNumbers> = "overrides",
     }
 }
 
 words! {
-    /// How to count.
+    /// The algorithm that counts.
     pub(crate) enum RawAlgorithm is "an algorithm" {
         /// A counter per aligned window.
         FixedWindow = "fixed-window",
-        /// Every request, exactly.
+        /// The time of every request, so the count is exact.
         SlidingLog = "sliding-log",
         /// A window in parts, or estimated from two windows.
         SlidingCounter = "sliding-counter",
@@ -206,19 +206,19 @@ words! {
 }
 
 section! {
-    /// Repeated denials that lengthen the wait.
+    /// A back-off: each further denial blocks the subject for longer.
     pub(crate) struct RawBackoff is "`backoff`" {
-        /// How many denials have no effect (default 0).
+        /// How many denials come before the first block (default 0).
         after: Whole = "after",
-        /// How long the first further denial blocks.
+        /// How long the first block lasts.
         base (required): Duration = "base",
-        /// By how much each further denial multiplies the block, up to 100 (default 2).
+        /// The factor by which each further denial lengthens the block, up to 100 (default 2).
         factor: Whole = "factor",
         /// The longest block (default 1h, or the base if that is longer).
         max: Duration = "max",
-        /// Denials are forgotten after this time without one (default: max).
+        /// After this time without a denial, earlier denials are forgotten (default: max).
         forget: Duration = "forget",
-        /// How much a request while blocked adds to the block (default nothing).
+        /// How much each request during a block lengthens the block (default nothing).
         penalty: Duration = "penalty",
     }
 }
@@ -282,9 +282,9 @@ section! {
 section! {
     /// A row of a table of costs.
     pub(crate) struct RawCostRow is "a row of costs" {
-        /// Which requests: attribute to value, list of values, or glob. All must hold.
+        /// Which requests the row is for: names of attributes, each with a value, a list of values, or a glob. All attributes must match.
         matches (required): Conditions = "match",
-        /// Their cost: a number, or a CEL expression that yields an int.
+        /// The cost of these requests: a number, or a CEL expression that yields an int.
         cost (required): Formula = "cost",
     }
 }

@@ -49,8 +49,8 @@ impl Source {
         }
     }
 
-    /// The limit that `value` asks for instead of `base`, and whether it is the ceiling; `None` if `value`
-    /// is not a possible limit.
+    /// Returns the limit that `value` asks for instead of `base`, and whether the ceiling has replaced
+    /// the value. `None` if `value` is not a possible limit.
     pub(crate) fn limit(&self, base: &Resolved, value: &str) -> Option<(Limit, bool)> {
         let (limit, capped) = match self.ceiling {
             Ceiling::Amount(most) => {
@@ -87,7 +87,7 @@ impl Source {
         Some((scaled(&limit.ok()?, base.scale, terms), capped))
     }
 
-    /// The rate that a value asks for: `Some(None)` for 0, `None` if the value is not a rate.
+    /// Reads the rate that a value asks for: `Some(None)` for 0, `None` if the value is not a rate.
     #[allow(clippy::option_option)] // The outer `None` means that the value is not a rate.
     fn rate(&self, value: &str) -> Option<Option<Rate>> {
         let (amount, rate) = match value.split_once('/') {

@@ -11,7 +11,7 @@ pub struct Resolution<'r> {
     /// The charges that the store applies, all or nothing.
     pub charges: SmallVec<[Charge<'r>; 6]>,
     /// The rule of each charge, as an index of [`RuleSet::rules`](crate::RuleSet::rules). A rule with a
-    /// back-off has two charges, and the second watches the first.
+    /// back-off has two charges: its own, and then the charge of the back-off.
     pub rules: SmallVec<[u32; 6]>,
     /// Rules that deny the request before any store is asked.
     pub denials: SmallVec<[RuleDenial; 1]>,
@@ -31,7 +31,7 @@ pub enum Overridden {
 }
 
 impl Overridden {
-    /// The limit that replaces `limit`; `None` if it stays.
+    /// Returns the limit that replaces `limit`; `None` if `limit` stays.
     #[must_use]
     pub fn apply(self, limit: &Limit) -> Option<Limit> {
         match self {
@@ -46,9 +46,9 @@ impl Overridden {
 pub struct RuleDenial {
     /// The rule, as an index of [`RuleSet::rules`](crate::RuleSet::rules).
     pub rule: u32,
-    /// Why.
+    /// The kind of denial.
     pub reason: RuleDenialReason,
-    /// Whether the rule only observes: then the denial is counted and has no effect.
+    /// Whether the rule only observes. If so, the denial is counted and has no effect.
     pub shadow: bool,
 }
 

@@ -58,7 +58,7 @@ words! {
 words! {
     /// Whether usage is recorded in the ledger.
     pub enum Durability is "a durability" {
-        /// Usage is written soon after: a crash may lose the usage of one flush interval.
+        /// Usage is written soon after the answer: a crash may lose the usage of one flush interval.
         Async = "async",
         /// Usage is written before the answer.
         Strict = "strict",
@@ -88,13 +88,13 @@ pub struct Rule {
     pub(crate) durable_by_default: bool,
     /// As written; `None` if the text leaves `overdraft` out.
     pub(crate) overdraft: Option<Overdraft>,
-    /// How denials lengthen the wait.
+    /// The back-off, if the rule has one.
     pub(crate) backoff: Option<Limit>,
     pub(crate) on_store_failure: Option<FailurePolicy>,
     pub(crate) emergency_limit: Option<Rate>,
     pub(crate) placement: Placement,
     pub(crate) state: RuleState,
-    /// Hundredths of a percent.
+    /// The share of subjects, in hundredths of a percent.
     pub(crate) rollout: u16,
     pub(crate) message: Option<String>,
     pub(crate) subject_type: String,
@@ -161,7 +161,7 @@ impl Rule {
         Arc::clone(&self.id)
     }
 
-    /// The limit, unless a plan, a tenant, a request or an override changes it.
+    /// The limit in the config. A plan, a tenant, a request or an override may change it.
     #[must_use]
     pub fn limit(&self) -> &Limit {
         &self.counting.limit
@@ -193,13 +193,13 @@ impl Rule {
         }
     }
 
-    /// The budget that the rule draws on, if it does.
+    /// The budget that the rule draws on, if there is one.
     #[must_use]
     pub fn budget(&self) -> Option<&str> {
         self.budget.as_deref()
     }
 
-    /// The rule that this rule may replace, if it is a candidate.
+    /// The rule that this rule may replace, if this rule is a candidate.
     #[must_use]
     pub fn candidate_of(&self) -> Option<&str> {
         self.candidate_of.as_deref()
@@ -269,9 +269,9 @@ impl Rule {
         self.carry_over
     }
 
-    /// Whether usage is recorded in the ledger, as set by the rule or by its budget.
+    /// How usage is recorded, if a ledger is open. The rule or its budget sets this.
     ///
-    /// A reload cannot open a ledger: the config in force says whether there is one.
+    /// A reload cannot open a ledger. So a rule may say `async` or `strict` while no ledger is open.
     #[must_use]
     pub fn durability(&self) -> Durability {
         self.durability
@@ -286,14 +286,14 @@ impl Rule {
         })
     }
 
-    /// How to decide when the store fails, if the config says.
+    /// How to decide when the store fails; `None` if the rule does not say.
     #[must_use]
     pub fn on_store_failure(&self) -> Option<FailurePolicy> {
         self.on_store_failure
     }
 
-    /// The most that one instance allows while the store fails, for all subjects together: present
-    /// exactly with [`FailurePolicy::EmergencyLimit`].
+    /// The most that one instance allows while the store fails, for all subjects together. Only a rule
+    /// with [`FailurePolicy::EmergencyLimit`] has this limit, and such a rule always has it.
     #[must_use]
     pub fn emergency_limit(&self) -> Option<Rate> {
         self.emergency_limit

@@ -1,9 +1,11 @@
 //! Rules prepared for requests: attributes in, charges out.
 //!
-//! The values of a request are looked up once, into a table by attribute number. An index finds the
-//! rules that may apply. Each rule compares the values at its numbers. The hash of a subject is
-//! computed once per distinct `per`. Resolving allocates only if an expression runs, if a request
-//! brings a limit, or if there are more rules or attributes than fit inline.
+//! The values of a request are looked up once, into a table by attribute id. An index finds the rules
+//! that may apply. Each rule compares the values of its attributes. The hash of a subject is computed
+//! once per distinct `per`.
+//!
+//! Resolving allocates only if an expression runs, if a request brings a limit, or if there are more
+//! rules or attributes than fit inline.
 //!
 //! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place, `consider_matched`.
 
@@ -99,15 +101,15 @@ pub(crate) enum CompiledCost {
     Table(Box<[(Conditions, CompiledCost)]>, Box<CompiledCost>),
 }
 
-/// The source of the tag of a rule's keys. It depends on the subject alone, so that a subject's state is
-/// always in one cluster slot.
+/// The source of the tag of a rule's keys. The tag depends on the subject alone, so that a subject's
+/// state is always in one cluster slot.
 #[derive(Debug)]
 pub(crate) enum TagFrom {
     /// Nothing: the store is not a cluster.
     Nothing,
     /// The subject.
     Subject,
-    /// A part of the subject: the index of its set of attributes.
+    /// Some of the attributes that make the subject, as an index of `RuleSet::subjects`.
     Part(usize),
     /// The rule.
     Rule(Tag),
@@ -144,7 +146,7 @@ pub(crate) enum Verdict {
     /// The condition that does not hold.
     Unmatched(usize),
     NoSubject(AttributeId),
-    /// The draw of the subject, in hundredths of a percent.
+    /// A number below 10,000 that depends on the subject alone. It is not below the rollout.
     OutOfRollout(u64),
     WhenFalse,
     /// The expression that reads an absent attribute, and the attribute if it is known.
@@ -165,8 +167,8 @@ pub(crate) struct Request<'q, 'a> {
 }
 
 impl<'q, 'a> Request<'q, 'a> {
-    /// A request whose values are not looked up yet. It is filled in place, because copies of it would
-    /// cost time.
+    /// Starts with empty values. [`RuleSet::prepare_for`] fills them in place, because copies of a
+    /// request would cost time.
     #[inline]
     pub(crate) fn new(attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
         Request {
@@ -178,13 +180,13 @@ impl<'q, 'a> Request<'q, 'a> {
 }
 
 impl RuleSet {
-    /// The tag of the keys of `subject` under `rule`.
+    /// Returns the tag of the keys of `subject` under `rule`.
     #[inline]
     fn tag(&self, rule: &Compiled, subject: Subject, request: &mut Request<'_, '_>) -> Tag {
         match rule.tag {
             TagFrom::Nothing => Tag::default(),
             TagFrom::Subject => subject.tag(),
-            // A subject's attributes include those of its parts.
+            // The request has all attributes of the subject, so it has these attributes too.
             TagFrom::Part(part) => self
                 .subject(part, request)
                 .map_or(subject.tag(), Subject::tag),
@@ -193,13 +195,14 @@ impl RuleSet {
         }
     }
 
-    /// The rules, in the order of the config. Indexes elsewhere refer to this.
+    /// The rules, in the order of the config. An index of a rule, as in a [`Resolution`], refers to
+    /// this list.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// The part of a key that belongs to the rule at `index`.
+    /// Returns the part of a key that belongs to the rule at `index`.
     #[must_use]
     pub fn salt(&self, index: u32) -> RuleSalt {
         self.compiled[index as usize].salt
@@ -211,8 +214,8 @@ impl RuleSet {
         &self.version
     }
 
-    /// Whether an enabled rule may apply to requests whose `attribute` is `value`: it accepts the value, or
-    /// has no condition on the attribute.
+    /// Whether an enabled rule may apply to requests with this `value` of `attribute`. Such a rule
+    /// accepts the value, or has no condition on the attribute.
     ///
     /// ```
     /// # use tollgate_core::Keyring;
@@ -254,7 +257,7 @@ impl RuleSet {
         resolution
     }
 
-    /// The names under which a ledger records the usage of a request under the rule at `index`.
+    /// Returns the names under which a ledger records the usage of a request under the rule at `index`.
     fn recorded<'r, 'a: 'r>(&'r self, index: u32, attributes: &Attributes<'a>) -> Recorded<'r> {
         let rule = &self.rules[index as usize];
         Recorded {
@@ -265,7 +268,8 @@ impl RuleSet {
         }
     }
 
-    /// Adds the charges of a request to `resolution`, in place, because copies of it would cost time.
+    /// Adds the charges of a request to `resolution`. The resolution is filled in place, because copies
+    /// of it would cost time.
     pub fn resolve_into<'r, 'a: 'r>(
         &'r self,
         attributes: &Attributes<'a>,
@@ -342,19 +346,19 @@ impl RuleSet {
         }
     }
 
-    /// Candidates, and the rules that they may replace, as indexes of [`rules`](Self::rules).
+    /// Returns each candidate with the rule that it may replace, as indexes of [`rules`](Self::rules).
     pub fn candidates(&self) -> impl ExactSizeIterator<Item = (u32, u32)> {
         self.candidates.iter().copied()
     }
 
-    /// The tier of a request; `None` if all tenants have the same numbers.
+    /// Returns the tier of a request; `None` if all tenants have the same numbers.
     #[inline]
     pub(crate) fn tier(&self, request: &Request<'_, '_>) -> Option<Tier<'_>> {
         let id = self.tenant?;
         Some(self.tables.tier(request.values[id as usize]))
     }
 
-    /// The numbers of a rule, without a limit that a request brings.
+    /// Returns the numbers of a rule, without a limit that a request brings.
     #[inline]
     pub(crate) fn resolved<'r>(&'r self, rule: &Compiled, tier: Option<Tier<'r>>) -> &'r Resolved {
         match tier {
@@ -363,7 +367,7 @@ impl RuleSet {
         }
     }
 
-    /// The plans, by the names of the config. Indexes elsewhere refer to this.
+    /// The names of the plans. An index of a plan, as in a [`Resolution`], refers to this list.
     pub fn plans(&self) -> impl ExactSizeIterator<Item = &str> {
         self.layers.plans()
     }
@@ -380,7 +384,7 @@ impl RuleSet {
         request.subjects.resize(self.subjects.len(), None);
     }
 
-    /// The verdict of `rule` on `request`. Cheap checks come first.
+    /// Returns the verdict of `rule` on `request`. Cheap checks come first.
     pub(crate) fn consider(&self, rule: &Compiled, request: &mut Request<'_, '_>) -> Verdict {
         if !rule.enabled {
             return Verdict::Disabled;
@@ -391,7 +395,7 @@ impl RuleSet {
         self.consider_matched(rule, request)
     }
 
-    /// The verdict of an enabled rule whose conditions hold.
+    /// Returns the verdict of an enabled rule after its conditions were found to hold.
     #[inline]
     fn consider_matched(&self, rule: &Compiled, request: &mut Request<'_, '_>) -> Verdict {
         // A rule that skips requests without its subject can stop here. A rule that denies them must go
@@ -425,7 +429,8 @@ impl RuleSet {
         }
     }
 
-    /// The subject of one of the sets of attributes, or the attribute it lacks.
+    /// Returns the subject of the set of attributes at index `set`. If the request lacks an attribute
+    /// of the set, returns that attribute as the error.
     #[inline]
     fn subject(&self, set: usize, request: &mut Request<'_, '_>) -> Result<Subject, AttributeId> {
         if let Some(known) = request.subjects[set] {
@@ -447,7 +452,7 @@ impl RuleSet {
 }
 
 impl RuleSet {
-    /// The subject of values of which one is an address.
+    /// Returns the subject of values that include an address.
     fn subject_with_address<'a>(
         &self,
         kind: &SubjectKind,
@@ -482,7 +487,7 @@ impl CompiledCost {
 }
 
 impl Compiled {
-    /// The first condition that does not hold.
+    /// Returns the index of the first condition that does not hold.
     #[inline]
     fn unmatched(&self, values: &Values<'_>) -> Option<usize> {
         self.conditions
@@ -490,7 +495,7 @@ impl Compiled {
             .position(|(id, accepted)| !accepted.takes(values[*id as usize]))
     }
 
-    /// Why a verdict without a charge denies the request, if it does.
+    /// Returns why a verdict denies the request; `None` if it does not deny.
     #[inline]
     pub(crate) fn denies(&self, verdict: &Verdict) -> Option<RuleDenialReason> {
         match verdict {
@@ -503,7 +508,7 @@ impl Compiled {
     }
 }
 
-/// The limit of a request under a rule.
+/// Returns the limit of a request under a rule.
 #[inline]
 fn limit<'r>(
     rule: &Compiled,
@@ -521,7 +526,7 @@ fn limit<'r>(
     &resolved.limit
 }
 
-/// The amount that shares of a limit refer to.
+/// Returns the amount of which an overdraft may be a share.
 fn whole(limit: &Limit) -> u64 {
     match limit {
         Limit::Quota(quota) => quota.limit(),

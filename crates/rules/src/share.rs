@@ -22,7 +22,7 @@ pub(crate) enum Share {
 impl Share {
     pub(crate) const NOTHING: Share = Share::Amount(0);
 
-    /// The amount of a share of `limit`, rounded down to whole units.
+    /// Returns the amount for `limit`. A share is rounded down to whole units.
     pub(crate) fn of(self, limit: u64) -> u64 {
         match self {
             Share::Amount(amount) => amount,
@@ -33,7 +33,7 @@ impl Share {
         }
     }
 
-    /// Reads an amount, or a percentage of up to `most`.
+    /// Reads an amount, or a percentage of at most `most`.
     fn parse(text: &str, most: u32) -> Result<Share, BadValue> {
         if text.ends_with('%') {
             return percent(text, most).map(Share::Hundredths);
@@ -82,8 +82,8 @@ schema!(Grace, "Grace", _generator => { "anyOf": [
     { "type": "string", "pattern": r"^([0-9]+(_[0-9]+)*|[0-9]{1,4}(\.[0-9]{1,2})?%)$", "examples": ["10%"] },
 ] });
 
-/// A `carry_over`: how counts carry over when numbers change, or how much of a quota's period goes into
-/// the next period.
+/// The value of the field `carry_over`: how counts carry over when numbers change, or how much of a
+/// quota's period goes into the next period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carried {
     Counts(CarryOver),
@@ -131,7 +131,7 @@ pub(crate) enum Overdraft {
 }
 
 impl Overdraft {
-    /// The amount for a limit.
+    /// Returns the amount for `limit`.
     pub(crate) fn of(self, limit: u64) -> u64 {
         match self {
             Overdraft::Unlimited => MAX_AMOUNT,

@@ -34,7 +34,7 @@ impl Default for Symbols {
 }
 
 impl Symbols {
-    /// The number of `name`, new or known.
+    /// Returns the number of `name`. A new name gets the next number.
     pub(crate) fn intern(&mut self, name: &str) -> AttributeId {
         if let Some(id) = self.find(name) {
             return id;
@@ -57,7 +57,7 @@ impl Symbols {
         self.names.get(id as usize).map_or("", |name| name)
     }
 
-    /// The number of a known name.
+    /// Returns the number of a name that the rules use.
     #[inline]
     pub(crate) fn find(&self, name: &str) -> Option<AttributeId> {
         if self.table.is_empty() {
@@ -88,7 +88,7 @@ impl Symbols {
 
 #[inline]
 fn start(hasher: &FixedState, name: &str, mask: usize) -> usize {
-    // Only the low bits are kept.
+    // The cast keeps only the low bits of the hash.
     #[allow(clippy::cast_possible_truncation)]
     let hash = hasher.hash_one(name) as usize;
     hash & mask

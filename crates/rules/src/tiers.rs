@@ -1,4 +1,4 @@
-//! Plans and tenants, whose numbers may differ from those of the rules.
+//! Plans and tenants. Their numbers may differ from the numbers of the rules.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(crate) type Patches = Box<[(Arc<str>, Numbers)]>;
 pub struct Tiers {
     pub(crate) plans: Vec<Plan>,
     pub(crate) default_plan: Option<u16>,
-    /// By the value of the attribute `tenant`. In an `Arc`, because there may be tens of thousands.
+    /// Tenants, by the value of the attribute `tenant`. The `Arc` saves copies of tens of thousands.
     pub(crate) tenants: Arc<HashMap<Box<str>, Tenant>>,
 }
 
@@ -63,14 +63,14 @@ impl Tiers {
         self.plans.iter().map(|plan| &*plan.name)
     }
 
-    /// The plan of tenants that have none.
+    /// The plan of tenants without a plan of their own.
     #[must_use]
     pub fn default_plan(&self) -> Option<&str> {
         let plan = self.plans.get(usize::from(self.default_plan?))?;
         Some(&plan.name)
     }
 
-    /// How many tenants are named.
+    /// The number of tenants that the config names.
     #[must_use]
     pub fn tenants(&self) -> usize {
         self.tenants.len()
@@ -82,13 +82,13 @@ impl Tiers {
         self.plans.is_empty() && self.tenants.is_empty()
     }
 
-    /// The index of a plan.
+    /// Finds the index of a plan.
     pub(crate) fn plan(&self, name: &str) -> Option<u16> {
         let place = self.plans.iter().position(|plan| *plan.name == *name)?;
         u16::try_from(place).ok()
     }
 
-    /// The plan of a tenant, named or not.
+    /// Returns the plan of a tenant. `None` stands for a tenant that the config does not name.
     pub(crate) fn plan_of(&self, tenant: Option<&Tenant>) -> Option<u16> {
         tenant.and_then(|it| it.plan).or(self.default_plan)
     }

@@ -14,7 +14,7 @@ fn said(old: &str, new: &str) -> Vec<String> {
     differences.iter().map(ToString::to_string).collect()
 }
 
-/// Returns the output of `diff` for a rule whose fields change from the first to the second.
+/// Returns the output of `diff` for a rule with the fields `old` that change to `new`.
 fn of_rule(old: &str, new: &str) -> Vec<String> {
     let rule = |fields: &str| format!("rules: [{{ id: r, {fields} }}]\n");
     said(&rule(old), &rule(new))

@@ -15,14 +15,15 @@ fn compile(rules: &str) -> RuleSet {
     RuleSet::compile(&config(rules), Keyring::new(b"0123456789abcdef", "test"))
 }
 
-/// A rule `r` that allows 10 a minute, with these further fields.
+/// Makes a rule `r` that allows 10 requests a minute, with these further fields.
 fn rule(fields: &str) -> RuleSet {
     compile(&format!(
         "  - {{ id: r, algorithm: fixed-window, limit: 10, window: 1m, {fields} }}\n"
     ))
 }
 
-/// The cost of a request under the only rule; `Err` if it denies, `None` if it does not apply.
+/// Returns the cost of a request under the only rule. `Err` if the rule denies, `None` if the rule does
+/// not apply.
 fn cost(rules: &RuleSet, request: &[(&str, &str)]) -> Result<Option<u64>, RuleDenialReason> {
     let request: Attributes<'_> = request.iter().copied().collect();
     let request_limits = RequestLimits::default();

@@ -76,7 +76,7 @@ fn overriding(text: &str) -> Override {
     Override::parse(text, 1_000).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The limit of `rule` for a request.
+/// Returns the limit of `rule` for a request.
 fn limit(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> Limit {
     let request_limits = RequestLimits::default();
     let resolution = rules.resolve(&request.iter().copied().collect(), &request_limits);
@@ -177,7 +177,8 @@ fn a_request_may_bring_its_limit_up_to_the_ceiling() {
     assert_eq!(of("keyed", Some("51")), gcra(50, 50));
     assert_eq!(of("keyed", Some("0")).capacity(), 0);
     assert_eq!(of("keyed", Some("0/s")).capacity(), 0);
-    // The same rate as the ceiling, written over a longer time: the capacity stays that of the ceiling.
+    // The same rate as the ceiling, written over a longer time. The capacity is still the capacity of
+    // the ceiling.
     let slow = Limit::gcra(Rate::new(3000, Span::MINUTE).unwrap(), 50).unwrap();
     assert_eq!(of("keyed", Some("3000/m")), slow);
     for nonsense in [
@@ -534,7 +535,8 @@ rules:
 }
 
 proptest! {
-    /// The tables are computed in advance. This test applies the layers one by one and compares.
+    /// The tables are computed in advance. This test applies the layers one by one, and expects the
+    /// same numbers.
     #[test]
     fn later_layers_win(
         plan in proptest::option::of((1u64..100, proptest::option::of(1u64..100))),

@@ -1,4 +1,4 @@
-//! A trace collector that accepts OTLP over HTTP, and returns what it received.
+//! A trace collector that accepts OTLP over HTTP, and returns the spans that it received.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -44,7 +44,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// An attribute as text; empty if it is missing.
+    /// Returns an attribute as text; empty if the attribute is missing.
     pub(crate) fn attribute(&self, name: &str) -> &str {
         let mut all = self.attributes.iter();
         all.find(|(known, _)| known == name)

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// A server on a free port. Dropping this value kills it.
+/// A server on a free port. Dropping this value kills the server.
 pub(crate) struct Serving {
     pub(crate) child: Child,
     /// The server's output after the line with its address.
@@ -94,7 +94,8 @@ impl Drop for Serving {
     }
 }
 
-/// Whether `line` matches `pattern`, where a dot is any character, and `…` at the end any rest.
+/// Whether `line` matches `pattern`. A dot in the pattern is any character, and `…` at its end is any
+/// text.
 pub(crate) fn is_like(line: &str, pattern: &str) -> bool {
     let (pattern, line) = match pattern.strip_suffix('…') {
         Some(pattern) => (pattern, line.get(..pattern.len()).unwrap_or(line)),

@@ -95,7 +95,7 @@ pub struct Resp {
 }
 
 words! {
-    /// The answer of a throttle that belongs to no rule when the store fails.
+    /// The answer of `CL.THROTTLE` when the store fails. This command belongs to no rule.
     pub enum ThrottleFailure is "an answer while the store is down" {
         /// An error: the client decides.
         Error = "error",
@@ -112,8 +112,8 @@ words! {
 pub struct Admin {
     /// Where the door listens.
     pub listen: Listen,
-    /// The tokens that open the door. The list may be empty only on a loopback address: then every
-    /// local caller may do everything.
+    /// The tokens that open the door. The list may be empty only on a loopback address. If it is empty,
+    /// every local caller may do everything.
     pub tokens: Vec<Token>,
 }
 
@@ -142,7 +142,7 @@ words! {
     pub enum Role is "a role" {
         /// Read everything.
         Read = "read",
-        /// Also reset, refund and override for a while.
+        /// Also reset counters, refund units, override limits, and correct the ledger.
         Operate = "operate",
         /// Also change the rules and everything else.
         Admin = "admin",
@@ -158,7 +158,7 @@ impl Role {
 }
 
 impl Listen {
-    /// Listens on `address`, encrypted if there is `tls`.
+    /// Makes an address to listen on, encrypted if `tls` is given.
     #[must_use]
     pub fn new(address: SocketAddr, tls: Option<TlsFiles>) -> Listen {
         Listen { address, tls }
@@ -172,7 +172,7 @@ impl Listen {
 }
 
 impl Grpc {
-    /// A door for Envoy, with defaults.
+    /// Makes a door for Envoy, with defaults.
     #[must_use]
     pub fn new(listen: Listen) -> Grpc {
         Grpc {
@@ -183,7 +183,7 @@ impl Grpc {
 }
 
 impl Resp {
-    /// A door for Redis clients without a password.
+    /// Makes a door for Redis clients, without a password.
     #[must_use]
     pub fn new(listen: Listen) -> Resp {
         Resp {
@@ -195,7 +195,7 @@ impl Resp {
 }
 
 impl Admin {
-    /// A door for operators without tokens: valid only on a loopback address.
+    /// Makes a door for operators, without tokens. Such a door is valid only on a loopback address.
     #[must_use]
     pub fn new(listen: Listen) -> Admin {
         Admin {
@@ -211,7 +211,7 @@ impl Admin {
 }
 
 impl Server {
-    /// The HTTP door alone, with defaults.
+    /// Makes a server with only the HTTP door, with defaults.
     pub(crate) fn new() -> Server {
         Server {
             http: Listen::new(HTTP, None),
@@ -222,7 +222,7 @@ impl Server {
         }
     }
 
-    /// The doors that are on, by their names in the config.
+    /// Returns the doors that are on, by their names in the config.
     #[must_use]
     pub fn doors(&self) -> Vec<(&'static str, &Listen)> {
         let mut doors = vec![("http", &self.http)];
@@ -234,8 +234,8 @@ impl Server {
 }
 
 impl Config {
-    /// Checks that the doors fit together. A config that was read is valid. Call this after you change
-    /// its doors.
+    /// Checks that the doors fit together. A config that was read from a file is valid. Call this after
+    /// you change the doors of a config.
     ///
     /// # Errors
     /// If two doors would listen on the same address, or if the admin door is open to other machines

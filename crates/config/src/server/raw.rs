@@ -16,7 +16,7 @@ section! {
         resp: Door<RawResp> = "resp",
         /// The admin API; off by default.
         admin: Door<RawAdmin> = "admin",
-        /// TLS for every listener that has none of its own.
+        /// TLS for every door without a tls field of its own.
         tls: TlsOrOff = "tls",
     }
 }
@@ -26,7 +26,7 @@ section! {
     pub(crate) struct RawHttp is "`http`" {
         /// Address and port, such as 127.0.0.1:8080.
         address (required): Text = "address",
-        /// TLS, or off (default: that of the server).
+        /// The TLS files, or off (default: the tls field of the server).
         tls: TlsOrOff = "tls",
     }
 }
@@ -36,7 +36,7 @@ section! {
     pub(crate) struct RawGrpc is "`grpc`" {
         /// Address and port, such as 127.0.0.1:8081.
         address (required): Text = "address",
-        /// TLS, or off (default: that of the server).
+        /// The TLS files, or off (default: the tls field of the server).
         tls: TlsOrOff = "tls",
         /// The answer for a domain that no rule matches (default allow).
         unknown_domain: UnknownDomain = "unknown_domain",
@@ -48,7 +48,7 @@ section! {
     pub(crate) struct RawResp is "`resp`" {
         /// Address and port, such as 127.0.0.1:6390.
         address (required): Text = "address",
-        /// TLS, or off (default: that of the server).
+        /// The TLS files, or off (default: the tls field of the server).
         tls: TlsOrOff = "tls",
         /// The password that clients must give.
         password: Text = "password",
@@ -64,7 +64,7 @@ section! {
     pub(crate) struct RawAdmin is "`admin`" {
         /// Address and port, such as 127.0.0.1:8082.
         address (required): Text = "address",
-        /// TLS, or off (default: that of the server).
+        /// The TLS files, or off (default: the tls field of the server).
         tls: TlsOrOff = "tls",
         /// The tokens that open the door. Required unless the address is a loopback address.
         tokens: List<RawToken> = "tokens",
@@ -74,7 +74,7 @@ section! {
 section! {
     /// A token of the admin API.
     pub(crate) struct RawToken is "a token" {
-        /// The name of its owner, for the audit trail.
+        /// The name of the token's owner, for the audit trail.
         name (required): Text = "name",
         /// What the token allows.
         role (required): Role = "role",
@@ -90,7 +90,7 @@ section! {
         cert (required): Text = "cert",
         /// The private key of the certificate.
         key (required): Text = "key",
-        /// The authority that signs clients' certificates. If given, clients must present one.
+        /// The authority that signs clients' certificates. If given, clients must present such a certificate.
         client_ca: Text = "client_ca",
     }
 }
@@ -124,7 +124,7 @@ macro_rules! listening {
 listening!(RawHttp, RawGrpc, RawResp, RawAdmin);
 
 impl<T> Door<T> {
-    /// The map of fields, if the door is written as one.
+    /// The map of fields; `None` if the door is only an address.
     pub(crate) fn more(&self) -> Option<&T> {
         match self {
             Door::Address(_) => None,

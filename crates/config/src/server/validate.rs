@@ -72,7 +72,7 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
 
 struct Reader<'e> {
     env: Env<'e>,
-    /// For doors that have no `tls` field.
+    /// The TLS files for doors that have no `tls` field.
     tls: Option<TlsFiles>,
     /// The addresses of earlier doors, and where they are written.
     taken: Vec<(&'static str, Option<Place>, SocketAddr)>,
@@ -126,7 +126,8 @@ impl Reader<'_> {
         Some(Listen::new(address, tls))
     }
 
-    /// The files of a `tls` field: the outer `None` if there is no such field, the inner one for `off`.
+    /// Returns the files of a `tls` field. `None` if there is no readable field; `Some(None)` for
+    /// `off`, or if a path is missing.
     fn tls(
         &self,
         field: &Field<TlsOrOff>,
@@ -215,7 +216,7 @@ fn token(at: &At<RawToken>, problems: &mut Problems<'_>) -> Option<Token> {
         }
     }
     let hash = raw.sha256.get();
-    // Never quoted: the text may be the token itself.
+    // The message does not quote the text: it may be the token itself.
     let sha256 = hash.and_then(|hash| {
         let digest = digest(&hash.value.0);
         if digest.is_none() {
@@ -232,7 +233,7 @@ fn token(at: &At<RawToken>, problems: &mut Problems<'_>) -> Option<Token> {
     })
 }
 
-/// The bytes of 64 hexadecimal digits.
+/// Returns the bytes of 64 hexadecimal digits; `None` if the text is anything else.
 fn digest(text: &str) -> Option<[u8; 32]> {
     let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
     let digits: [u32; 64] = digits?.try_into().ok()?;

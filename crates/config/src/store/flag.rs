@@ -97,7 +97,7 @@ fn cluster(text: &str, tls: bool) -> Result<Redis, BadValue> {
     Ok(Redis::new(Mode::Cluster, urls(&parts, tls, PORT)?))
 }
 
-/// One URL for each of the hosts, all with the same login.
+/// Makes one URL for each of the hosts, all with the same login.
 fn urls(parts: &Parts<'_>, tls: bool, default: u16) -> Result<Vec<RedisUrl>, BadValue> {
     let (username, password) = parts.login()?;
     let mut urls: Vec<RedisUrl> = Vec::new();

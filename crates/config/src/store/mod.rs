@@ -57,7 +57,8 @@ pub struct Redis {
     /// The addresses: exactly one for a standalone Redis, 1 to 32 otherwise. Either all use TLS, or
     /// none.
     pub urls: Vec<RedisUrl>,
-    /// The login. It takes precedence over the URL: see [`Redis::login_at`].
+    /// The login from the config fields. It takes precedence over the login in a URL: see
+    /// [`Redis::login_at`].
     pub login: Login,
     /// The login for the Sentinels; empty in other modes.
     pub sentinel_login: Login,
@@ -139,9 +140,9 @@ words! {
 pub struct CircuitBreaker {
     /// How many failures in a row open the circuit breaker (default 5).
     pub consecutive_failures: u32,
-    /// How long the store is not called then (default 30 s).
+    /// How long an open circuit breaker stops all calls to the store (default 30 s).
     pub timeout_duration: Span,
-    /// After that time, how many requests may try the store at the same time (default 3).
+    /// How many requests may try the store at the same time after the pause (default 3).
     pub half_open_max_requests: u32,
 }
 
@@ -153,7 +154,8 @@ pub(crate) fn is_master(name: &str) -> bool {
 
 impl Store {
     /// Replaces the store of the config file by `flag`, the result of [`Store::from_flag`]. If both are
-    /// a Redis, only the addresses and the login in the flag are replaced.
+    /// a Redis, `flag` replaces only the mode, the addresses, and a user and a password that it has. Settings
+    /// for TLS or Sentinels are removed if `flag` does not use TLS or Sentinels.
     ///
     /// Call [`Config::check_store`] afterwards.
     pub fn override_by(&mut self, flag: Store) {
@@ -180,7 +182,7 @@ impl Store {
 }
 
 impl Redis {
-    /// A Redis at these addresses, with defaults.
+    /// Makes a Redis at these addresses, with defaults.
     pub(crate) fn new(mode: Mode, urls: Vec<RedisUrl>) -> Redis {
         Redis {
             mode,
@@ -254,8 +256,8 @@ pub(crate) fn read_secret_file(path: &Path, what: &str) -> io::Result<Secret> {
 }
 
 impl Config {
-    /// Checks that the store fits the rest of the config. A config that was read is valid. Call this
-    /// after you change its store.
+    /// Checks that the store fits the rest of the config. A config that was read from a file is valid.
+    /// Call this after you change the store of a config.
     ///
     /// # Errors
     /// If the store is shared and there is no `hash_secret`, or if a user has no password. The error

@@ -33,7 +33,7 @@ impl Read for RawStore {
                 }
             },
             Value::Map(entries) if !entries.is_empty() => {
-                // Without `redis` the map has an unknown field, which was reported.
+                // A map without `redis` has an unknown field, which was reported already.
                 if let Field::Given { key, at } = RawSharedStore::read(node, problems)?.redis {
                     let redis = Box::new(at.value);
                     return Some(RawStore::Redis { key, redis });
@@ -99,7 +99,7 @@ section! {
         key_prefix: Text = "key_prefix",
         /// When to stop calling a failing store for a while.
         circuit_breaker: RawCircuitBreaker = "circuit_breaker",
-        /// How many instances of Tollgate share the store, 1 to 10000 (default 1). Sizes local-fallback.
+        /// How many instances of Tollgate share the store, 1 to 10000 (default 1). Under local-fallback each instance allows its share of a limit.
         replicas: Whole = "replicas",
         /// How much of its share of a limit an instance allows under local-fallback, up to 1000% (default 100%).
         fallback_factor: Factor = "fallback_factor",
@@ -123,11 +123,11 @@ words! {
 section! {
     /// When to stop calling a failing store for a while.
     pub(crate) struct RawCircuitBreaker is "`circuit_breaker`" {
-        /// After how many failures in a row, 1 to 1000 (default 5).
+        /// How many failures in a row stop all calls to the store, 1 to 1000 (default 5).
         consecutive_failures: Whole = "consecutive_failures",
-        /// For how long, 1ms to 1h (default 30s).
+        /// How long the calls to a failing store stop, 1ms to 1h (default 30s).
         timeout_duration: Duration = "timeout_duration",
-        /// How many requests then try the store at the same time, 1 to 100 (default 3).
+        /// How many requests may try the store at the same time after the pause, 1 to 100 (default 3).
         half_open_max_requests: Whole = "half_open_max_requests",
     }
 }

@@ -52,7 +52,7 @@ impl RedisUrl {
         RedisUrl::parse_or(text, PORT)
     }
 
-    /// Reads a URL whose default port is `port`.
+    /// Reads a URL. Its default port is `port`.
     pub(crate) fn parse_or(text: &str, port: u16) -> Result<RedisUrl, UrlError> {
         let parts = Parts::of(text)?;
         let tls = match parts.scheme.as_str() {
@@ -85,7 +85,7 @@ impl fmt::Display for RedisUrl {
     }
 }
 
-/// A host and its port, as in a URL.
+/// Writes a host and its port as in a URL.
 pub(crate) fn host_port(host: &str, port: u16) -> String {
     match host.contains(':') {
         true => format!("[{host}]:{port}"),
@@ -220,7 +220,7 @@ impl<'t> Parts<'t> {
         self.userinfo.is_some()
     }
 
-    /// The user and the password; `None` if empty.
+    /// Returns the user and the password, decoded. An empty one is `None`.
     pub(crate) fn login(&self) -> Result<(Option<String>, Option<Secret>), UrlError> {
         let Some(userinfo) = self.userinfo else {
             return Ok((None, None));
@@ -232,7 +232,7 @@ impl<'t> Parts<'t> {
     }
 }
 
-/// A host and its port.
+/// Reads a host and its port. The default port is `default`.
 pub(crate) fn address(text: &str, default: u16) -> Result<(String, u16), UrlError> {
     if text.contains(',') {
         return Err(UrlError::SeveralHosts);
@@ -268,7 +268,7 @@ fn port(text: &str) -> Result<u16, UrlError> {
     port.filter(|port| *port != 0).ok_or(UrlError::BadPort)
 }
 
-/// A number that consists of digits, without a sign.
+/// Reads a number that consists of digits, without a sign.
 fn digits(text: &str) -> Option<u32> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| digits)

@@ -111,7 +111,7 @@ impl Reader<'_> {
         redis
     }
 
-    /// The master of the Sentinels. Reports Sentinel fields in other modes.
+    /// Returns the name of the master at the Sentinels. Reports Sentinel fields in other modes.
     fn master(&self, mode: Option<RawRedisMode>, problems: &mut Problems<'_>) -> Option<String> {
         let raw = self.raw;
         if !matches!(mode, Some(RawRedisMode::Sentinel) | None) {
@@ -143,7 +143,7 @@ impl Reader<'_> {
         Some(master)
     }
 
-    /// The addresses, as text and parsed.
+    /// Returns the addresses, as text and parsed.
     fn urls<'t>(
         &'t self,
         mode: Option<RawRedisMode>,
@@ -213,7 +213,7 @@ impl Reader<'_> {
         Some(url)
     }
 
-    /// The login in the fields with this prefix: user, password, password file.
+    /// Returns the login from the fields with this prefix: user, password, password file.
     fn login(
         &self,
         prefix: &str,

@@ -1,12 +1,13 @@
 //! Converts configs of Envoy's rate limit service (envoyproxy/ratelimit).
 //!
-//! The service walks down a tree. Each entry of a request's descriptor selects one node of a level. A node
-//! with the same key and value comes first, then the first wildcard that matches, then a node with the key
-//! alone. The service never goes back up, and a limit counts only if the last entry selects its node.
+//! The service walks down a tree. Each entry of a request's descriptor selects one node of a level. The
+//! service first looks for a node with the same key and value, then for the first wildcard that
+//! matches, then for a node with the key alone. The service never goes back up. A limit counts only if
+//! the last entry selects the limit's node.
 //!
-//! So each node with a limit becomes a rule. The values on the path to the node become its `match`, the keys
-//! without a value its `per`. The `when` of the rule excludes requests with more entries, and values that
-//! select another node of the same level.
+//! So each node with a limit becomes a rule. The values on the path to the node become the rule's
+//! `match`, and the keys without a value become its `per`. The rule's `when` excludes requests with
+//! more entries, and values that select another node of the same level.
 //!
 //! `tree` reads the files, `wildcard` matches values with `*`, `path` is the path from the root to a node,
 //! and `rules` makes the rules.
@@ -78,7 +79,7 @@ pub fn envoy_ratelimit(
     config(&title, &rules, notes).map_err(|error| vec![error])
 }
 
-/// Sorts notes by file, line and column; notes on the whole come last.
+/// Sorts notes by file, line and column. Notes without a place come last.
 fn sort(notes: &mut [Note], names: &[&str]) {
     notes.sort_by_key(|note| {
         note.position.as_ref().map_or((usize::MAX, 0, 0), |it| {

@@ -44,7 +44,7 @@ impl Path<'_> {
         }
     }
 
-    /// Whether a request may match both paths, whose keys are in a different order.
+    /// Whether a request may match both paths, which have the same keys in a different order.
     pub(super) fn is_reordered(&self, other: &Path<'_>) -> bool {
         let same = self.steps.iter().zip(&other.steps);
         let reordered = same.into_iter().any(|((a, _), (b, _))| a != b);

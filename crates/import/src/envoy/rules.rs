@@ -1,4 +1,4 @@
-//! Makes rules of the trees of descriptors.
+//! Makes rules from the trees of descriptors.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -29,14 +29,14 @@ pub(super) struct Converter<'t> {
     /// The names of limits in the domain.
     names: HashSet<&'t str>,
     rules: Vec<Rule>,
-    /// The path to each rule, its file, and its place.
+    /// The path to each rule, the index of its file, and its position in the file.
     paths: Vec<(Path<'t>, usize, Place)>,
     ids: Ids,
     notes: Vec<Note>,
 }
 
 impl<'t> Converter<'t> {
-    /// Returns the rules of these files, and notes on the differences.
+    /// Returns the rules of these files, and notes on the differences from the original.
     pub(super) fn convert(files: &'t [Loaded<'t>]) -> (Vec<Rule>, Vec<Note>) {
         let mut domains: Vec<&str> = Vec::new();
         let mut levels: HashMap<&str, Level<'t>> = HashMap::new();
@@ -102,7 +102,7 @@ impl<'t> Converter<'t> {
         }
     }
 
-    /// Extends the path by one node of a level; `None` if no request reaches the node.
+    /// Extends the path by the node at `index` of a level; `None` if no request reaches the node.
     fn step(&mut self, level: &Level<'t>, index: usize, path: &Path<'t>) -> Option<Path<'t>> {
         let (file, it) = level[index];
         let mut next = path.clone();
@@ -131,8 +131,8 @@ impl<'t> Converter<'t> {
                 return Some(next);
             }
             Values::Wild(own) => {
-                // The first wildcard that matches wins. A request whose value is the text of a wildcard
-                // selects that wildcard.
+                // The first wildcard that matches a value wins. But a value that is the text of a
+                // wildcard selects that wildcard.
                 wild.retain(|(at, _)| *at < index);
                 if let Some((_, all)) = wild.iter().find(|(_, other)| other.is_all()) {
                     let message = format!(
@@ -178,8 +178,8 @@ impl<'t> Converter<'t> {
         Some(next)
     }
 
-    /// Adds conditions that exclude the values of other wildcards. Returns the wildcards that a condition
-    /// could express.
+    /// Adds conditions that exclude values of other wildcards. Returns the wildcards that are excluded:
+    /// CEL cannot express every wildcard.
     fn exclude_wild<'w>(
         &mut self,
         file: usize,
@@ -243,12 +243,13 @@ impl<'t> Converter<'t> {
         self.paths.push((path.clone(), file, it.place));
     }
 
-    /// The condition of a rule: exactly these entries, without the values that select other nodes.
+    /// Returns the condition of a rule: exactly the entries of the path, without values that select
+    /// other nodes.
     fn when(&mut self, file: usize, it: &Descriptor, path: &Path<'t>) -> String {
         const AND: &str = " && ";
         let count = format!("size(attributes) == {}", path.steps.len() + 1);
-        // The shortest conditions first, so that as many as possible fit. A note names each key with
-        // conditions that do not fit.
+        // Adds the shortest conditions first, so that as many as possible fit. A note names each key
+        // with a condition that does not fit.
         let mut shortest: Vec<usize> = (0..path.when.len()).collect();
         shortest.sort_by_key(|index| path.when[*index].0.len());
         let mut length = count.len();
@@ -297,7 +298,8 @@ impl<'t> Converter<'t> {
         }
     }
 
-    /// Notes limits, from index `first` on, that the same entries reach in another order.
+    /// Notes limits that the same entries reach in another order. Compares the limits from index
+    /// `first` on.
     fn note_orders(&mut self, first: usize) {
         let mut groups: HashMap<Vec<&str>, Vec<usize>> = HashMap::new();
         for (index, (path, ..)) in self.paths.iter().enumerate().skip(first) {

@@ -1,5 +1,5 @@
-//! Reads the files of Envoy's rate limit service into trees of descriptors, and reports what the service
-//! itself would reject.
+//! Reads the files of Envoy's rate limit service into trees of descriptors. Reports problems for which
+//! the service itself rejects a file.
 
 use std::collections::HashMap;
 
@@ -29,13 +29,14 @@ const DESCRIPTOR_FIELDS: &[&str] = &[
 const LIMIT_FIELDS: &[&str] = &["unit", "requests_per_unit", "unlimited", "name", "replaces"];
 const REPLACED_FIELDS: &[&str] = &["name"];
 
-/// Whether a map of the format has such a field. The service ignores a known field in a wrong place.
+/// Whether any map of the format has a field of this name. The service ignores a known field in a wrong
+/// place.
 fn is_known(name: &str) -> bool {
     let all = [FILE_FIELDS, DESCRIPTOR_FIELDS, LIMIT_FIELDS];
     all.iter().any(|fields| fields.contains(&name))
 }
 
-/// The name of a file in messages.
+/// What messages call a file.
 const FILE: &str = "a file of the rate limit service";
 
 /// The units, with the seconds that the service counts for them.
@@ -129,7 +130,7 @@ impl Reader<'_, '_> {
         items.filter_map(|item| self.descriptor(item)).collect()
     }
 
-    /// The items of a list; null is the empty list.
+    /// Returns the items of a list. Null is the empty list.
     fn items<'n>(&mut self, node: &'n Node, what: &str, help: &str) -> &'n [Node] {
         match &node.value {
             Value::List(items) => return items,
@@ -298,7 +299,7 @@ impl Reader<'_, '_> {
         names
     }
 
-    /// The fields of a map. Reports unknown and duplicate ones.
+    /// Returns the fields of a map. Reports unknown and duplicate fields.
     fn fields<'n>(
         &mut self,
         node: &'n Node,
@@ -317,7 +318,7 @@ impl Reader<'_, '_> {
         Some(all)
     }
 
-    /// Notes a field in a wrong place; unknown fields are reported already.
+    /// Adds a note about a field in a wrong place. Unknown fields were reported already.
     fn misplaced(&mut self, name: &str, place: Place, what: &str) {
         if is_known(name) {
             let message = format!("`{name}` has no meaning in {what}; the original ignores it");
@@ -352,7 +353,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// The start of a text from a file, for messages.
+/// Cuts a text from a file to a length that fits into a message.
 pub(super) fn shortened(text: &str) -> String {
     const SHOWN: usize = 60;
     match text.char_indices().nth(SHOWN) {

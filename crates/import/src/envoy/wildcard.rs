@@ -13,13 +13,13 @@ pub(super) enum Values {
     Wild(Wildcard),
 }
 
-/// A value with stars.
+/// A value with one or more `*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wildcard {
     /// The wildcard as written.
     pub(super) text: String,
     prefix: String,
-    /// The texts between stars, in order.
+    /// The texts between two `*`, in order.
     middle: Vec<String>,
     suffix: String,
 }
@@ -36,7 +36,7 @@ impl Values {
         }
     }
 
-    /// Whether some value may belong to both. May be true for wildcards that share no value.
+    /// Whether a value may belong to both. Also true for some wildcards that share no value.
     pub(super) fn may_meet(&self, other: &Values) -> bool {
         match (self, other) {
             (Values::Any, _) | (_, Values::Any) => true,
@@ -77,21 +77,21 @@ impl Wildcard {
         self.prefix.is_empty() && self.middle.is_empty() && self.suffix.is_empty()
     }
 
-    /// Whether some value may match both: their prefixes and their suffixes must be compatible.
+    /// Whether a value may match both wildcards: their prefixes and their suffixes must be compatible.
     fn may_meet(&self, other: &Wildcard) -> bool {
         let (a, b) = (self.prefix.as_str(), other.prefix.as_str());
         let (c, d) = (self.suffix.as_str(), other.suffix.as_str());
         (a.starts_with(b) || b.starts_with(a)) && (c.ends_with(d) || d.ends_with(c))
     }
 
-    /// The pattern of `match` for the same values.
+    /// Returns the pattern of `match` for the values of this wildcard.
     pub(super) fn pattern(&self) -> String {
         let parts: Vec<String> = self.text.split('*').map(literal_pattern).collect();
         parts.join("*")
     }
 
-    /// A CEL condition that holds for the same values of `attribute`; `None` if CEL cannot express the order
-    /// of several parts.
+    /// Returns a CEL condition that holds if the wildcard matches the value of `attribute`. `None` if
+    /// the wildcard has several parts: CEL cannot express their order.
     pub(super) fn condition(&self, attribute: &str) -> Option<String> {
         let call =
             |function: &str, text: &str| format!("{attribute}.{function}({})", double_quoted(text));
@@ -115,7 +115,8 @@ impl Wildcard {
     }
 }
 
-/// Whether a text shorter than `prefix` plus `suffix` can start with the one and end with the other.
+/// Whether `prefix` and `suffix` can overlap: a text shorter than both together starts with `prefix`
+/// and ends with `suffix`.
 fn overlap(prefix: &str, suffix: &str) -> bool {
     suffix
         .char_indices()

@@ -1,8 +1,8 @@
 //! Converts conditions of Limitador into conditions of Tollgate.
 //!
-//! Both are CEL with different names: `descriptors[0].user` there is the attribute `user` here. So names are
-//! replaced and the rest is kept, as long as both programs support that part of CEL. A condition of the form
-//! `entry == 'value'` becomes a `match`.
+//! Both are CEL with different names: `descriptors[0].user` in Limitador is the attribute `user` in
+//! Tollgate. So names are replaced, and all other text is kept, as long as both programs support it. A
+//! condition of the form `entry == 'value'` becomes a `match`.
 
 use std::collections::BTreeSet;
 
@@ -97,7 +97,8 @@ impl Conditions {
     }
 
     fn accept(&mut self, key: &str, patterns: Vec<String>) {
-        // `match` accepts one of several values; a second condition on the same entry must hold as well.
+        // `match` accepts any one of the listed values. A second condition on the same entry must also
+        // hold, so it goes into `when`.
         if self.matches.iter().any(|(known, _)| known == key) {
             let name = cel_attribute(key);
             let texts = patterns.iter().map(|it| double_quoted(&plain(it)));
@@ -167,7 +168,8 @@ impl Conditions {
     }
 }
 
-/// Reads what follows `descriptors`: returns the key, the index of the descriptor, and the rest.
+/// Reads the tokens after `descriptors`. Returns the key, the index of the descriptor, and the tokens
+/// that follow.
 fn entry<'a, 't>(after: &'a [Token<'t>]) -> Result<(String, u64, &'a [Token<'t>]), String> {
     let unsupported =
         || "write `descriptors[0].key` or `descriptors[0]['key']` to read a descriptor".to_owned();
@@ -216,7 +218,7 @@ fn conjunction<'p, 't>(pieces: &'p [Piece<'t>]) -> Vec<&'p [Piece<'t>]> {
     parts.collect()
 }
 
-/// Returns the entry and its values, for `entry == 'value'` and `entry in ['one', 'other']`.
+/// Returns the entry and its values, if the part is `entry == 'value'` or `entry in ['one', 'other']`.
 fn equality<'p>(part: &'p [Piece<'_>]) -> Option<(&'p str, Vec<String>)> {
     let text = |piece: &Piece<'_>| match piece {
         Piece::Token(Token::Text(_, Some(value))) => Some(literal_pattern(value)),
@@ -296,8 +298,8 @@ fn written(part: &[Piece<'_>]) -> Result<String, String> {
     })
 }
 
-/// Reads `key == 'value'` or `key != 'value'`, the syntax before Limitador 2: the key, whether it is `==`, and
-/// the value.
+/// Reads `key == 'value'` or `key != 'value'`, the syntax before Limitador 2. Returns the key, whether
+/// the operator is `==`, and the value.
 fn bare_comparison(text: &str) -> Option<(&str, bool, &str)> {
     let at = text.find("==").or_else(|| text.find("!="))?;
     let (key, rest) = text.split_at(at);
@@ -314,7 +316,7 @@ fn is_bare_key(text: &str) -> bool {
     !own && !WORDS.contains(&text) && tollgate_rules::is_attribute_name(text)
 }
 
-/// The text that a literal pattern matches.
+/// Returns the text that a pattern without wildcards matches.
 fn plain(pattern: &str) -> String {
     let mut text = String::with_capacity(pattern.len());
     let mut chars = pattern.chars();

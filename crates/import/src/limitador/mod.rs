@@ -1,9 +1,11 @@
 //! Converts limits of Limitador (Kuadrant/limitador).
 //!
-//! A limit applies to requests of its namespace for which all its conditions hold and all its variables have
-//! a value. Each combination of these values has its own count. As with rules of Tollgate, a request counts
-//! only if all limits that apply have room. So a namespace becomes a `domain`, a condition `entry == 'value'`
-//! a `match`, other conditions a `when`, and variables a `per`.
+//! A limit applies to requests of its namespace for which all its conditions hold and all its variables
+//! have a value. Each combination of these values has its own count. As with rules of Tollgate, a
+//! request counts only if all limits that apply admit it.
+//!
+//! So a namespace becomes a `domain`, and variables become a `per`. A condition `entry == 'value'`
+//! becomes a `match`, and other conditions become a `when`.
 
 mod condition;
 mod tokens;
@@ -252,7 +254,8 @@ impl Converter<'_> {
         Some((conditions, per))
     }
 
-    /// Whether the limit reads only one descriptor, as rules do.
+    /// Whether the limit reads only one descriptor, as rules do. Otherwise a note says why the limit is
+    /// left out.
     fn reads_one_descriptor(&mut self, limit: &Limit, conditions: &Conditions) -> bool {
         let mut descriptors = conditions.descriptors.iter();
         match (descriptors.next(), descriptors.next()) {

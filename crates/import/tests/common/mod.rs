@@ -16,7 +16,7 @@ pub(crate) fn works(imported: &Imported) -> Works {
 }
 
 impl Works {
-    /// How many of 20 requests with this descriptor are admitted.
+    /// Returns how many of 20 requests with this descriptor are admitted.
     pub(crate) fn passed(&self, domain: &str, entries: &[(&str, &str)]) -> usize {
         let once = |_: &usize| {
             let mut attributes = Attributes::from([("domain", domain)]);
@@ -28,7 +28,7 @@ impl Works {
     }
 }
 
-/// The notes of a kind, as printed.
+/// Returns the notes of a kind, as printed.
 pub(crate) fn notes(imported: &Imported, kind: Kind) -> Vec<String> {
     let of_kind = imported.notes.iter().filter(|note| note.kind == kind);
     of_kind.map(ToString::to_string).collect()

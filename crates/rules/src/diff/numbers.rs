@@ -51,7 +51,7 @@ pub(super) fn counting(
     }
 }
 
-/// Numbers that differ, in words.
+/// Lists the numbers that differ, in words.
 pub(super) fn numbers(old: &Numbers, new: &Numbers) -> Vec<String> {
     let old: BTreeMap<&str, String> = old.given().collect();
     let new: BTreeMap<&str, String> = new.given().collect();
@@ -133,13 +133,14 @@ impl<'c> Numbered<'c> {
         all.find_map(|(place, it): (u32, &Allowance)| (*it.name == *name).then_some(place))
     }
 
-    /// The numbers of a tenant for the allowance `name`; `None` if this policy does not have it.
+    /// Returns the numbers of a tenant for the allowance `name`; `None` if this policy does not have
+    /// that allowance.
     pub(super) fn of(&self, tenant: &str, name: &str) -> Option<&Resolved> {
         let tier = self.tables.tier(Some(tenant));
         Some(self.tables.of(tier, self.allowance(name)?))
     }
 
-    /// The numbers of tenants on a plan.
+    /// Returns the numbers that tenants on a plan have for the allowance `name`.
     fn of_plan(&self, plan: &str, name: &str) -> Option<&Resolved> {
         let plan = self.policy.tiers.plan(plan)?;
         Some(self.tables.of_plan(plan, self.allowance(name)?))

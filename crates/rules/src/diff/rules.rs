@@ -61,7 +61,7 @@ fn subject(about: &str, old: &[String], new: &[String], found: &mut Found) {
     }
 }
 
-/// A new rule, in words.
+/// Describes a new rule in words.
 fn described(rule: &Rule) -> String {
     let allowance = match rule.budget() {
         Some(budget) => format!("draws on the budget {budget}"),
@@ -137,7 +137,7 @@ fn changed(old: &Rule, new: &Rule, both: Both<'_>, found: &mut Found) {
     settings(&about, old, new, found);
 }
 
-/// The fields of a rule beside its numbers, in words.
+/// Notes changes of the rule's fields that are not numbers.
 fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
     let waits = |rule: &Rule| match &rule.backoff {
         Some(Limit::Backoff(backoff)) => {
@@ -202,7 +202,7 @@ fn priced(cost: &Cost) -> String {
     }
 }
 
-/// The requests that conditions match, in words.
+/// Describes in words which requests the conditions match.
 fn whom(conditions: &[Condition]) -> String {
     if conditions.is_empty() {
         return "all requests".to_owned();

@@ -10,7 +10,7 @@ use super::numbers::{Numbered, compared, numbers};
 use crate::limits::Numbers;
 use crate::period::Every;
 
-/// How many tenants are named if many have the same change.
+/// How many tenants are named if many tenants have the same change.
 const NAMED: usize = 5;
 
 pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {

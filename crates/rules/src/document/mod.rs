@@ -2,7 +2,7 @@
 //! their positions.
 //!
 //! Rule files, the config of a deployment and the configs of other rate limiters are read with this
-//! module. It reads the values of a text. It does not check whether the values make sense together.
+//! module. The module reads the values of a text. It does not check whether the values make sense together.
 //!
 //! ```
 //! use tollgate_rules::document::{Problems, parse_document};

@@ -10,7 +10,7 @@ use std::fmt;
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnostic, NamedSource};
 use tollgate_core::ParamError;
 
-/// More problems than this are counted, not shown.
+/// Problems after this many are counted, but not shown.
 const SHOWN: usize = 50;
 /// Longer source lines are cut around the marker.
 const LINE_WIDTH: usize = 140;
@@ -27,7 +27,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The range from `start` to `end`; empty if `end` is before `start`.
+    /// Makes the range from `start` to `end`; empty if `end` is before `start`.
     #[must_use]
     pub fn new(start: usize, end: usize) -> Place {
         let end = end.max(start);
@@ -75,7 +75,7 @@ pub struct BadValue {
 }
 
 impl BadValue {
-    /// A value that was rejected with this message and this remedy.
+    /// Makes the error of a rejected value: its problem in words, and how to write the value.
     pub fn new(message: impl Into<String>, help: impl Into<String>) -> BadValue {
         let (message, help) = (message.into(), help.into());
         BadValue { message, help }
@@ -101,7 +101,7 @@ pub struct Problems<'s> {
 }
 
 impl<'s> Problems<'s> {
-    /// Starts without problems in `source`.
+    /// Starts to collect the problems of `source`.
     #[must_use]
     pub fn new(source: &'s str) -> Problems<'s> {
         Problems {
@@ -152,13 +152,13 @@ impl<'s> Problems<'s> {
         self.hidden.contains(&place.start)
     }
 
-    /// The line where `place` starts, counted from 1.
+    /// Returns the line where `place` starts, counted from 1.
     #[must_use]
     pub fn line_of(&self, place: Place) -> usize {
         self.position(place).0
     }
 
-    /// The line and the column where `place` starts, counted from 1 in characters.
+    /// Returns the line and the column where `place` starts, counted from 1 in characters.
     #[must_use]
     pub fn position(&self, place: Place) -> (usize, usize) {
         position(self.source, &self.lines, place.start)
@@ -206,7 +206,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// The error for a file that could not be read at all.
+    /// Makes the error for a file that could not be read at all.
     #[must_use]
     pub fn unreadable(name: &str, message: String, help: &str) -> ConfigError {
         ConfigError {
@@ -235,7 +235,7 @@ impl ConfigError {
         &self.problems
     }
 
-    /// The same as `Display`, with colours and frames, for a terminal.
+    /// Renders the problems like `Display`, but with colours and frames, for a terminal.
     #[must_use]
     pub fn render_color(&self) -> String {
         // The frames are drawn with widths that fit into 16 bits.
@@ -297,7 +297,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// The source line, and a marker under the place.
+/// Writes the source line, and a marker under the place.
 fn write_line(
     f: &mut fmt::Formatter<'_>,
     source: &str,
@@ -333,7 +333,7 @@ fn line_starts(source: &str) -> Vec<usize> {
     std::iter::once(0).chain(after).collect()
 }
 
-/// Line and column of a byte offset, counted from 1.
+/// Returns the line and the column of a byte offset, counted from 1.
 fn position(source: &str, lines: &[usize], offset: usize) -> (usize, usize) {
     let mut offset = offset.min(source.len());
     while !source.is_char_boundary(offset) {
@@ -344,7 +344,7 @@ fn position(source: &str, lines: &[usize], offset: usize) -> (usize, usize) {
     (line, source[start..offset].chars().count() + 1)
 }
 
-/// The source with every byte of the secrets replaced, so that offsets do not change.
+/// Replaces every byte of the secrets in the source, so that offsets do not change.
 fn mask(source: &str, secrets: &[Place]) -> String {
     let mut bytes = source.as_bytes().to_vec();
     for place in secrets {

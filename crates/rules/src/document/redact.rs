@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Returns a text to quote, with `***` in the place of the part that may be secret.
+/// Replaces the part of a text that may be secret by `***`, so that a message can quote the text.
 #[must_use]
 pub fn redacted(text: &str) -> Cow<'_, str> {
     match secret_part(text) {
@@ -12,8 +12,8 @@ pub fn redacted(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The part of a text that may be secret, if the text may be a URL: the user and password, the query,
-/// or a port that is not a number.
+/// Finds the part of a text that may be secret, if the text may be a URL. That is the user and
+/// password, the query, or a port that is not a number.
 #[must_use]
 pub fn secret_part(text: &str) -> Option<Range<usize>> {
     let scheme = text.find("://");

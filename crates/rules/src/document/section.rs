@@ -2,9 +2,9 @@
 //! contain.
 //!
 //! `section!` declares a map with named fields, and `words!` declares a choice of words. Each
-//! declaration yields a reader that reports every problem and goes on. With the feature `schema` it
-//! also yields the JSON schema. A field that could not be read is `Broken`, not `Absent`, so that no
-//! problem is reported twice.
+//! declaration yields a reader that reports every problem and then goes on. With the feature `schema`,
+//! a declaration also yields the JSON schema. A field that could not be read is `Broken`, not `Absent`,
+//! so that no problem is reported twice.
 
 use super::{Node, Place, Problems, Short, Value, one_of, suggestion};
 
@@ -71,7 +71,7 @@ impl<T> Field<T> {
 }
 
 impl<T: Read> Field<T> {
-    /// Reads the value of the field from `node`, or reports that it was given before.
+    /// Reads the value of the field from `node`, or reports that the field was given before.
     pub fn fill(&mut self, name: &str, key: Place, node: &Node, problems: &mut Problems<'_>) {
         if let Some(first) = self.key() {
             let line = problems.line_of(first);
@@ -101,7 +101,8 @@ pub fn wanted(what: &str, help: &str, node: &Node, problems: &mut Problems<'_>) 
     }
 }
 
-/// The entries of a map, with names as text.
+/// Returns the entries of a map, with their names as text. Reports a node that is not a map, and keys
+/// that are not text.
 pub fn entries<'n>(
     node: &'n Node,
     what: &str,
@@ -234,7 +235,7 @@ pub trait Section: Default {
     /// The names of the fields.
     fn fields() -> Vec<&'static str>;
 
-    /// Reads the field `name` from `node`. Returns `false` if there is no such field.
+    /// Reads the field `name` from `node`. Returns `false` if the section has no field of this name.
     fn take(&mut self, name: &str, key: Place, node: &Node, problems: &mut Problems<'_>) -> bool;
 }
 
@@ -250,7 +251,7 @@ pub fn read_section<S: Section>(what: &str, node: &Node, problems: &mut Problems
     Some(section)
 }
 
-/// The schema of a map without fields yet.
+/// Starts the schema of a map. Fields are added later.
 #[cfg(feature = "schema")]
 #[doc(hidden)]
 #[must_use]
@@ -304,7 +305,7 @@ pub fn add_fields(schema: &mut schemars::Schema, more: &schemars::Schema) {
     }
 }
 
-/// Doc comments as running text.
+/// Joins the lines of a doc comment into running text.
 #[cfg(feature = "schema")]
 fn prose(lines: &[&str]) -> String {
     let lines: Vec<&str> = lines.iter().map(|line| line.trim()).collect();

@@ -1,6 +1,7 @@
 //! The syntax of numbers: whole numbers, durations, rates, percentages.
 //!
-//! All are exact: nothing is rounded, and a number that does not fit is rejected with the reason.
+//! All numbers are exact: nothing is rounded, and a number that does not fit is rejected with the
+//! reason.
 
 use std::fmt;
 
@@ -17,7 +18,7 @@ const UNITS: [(&str, u64); 6] = [
     ("d", 86_400_000_000),
 ];
 
-/// Other spellings of the units above.
+/// Other spellings of the units in `UNITS`.
 const LONG_UNITS: [(&[&str], &str); 6] = [
     (&["usec", "µs"], "us"),
     (&["msec", "millis"], "ms"),
@@ -31,7 +32,7 @@ const WHOLE_HELP: &str = "write a whole number such as 100 or 1_000_000";
 const SPAN_HELP: &str = "write a number and a unit: us, ms, s, m, h or d, such as 30s or 10m";
 const RATE_HELP: &str = "write an amount per time, such as 100/s, 60/m or 5/10m";
 
-/// A whole number. `_` may separate digits, as in `1_000`.
+/// Reads a whole number. `_` may separate digits, as in `1_000`.
 pub fn whole(text: &str) -> Result<u64, BadValue> {
     let digits = text
         .bytes()
@@ -50,7 +51,7 @@ pub fn whole(text: &str) -> Result<u64, BadValue> {
     })
 }
 
-/// A duration: `50ms`, `30s`, `10m`, `1h`, `7d`, `250us`.
+/// Reads a duration: `50ms`, `30s`, `10m`, `1h`, `7d`, `250us`.
 pub fn span(text: &str) -> Result<Span, BadValue> {
     let (amount, unit) = split_unit(text);
     if amount.is_empty() {
@@ -60,13 +61,13 @@ pub fn span(text: &str) -> Result<Span, BadValue> {
     scaled(text, whole(amount)?, unit)
 }
 
-/// The digits at the start of a text, and the unit after them.
+/// Splits a text into the digits at its start and the unit after them.
 fn split_unit(text: &str) -> (&str, &str) {
     let unit = text.find(|c: char| !c.is_ascii_digit() && c != '_');
     text.split_at(unit.unwrap_or(text.len()))
 }
 
-/// A number of bytes: `1GB`, `512MiB`, `1_000_000`.
+/// Reads a number of bytes: `1GB`, `512MiB`, `1_000_000`.
 pub(super) fn size(text: &str) -> Result<u64, BadValue> {
     let help = "write a number and a unit: KB, MB, GB or TB, or KiB, MiB, GiB or TiB";
     let (amount, unit) = split_unit(text);
@@ -87,7 +88,7 @@ pub(super) fn size(text: &str) -> Result<u64, BadValue> {
     amount.checked_mul(bytes).ok_or_else(|| bad("is too large"))
 }
 
-/// A rate: an amount per time.
+/// Reads a rate, which is an amount per time: `10/s`.
 pub fn rate(text: &str) -> Result<Rate, BadValue> {
     let Some((amount, period)) = text.split_once('/') else {
         let help = match whole(text) {
@@ -105,7 +106,7 @@ pub fn rate(text: &str) -> Result<Rate, BadValue> {
     Ok(Rate::new(amount, period?)?)
 }
 
-/// A percentage with up to two decimals, at most `max` percent; in hundredths of a percent.
+/// Reads a percentage with up to two decimals, at most `max` percent. Returns hundredths of a percent.
 pub fn percent(text: &str, max: u32) -> Result<u32, BadValue> {
     let help = format!("write a percentage from 0% to {max}%, such as 25% or 0.5%");
     let bad = |what: &str| BadValue::new(format!("`{}` {what}", Short(text)), help.as_str());

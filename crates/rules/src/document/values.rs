@@ -29,7 +29,7 @@ impl Read for Text {
 }
 schema!(Text, "Text", _generator => { "type": ["string", "integer", "boolean"] });
 
-/// A text that may also be `off`: `None`.
+/// A text; `None` if the field is `off`.
 #[derive(Clone, Debug)]
 pub struct TextOrOff(pub Option<String>);
 
@@ -79,7 +79,7 @@ macro_rules! shown {
 }
 shown!(Whole, Duration, Lease, Flag or unlimited: Amount, RateOrUnlimited);
 
-/// Reads a scalar with one of the parsers of numbers.
+/// Reads a scalar as a number, with the parser `parse`.
 pub fn number<T>(
     node: &Node,
     what: &str,
@@ -96,7 +96,7 @@ pub fn number<T>(
     }
 }
 
-/// Reads a number as [`number`] does, or `word`, which means no number.
+/// Reads a number as [`number`] does. Returns `Some(None)` for the text `word`.
 #[allow(clippy::option_option)] // The outer `None` means that the value was rejected.
 pub(crate) fn number_or<T>(
     word: &str,
@@ -126,7 +126,7 @@ schema!(Whole, "Whole", _generator => { "anyOf": [
     { "type": "string", "pattern": "^[0-9]+(_[0-9]+)*$" },
 ] });
 
-/// A whole number that may also be `unlimited`: `None`.
+/// A whole number; `None` if the field is `unlimited`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amount(pub Option<u64>);
 
@@ -144,7 +144,7 @@ schema!(Amount, "Amount", _generator => { "anyOf": [
     { "type": "string", "pattern": "^([0-9]+(_[0-9]+)*|unlimited)$" },
 ] });
 
-/// A rate that may also be `unlimited`: `None`.
+/// A rate; `None` if the field is `unlimited`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateOrUnlimited(pub Option<Rate>);
 
@@ -238,7 +238,7 @@ schema!(PlainRate, "PlainRate", _generator => {
     "examples": ["100/s", "60/m", "5/10m"],
 });
 
-/// A duration that may also be `off`: `None`.
+/// A duration; `None` if the field is `off`.
 #[derive(Clone, Copy, Debug)]
 pub struct DurationOrOff(pub Option<Span>);
 
@@ -334,7 +334,7 @@ schema!([T] List<T>, format!("ListOf{}", T::schema_name()), generator => {
     "type": "array", "items": generator.subschema_for::<T>(),
 });
 
-/// A map whose names the file chooses. Values that cannot be read are reported and left out.
+/// A map with names that the file chooses. Values that cannot be read are reported and left out.
 #[derive(Debug)]
 pub struct Named<T>(pub Vec<(At<String>, At<T>)>);
 

@@ -1,9 +1,9 @@
 //! Parses YAML text into a tree of nodes with their positions.
 //!
 //! Scalars keep their text as written. The field that a value belongs to decides the meaning of
-//! `1_000`, `60/m` or `on`. The tree is bounded in depth and in size, and an alias counts each time it
-//! is used. So a file cannot exhaust memory. An alias shares the anchored node; merge keys (`<<`) are
-//! not supported.
+//! `1_000`, `60/m` or `on`. The tree is bounded in depth and in size, so that a file cannot exhaust
+//! memory. An alias counts each time it is used. An alias shares the anchored node; merge keys (`<<`)
+//! are not supported.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError};
 
 use super::{Place, Problems, Short};
 
-/// The deepest nesting. No config needs more.
+/// The deepest nesting of a config.
 const MAX_DEPTH: usize = 32;
 /// The most nodes of a tree, with aliases expanded.
 const MAX_NODES: usize = 1_000_000;
@@ -73,7 +73,7 @@ impl Node {
         matches!(self.value, Value::Broken)
     }
 
-    /// A text that does not come from YAML.
+    /// Makes a node of a text that does not come from YAML.
     #[must_use]
     pub fn scalar(place: Place, text: &str) -> Node {
         let text = text.into();
@@ -89,7 +89,7 @@ impl Node {
         }
     }
 
-    /// A map that does not come from YAML.
+    /// Makes a map that does not come from YAML.
     #[must_use]
     pub fn map(place: Place, entries: Vec<(Node, Node)>) -> Node {
         let nodes = entries.iter().map(|(key, it)| key.nodes + it.nodes);
@@ -126,8 +126,8 @@ enum Items {
     Map(Vec<(Node, Node)>, Option<Node>),
 }
 
-/// Reads the source of `problems` as one document, or reports why that fails. `start` is the remedy for
-/// an empty document.
+/// Reads the source of `problems` as one document, or reports why the source cannot be read. `start` is
+/// the remedy for an empty document.
 pub fn parse_document(start: &str, problems: &mut Problems<'_>) -> Option<Node> {
     let source = problems.source();
     let options = granit_parser::options! {

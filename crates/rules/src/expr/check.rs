@@ -1,8 +1,8 @@
 //! A type checker for parsed expressions.
 //!
-//! It knows every operator and function that the evaluator has, so an expression that passes can
-//! only fail on the values of a request. A type that cannot be known is accepted. The checker finds every
-//! fault, not only the first.
+//! The checker knows every operator and function that the evaluator has, so an expression that passes
+//! can only fail on the values of a request. A type that cannot be known is accepted. The checker finds
+//! every fault, not only the first.
 
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ use crate::raw::AttributeType;
 use crate::validate::is_attribute_name;
 
 /// The deepest nesting of an expression. In an unoptimised build the evaluator needs about 50 KB of
-/// stack for each level. Threads have 2 MB, and this uses half. The parser balances chains of `&&` and
-/// `||`, so they add few levels.
+/// stack for each level. Threads have 2 MB of stack, and the deepest expression uses about half of it.
+/// The parser balances chains of `&&` and `||`, so such chains add few levels.
 const MAX_DEPTH: usize = 24;
 
 /// The names of CEL types. Some are also functions, but without a call such a name is a type.
@@ -103,7 +103,7 @@ impl Checker<'_> {
         Ty::Any
     }
 
-    /// The part of the text that `expr` was parsed from.
+    /// Returns the part of the text that `expr` was parsed from.
     fn range(&self, expr: &IdedExpr) -> Option<Range<usize>> {
         let info = self.program.source_info();
         let own = info.offset_for(expr.id);
@@ -123,7 +123,8 @@ impl Checker<'_> {
         join(own, inner)
     }
 
-    /// Adds the name to the range: the parser marks a call by its bracket and a selection by its dot.
+    /// Adds the name to the range of a call or a selection: the parser marks only the bracket or the
+    /// dot.
     fn widen(&self, expr: &IdedExpr, token: Range<usize>) -> Range<usize> {
         match &expr.expr {
             Expr::Call(call) if call.target.is_none() => {
@@ -245,8 +246,8 @@ impl Checker<'_> {
         }
     }
 
-    /// The dotted name `a.b.c`, if its first part is an attribute: then the dots belong to the
-    /// attribute's name.
+    /// Returns the dotted name `a.b.c` if `a` is an attribute and not a variable of a macro. The dots
+    /// belong to the attribute's name.
     fn dotted(&self, expr: &IdedExpr) -> Option<String> {
         match &expr.expr {
             Expr::Ident(name) => {
@@ -261,8 +262,8 @@ impl Checker<'_> {
         }
     }
 
-    /// The attributes read by name. An expression with both `a` and `a.b` is rejected: otherwise the
-    /// request would decide whether `a.b` is an attribute or a part of `a`.
+    /// Returns the attributes that are read by name. Reports an expression with both `a` and `a.b`:
+    /// otherwise the request would decide whether `a.b` is an attribute or a part of `a`.
     fn take_names(&mut self) -> Vec<String> {
         let names = std::mem::take(&mut self.names);
         for (name, range) in &names {

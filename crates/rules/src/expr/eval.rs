@@ -1,8 +1,8 @@
 //! Evaluation of an expression for one request.
 //!
-//! A missing attribute is recognised without looking at values that a client chooses. A missing bare
-//! name is an undeclared reference. A key that is missing from `attributes` fails with an error that
-//! only this module can make.
+//! A missing attribute is recognised without looking at values that a client chooses. A missing
+//! top-level name is an undeclared reference. A key that is missing from `attributes` fails with an
+//! error that only this module can make.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -19,8 +19,8 @@ use crate::attributes::Attributes;
 use crate::raw::AttributeType;
 
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
-/// Marks the error of a missing attribute. It is recognised by its memory address, so a request cannot
-/// forge it.
+/// Marks the error of a missing attribute. The mark is recognised by its memory address, so a request
+/// cannot forge the error.
 static ABSENT: LazyLock<Arc<String>> = LazyLock::new(|| Arc::new("attributes".to_owned()));
 
 /// Why an expression has no value for a request.
@@ -33,7 +33,7 @@ pub(crate) enum Failure {
 }
 
 impl Expr {
-    /// The value of a `when`.
+    /// Evaluates a `when`.
     pub(crate) fn holds(&self, attributes: &Attributes<'_>) -> Result<bool, Failure> {
         self.evaluate(attributes, |value| match value.downcast_ref::<CelBool>() {
             Some(value) => Ok(*value.inner()),
@@ -43,7 +43,7 @@ impl Expr {
         })
     }
 
-    /// The value of a `cost`.
+    /// Evaluates a `cost`.
     pub(crate) fn cost(&self, attributes: &Attributes<'_>) -> Result<u64, Failure> {
         self.evaluate(attributes, |value| {
             let broken = |how: String| Err(Failure::Broken(how));
@@ -101,7 +101,7 @@ impl Expr {
     }
 }
 
-/// The value of an attribute as the declared type, if it is of that type.
+/// Converts the value of an attribute to the declared type; `None` if the value is not of that type.
 fn typed(ty: AttributeType, value: &str) -> Option<CowVal<'_, '_>> {
     Some(match ty {
         AttributeType::String => CowVal::owned(CelString::from(value)),
@@ -119,7 +119,7 @@ fn typed(ty: AttributeType, value: &str) -> Option<CowVal<'_, '_>> {
 }
 
 /// The names of an expression, looked up in a request. Only names that the expression reads as
-/// attributes are found, so that a request cannot define others.
+/// attributes are found, so that a request cannot define other names.
 struct Names<'q, 'a> {
     expr: &'q Expr,
     attributes: &'q Attributes<'a>,

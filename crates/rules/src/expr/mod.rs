@@ -1,9 +1,11 @@
 //! CEL expressions: `when` and `cost`.
 //!
 //! Attributes are text unless the policy declares them as a number or a bool. A top-level name is an
-//! attribute; `attributes` is the map of all of them. An expression is parsed and type-checked once, when
-//! the policy is read ([`compile`]). For a request it can fail in two ways: the request lacks an attribute
-//! ([`Failure::Missing`]), or the expression fails on its values ([`Failure::Broken`]).
+//! attribute; `attributes` is the map of all attributes. An expression is parsed and type-checked once,
+//! when the policy is read ([`compile`]).
+//!
+//! For a request an expression can fail in two ways. Either the request lacks an attribute
+//! ([`Failure::Missing`]), or the expression fails on the request's values ([`Failure::Broken`]).
 
 mod check;
 mod eval;
@@ -24,7 +26,7 @@ use crate::raw::AttributeType;
 /// The types of attributes that are not text.
 pub(crate) type Declared = HashMap<String, AttributeType>;
 
-/// Longer expressions are rejected: the caller should compute an attribute instead.
+/// Longer expressions are rejected. The remedy is to compute an attribute in the caller.
 const MAX_BYTES: usize = 2048;
 /// Enough stack for the longest expression, even in an unoptimised build.
 const PARSER_STACK: usize = 64 * 1024 * 1024;
@@ -180,7 +182,7 @@ fn deepest_brackets(text: &str) -> usize {
     deepest
 }
 
-/// The message of the parser, without its list of all expected tokens.
+/// Returns the message of the parser, without its list of all expected tokens, and the remedy.
 fn syntax(message: &str) -> (String, &'static str) {
     let said = message.lines().next().unwrap_or_default();
     let said = said.trim_start_matches("Syntax error: ");
@@ -195,7 +197,7 @@ fn syntax(message: &str) -> (String, &'static str) {
     (format!("not an expression: {said}"), help)
 }
 
-/// The byte offset of a line and column, both counted from 1.
+/// Returns the byte offset of a line and column, both counted from 1.
 fn offset(text: &str, (line, column): (isize, isize)) -> Option<usize> {
     let line = usize::try_from(line).ok()?.checked_sub(1)?;
     let column = usize::try_from(column).ok()?.checked_sub(1)?;

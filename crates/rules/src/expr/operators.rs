@@ -7,7 +7,8 @@ use super::types::{Ty, arithmetic};
 use crate::validate::is_attribute_name;
 
 impl Checker<'_> {
-    /// The result of an operator; `None` if `name` is not an operator.
+    /// Checks the operands of an operator, and returns the type of its result; `None` if `name` is not
+    /// an operator.
     pub(super) fn operator(
         &mut self,
         expr: &IdedExpr,
@@ -137,7 +138,7 @@ impl Checker<'_> {
 
 const CONVERT: &str = "convert one of them, with int(…), double(…) or string(…)";
 
-/// The remedy for two types that do not go together.
+/// Returns the remedy for two operands with types that do not go together.
 fn convert_one(left: &Ty, right: &Ty) -> &'static str {
     match (left, right) {
         (Ty::String, Ty::String) => "attributes are text: write int(…) around each",

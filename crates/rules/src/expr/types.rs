@@ -54,12 +54,12 @@ impl Ty {
         }
     }
 
-    /// Whether `==` between the two can ever hold.
+    /// Whether `==` can ever be true for values of the two types.
     pub(crate) fn may_equal(&self, other: &Ty) -> bool {
         self.may_be(other) || (self.is_number() && other.is_number())
     }
 
-    /// Whether `<` orders the two.
+    /// Whether `<` can compare values of the two types.
     pub(crate) fn may_order(&self, other: &Ty) -> bool {
         let ordered =
             |ty: &Ty| ty.is_number() || matches!(ty, Ty::Bool | Ty::String | Ty::Bytes | Ty::Any);
@@ -70,7 +70,7 @@ impl Ty {
         matches!(self, Ty::Int | Ty::Uint | Ty::Double)
     }
 
-    /// The type of a value that has one of the two types.
+    /// Returns the type of a value that has one of the two types.
     pub(crate) fn join(self, other: Ty) -> Ty {
         match (self, other) {
             (a, b) if a == b => a,
@@ -81,7 +81,7 @@ impl Ty {
     }
 }
 
-/// The result of an arithmetic operator, if it takes these operands.
+/// Returns the type that an arithmetic operator yields, or `None` if it does not take these operands.
 pub(crate) fn arithmetic(operator: &str, left: &Ty, right: &Ty) -> Option<Ty> {
     let takes = |ty: &Ty| match operator {
         "+" => matches!(
@@ -95,7 +95,7 @@ pub(crate) fn arithmetic(operator: &str, left: &Ty, right: &Ty) -> Option<Ty> {
         (Ty::Any, Ty::Any) => Some(Ty::Any),
         (Ty::Any, known) | (known, Ty::Any) => takes(known).then(|| known.clone()),
         (Ty::List(a), Ty::List(b)) if operator == "+" => {
-            // An empty list is a list of anything.
+            // The element type of an empty list is not known, so the other list decides.
             Some(match (&**a, &**b) {
                 (Ty::Any, known) | (known, Ty::Any) => Ty::list(known.clone()),
                 (a, b) => Ty::list(a.clone().join(b.clone())),

@@ -1,10 +1,12 @@
 //! The numbers of each tenant under each rule.
 //!
-//! Numbers come in layers, and a later layer replaces numbers of the earlier ones: the rule, the plan,
-//! overrides of the plan, the tenant, overrides of the tenant, the request, and emergency overrides for
-//! everyone. Scales of overrides multiply, and apply to the result.
+//! Numbers come in layers, and a later layer replaces numbers of the earlier layers. The order is: the
+//! rule, the plan, overrides of the plan, the tenant, overrides of the tenant, the request, and
+//! emergency overrides for everyone. The scales of overrides multiply, and the product applies to the
+//! numbers of all layers.
 //!
-//! All of this is computed when the rules are compiled, into tables. A request looks up its tenant once.
+//! All numbers are computed when the rules are compiled, and stored in tables. A request looks up its
+//! tenant once.
 
 mod tables;
 
@@ -30,9 +32,9 @@ pub(crate) struct Resolved {
     /// The scale, in hundredths of a percent. It is applied to `limit` already, but not to a limit that a
     /// request brings.
     pub(crate) scale: u32,
-    /// Whether an override for everyone set the numbers: then a request cannot bring others.
+    /// Whether an override for everyone set the numbers. If so, a request cannot bring other numbers.
     pub(crate) fixed: bool,
-    /// The terms of an amount that a request brings, for quotas and concurrency limits.
+    /// Everything but the amount of a quota or a concurrency limit, for an amount that a request brings.
     pub(crate) terms: Option<Box<Terms>>,
 }
 
@@ -55,7 +57,8 @@ pub(crate) enum Step<'l> {
 #[derive(Clone, Debug)]
 pub(crate) struct Allowance {
     pub(crate) name: Arc<str>,
-    /// Whether each tenant has its own allowance. Only then can the numbers differ by tenant.
+    /// Whether each tenant has its own allowance. The numbers can differ by tenant only if this is
+    /// true.
     by_tenant: bool,
     counting: Counting,
 }
@@ -73,7 +76,7 @@ pub(crate) struct Layers {
 type Steps<'l> = SmallVec<[(Layer<'l>, Step<'l>); 6]>;
 
 impl Layers {
-    /// The layers of a policy and of the overrides that have an effect under it.
+    /// Collects the layers of a policy, and the overrides that have an effect under the policy.
     pub(crate) fn new(policy: &Policy, overrides: &[Arc<Override>]) -> Layers {
         let mut layers = Layers {
             tiers: policy.tiers.clone(),
@@ -97,7 +100,8 @@ impl Layers {
         layers
     }
 
-    /// The state that an override for everyone gives a rule whose own state is `own`.
+    /// Returns the state that an override for everyone gives the rule. `own` is the rule's state in the
+    /// config.
     pub(crate) fn state(&self, rule: &str, own: RuleState) -> Option<RuleState> {
         let state = |it: &Arc<Override>| match it.change {
             Change::State(state) => Some(state),
@@ -116,18 +120,18 @@ impl Layers {
         self.tiers.plans()
     }
 
-    /// The plan of a tenant, named or not.
+    /// Returns the plan of a tenant. A tenant that the config does not name has the default plan.
     pub(crate) fn plan_of(&self, tenant: &str) -> Option<u16> {
         self.tiers.plan_of(self.tiers.tenants.get(tenant))
     }
 
-    /// The time zone that a tenant has, if it is named and has one.
+    /// Returns the time zone of a tenant, if the config names the tenant and the zone.
     pub(crate) fn zone_of(&self, tenant: &str) -> Option<&Zone> {
         self.tiers.tenants.get(tenant)?.zone.as_ref()
     }
 
-    /// The changes that the layers above the rule make to the numbers of `allowance`, in order. For an
-    /// allowance that tenants share, `plan` and `tenant` are `None`.
+    /// Returns the changes that the layers above the rule make to the numbers of `allowance`, in order.
+    /// For an allowance that tenants share, `plan` and `tenant` are `None`.
     pub(crate) fn steps<'l>(
         &'l self,
         allowance: &str,
@@ -153,7 +157,7 @@ impl Layers {
         steps
     }
 
-    /// The numbers of an allowance after all layers.
+    /// Returns the numbers of an allowance after all layers.
     fn resolve(&self, it: &Allowance, plan: Option<u16>, tenant: Option<&str>) -> Resolved {
         let (plan, tenant) = match it.by_tenant {
             true => (plan, tenant),
@@ -190,8 +194,8 @@ impl Layers {
     }
 }
 
-/// Replaces `numbers` by those of `patch`, for a tenant in `zone`. Every patch fits the numbers of the
-/// rule itself. A patch that does not fit `numbers` replaces numbers of the rule instead.
+/// Replaces those of `numbers` that `patch` gives, for a tenant in `zone`. If the result is not a valid
+/// limit, `patch` replaces the numbers of the rule itself, which it always fits.
 pub(crate) fn replaced(
     counting: &Counting,
     numbers: &Numbers,
@@ -205,14 +209,14 @@ pub(crate) fn replaced(
     })
 }
 
-/// The numbers of `patches` for an allowance.
+/// Finds the numbers of `patches` for an allowance.
 fn own<'p>(patches: &'p [(Arc<str>, Numbers)], allowance: &str) -> Option<&'p Numbers> {
     let own = patches.iter().find(|(name, _)| **name == *allowance);
     own.map(|(_, numbers)| numbers)
 }
 
-/// The overrides of one scope for an allowance: the override that names the allowance, and the override
-/// for all allowances.
+/// Returns the overrides of one scope for an allowance: the override that names the allowance, and the
+/// override for all allowances.
 fn applicable<'l>(
     overrides: &'l [Arc<Override>],
     allowance: &str,
@@ -236,7 +240,7 @@ fn multiplied(a: u32, b: u32) -> u32 {
     u32::try_from(product.max(least)).unwrap_or(u32::MAX)
 }
 
-/// A limit with these terms, scaled.
+/// Scales a limit. `terms` are its terms, for quotas and concurrency limits.
 pub(crate) fn scaled(limit: &Limit, scale: u32, terms: Option<&Terms>) -> Limit {
     match scale {
         WHOLE => limit.clone(),
@@ -245,10 +249,10 @@ pub(crate) fn scaled(limit: &Limit, scale: u32, terms: Option<&Terms>) -> Limit 
     }
 }
 
-/// The same limit, admitting nothing.
+/// Makes a limit that admits nothing and is otherwise the same.
 fn closed(limit: &Limit, terms: Option<&Terms>) -> Result<Limit, ParamError> {
     match (limit, terms) {
-        // The grace and the grants are closed too.
+        // `closed` also removes the grace and the grants.
         (Limit::Quota(quota), _) => Ok(Limit::Quota(quota.closed())),
         (Limit::Unlimited(_), Some(terms)) => terms.closed(),
         _ => limit.renumbered(0, limit.window().max(Span::SECOND)),

@@ -60,7 +60,7 @@ struct Rows<'c> {
 }
 
 impl Rows<'_> {
-    /// The index of a row; `None` if the row is empty.
+    /// Returns the index of a row, and adds the row if it is new; `None` if the row is empty.
     fn place(&mut self, row: Own) -> Option<u32> {
         if row.is_empty() {
             return None;
@@ -127,7 +127,8 @@ impl Tables {
         self.tenants = tenants;
     }
 
-    /// The tenant's own numbers, from the policy or from overrides, in the order of allowances.
+    /// Returns the tenant's numbers that differ from the numbers of its plan, in the order of
+    /// allowances. They come from the policy or from overrides.
     fn own(
         &self,
         layers: &Layers,
@@ -167,7 +168,7 @@ impl Tables {
         self.plans.is_empty() && self.tenants.is_empty()
     }
 
-    /// The plan and the row of a tenant.
+    /// Finds the plan and the row of a tenant.
     #[inline]
     pub(crate) fn tier(&self, tenant: Option<&str>) -> Tier<'_> {
         let Some(tenant) = tenant else {
@@ -184,13 +185,13 @@ impl Tables {
         }
     }
 
-    /// The numbers of an allowance without a tenant.
+    /// Returns the numbers of an allowance without a tenant.
     #[inline]
     pub(crate) fn base(&self, allowance: u32) -> &Resolved {
         &self.base[allowance as usize]
     }
 
-    /// The numbers of an allowance for tenants of a plan that have none of their own.
+    /// Returns the numbers of an allowance for tenants of a plan without numbers of their own.
     pub(crate) fn of_plan(&self, plan: u16, allowance: u32) -> &Resolved {
         match self.plans.get(usize::from(plan)) {
             Some(plan) => &plan[allowance as usize],
@@ -198,7 +199,7 @@ impl Tables {
         }
     }
 
-    /// The numbers of an allowance for a tenant.
+    /// Returns the numbers of an allowance for a tenant.
     #[inline]
     pub(crate) fn of<'t>(&'t self, tier: Tier<'t>, allowance: u32) -> &'t Resolved {
         if let Some(own) = tier.own
@@ -213,7 +214,7 @@ impl Tables {
     }
 }
 
-/// The zone of a tenant that has nothing else of its own.
+/// Returns the zone of a tenant, if the zone is the only setting of the tenant's own.
 fn only_zone<'c>(layers: &Layers, name: &str, tenant: Option<&'c Tenant>) -> Option<&'c Zone> {
     let tenant = tenant?;
     let alone = tenant.patches.is_empty() && !layers.tenants.contains_key(name);
@@ -252,9 +253,9 @@ tenants:
         }
         let tables = tables(&tenants);
         assert_eq!(tables.tenants.len(), 3_000);
-        // Two plans in each of two zones. UTC is the same as no zone.
+        // One row for each pair of two plans and two zones. UTC is the same as no zone.
         assert_eq!(tables.own.len(), 4);
-        // Nothing is kept for rules whose numbers a zone does not change.
+        // A row keeps only the rule `monthly`: the zone changes the numbers of no other rule.
         assert!(tables.own.iter().all(|row| row.len() == 1));
     }
 

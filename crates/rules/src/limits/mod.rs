@@ -10,7 +10,7 @@ use crate::document::{Field, Place, Problems};
 use crate::raw::RawAlgorithm;
 use crate::share::Carried;
 
-/// The fields an algorithm needs, and those it may have.
+/// Returns the fields that an algorithm needs, and the fields that it may have.
 fn takes(algorithm: RawAlgorithm) -> (&'static [&'static str], &'static [&'static str]) {
     match algorithm {
         RawAlgorithm::FixedWindow | RawAlgorithm::SlidingLog => (&["limit", "window"], &[]),
@@ -48,14 +48,14 @@ pub(crate) struct Counting {
 }
 
 impl Written<'_> {
-    /// The first field that is given, broken or not.
+    /// Returns the first field that is given, whether it is broken or not.
     pub(crate) fn first_key(&self) -> Option<(&'static str, Place)> {
         let mut fields = self.fields().into_iter();
         fields.find_map(|(name, key, _)| key.map(|key| (name, key)))
     }
 
-    /// The position of a number's value. A number that is not written is shown at the field that its
-    /// default comes from.
+    /// Returns the position of a number's value. For a number that is not written, this is the position
+    /// of the field that the default comes from.
     fn place_of(&self, name: &str) -> Option<Place> {
         let fields = self.fields();
         let place = |name: &str| fields.iter().find(|(known, ..)| *known == name)?.2;
@@ -63,7 +63,7 @@ impl Written<'_> {
             "burst" | "queue" => place("rate"),
             "buckets" => place("window"),
             "anchor" => place("period"),
-            // A share of the limit.
+            // A percentage here is a share of the limit.
             "grace" | "carry_over" => place("limit"),
             _ => None,
         })
@@ -100,7 +100,7 @@ impl Written<'_> {
     }
 }
 
-/// The message and the remedy for a number that the algorithm `raw` does not take.
+/// Returns the message and the remedy for a number that the algorithm `raw` does not take.
 fn stranger(name: &str, raw: RawAlgorithm) -> (String, String) {
     let (own, takes) = (raw.name(), format!("{} takes {}", raw.name(), taken(raw)));
     match (name, raw) {
@@ -132,7 +132,7 @@ fn stranger(name: &str, raw: RawAlgorithm) -> (String, String) {
     }
 }
 
-/// The numbers that an algorithm takes, in words.
+/// Lists the numbers that an algorithm takes, in words.
 fn taken(raw: RawAlgorithm) -> String {
     let (needed, optional) = takes(raw);
     let needed = needed.join(" and ");
@@ -142,8 +142,8 @@ fn taken(raw: RawAlgorithm) -> String {
     }
 }
 
-/// The algorithm and the numbers of `what`, a rule or a budget that starts at `place`. `None` if they
-/// are wrong, which was reported.
+/// Returns the algorithm and the numbers of `what`, a rule or a budget that starts at `place`. `None`
+/// if they are wrong; the problem was reported.
 pub(crate) fn counting(
     algorithm: &Field<RawAlgorithm>,
     written: &Written<'_>,
@@ -159,7 +159,7 @@ pub(crate) fn counting(
     for (name, key, _) in written.fields() {
         if key.is_none() && needed.contains(&name) {
             complete = false;
-            // A quota with a `window` was reported already, and that remedy names `period`.
+            // A quota with a `window` was reported already, and the remedy names `period`.
             if name == "period" && written.window.key().is_some() {
                 continue;
             }
@@ -193,8 +193,8 @@ pub(crate) fn counting(
     }
 }
 
-/// The numbers of a plan or a tenant that replace numbers of `base`; `None` if they are wrong, which
-/// was reported.
+/// Returns the numbers of a plan or a tenant that replace numbers of `base`. `None` if they are wrong;
+/// the problem was reported.
 pub(crate) fn patch(
     algorithm: RawAlgorithm,
     base: &Numbers,
@@ -238,8 +238,8 @@ fn report(
     problems.report(at, message, error.help());
 }
 
-/// Reports fields that exclude each other, and fields that need another one. Returns whether there are
-/// none.
+/// Reports fields that exclude each other, and fields that need another one. Returns whether there was
+/// nothing to report.
 fn consistent(rule: &Written<'_>, raw: RawAlgorithm, problems: &mut Problems<'_>) -> bool {
     if raw == RawAlgorithm::SlidingCounter
         && let (Some(buckets), Some(_)) = (rule.buckets.key(), rule.estimate.key())

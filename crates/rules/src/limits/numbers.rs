@@ -53,14 +53,14 @@ macro_rules! numbers {
                 ) ),+]
             }
 
-            /// The given numbers; `None` if one is broken, which was reported.
+            /// Returns the given numbers. `None` if one is broken; the problem was reported.
             fn given(&self) -> Option<Numbers> {
                 Some(Numbers { $( $name: given(self.$name)?, )+ })
             }
         }
 
         impl Numbers {
-            /// These numbers, replaced by those that `patch` gives.
+            /// Returns these numbers, with the numbers that `patch` gives in their place.
             pub(crate) fn with(&self, patch: &Numbers) -> Numbers {
                 Numbers {
                     $( $name: patch.$name.clone().or_else(|| self.$name.clone()), )+
@@ -109,7 +109,7 @@ fn given<T: Clone>(field: &Field<T>) -> Option<Option<T>> {
     }
 }
 
-/// The given numbers: `rate 10/s, burst 20`.
+/// Shows the given numbers: `rate 10/s, burst 20`.
 impl fmt::Display for Numbers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let given = self.given();
@@ -127,7 +127,8 @@ impl fmt::Display for RawEstimate {
 }
 
 impl Written<'_> {
-    /// The numbers; `None` if one is broken, which was reported. A `carry_over` of counts is not a number.
+    /// Returns the given numbers. `None` if one is broken; the problem was reported. A `carry_over` of
+    /// counts is not a number.
     pub(crate) fn numbers(&self) -> Option<Numbers> {
         let mut numbers = self.given()?;
         if let Some(Carried::Counts(_)) = numbers.carry_over {
@@ -151,7 +152,7 @@ pub(crate) enum Terms {
 }
 
 impl Terms {
-    /// A limit of this amount.
+    /// Makes a limit of this amount.
     pub(crate) fn limit(&self, amount: u64) -> Result<Limit, ParamError> {
         match self {
             Terms::Quota {
@@ -169,7 +170,7 @@ impl Terms {
         }
     }
 
-    /// A limit that admits nothing.
+    /// Makes a limit that admits nothing.
     pub(crate) fn closed(&self) -> Result<Limit, ParamError> {
         match self {
             Terms::Quota { calendar, .. } => Limit::quota(0, 0, 0, calendar.clone()),
@@ -179,7 +180,7 @@ impl Terms {
 }
 
 impl Numbers {
-    /// A number of `patch` that would have no effect on these numbers, and why.
+    /// Finds a number of `patch` that would have no effect on these numbers, and says why.
     pub(super) fn idle(&self, patch: &Numbers) -> Option<(&'static str, &'static str)> {
         if patch.buckets.is_some() && self.estimate.is_some() {
             let why = "the rule estimates from two windows and has no buckets";
@@ -209,8 +210,8 @@ impl Numbers {
         Some(error.to_string())
     }
 
-    /// The terms for a tenant in the zone `tenant`; `None` if the algorithm has none, or a required number
-    /// is missing.
+    /// Returns the terms for a tenant in the zone `tenant`. `None` if the algorithm has no terms, or if
+    /// a required number is missing.
     pub(crate) fn terms(
         &self,
         raw: RawAlgorithm,
@@ -244,7 +245,7 @@ impl Numbers {
         }
     }
 
-    /// The limit for a tenant in the zone `tenant`; `None` if a required number is missing.
+    /// Makes the limit for a tenant in the zone `tenant`; `None` if a required number is missing.
     pub(crate) fn limit(
         &self,
         raw: RawAlgorithm,

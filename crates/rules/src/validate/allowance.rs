@@ -15,7 +15,7 @@ use crate::share::Carried;
 use crate::tiers::{Allowance, Budget};
 use crate::zone::ZoneFrom;
 
-/// The allowance of a rule without a budget. `ledger` says whether there is a ledger.
+/// Returns the allowance of a rule without a budget. `ledger` says whether there is a ledger.
 pub(super) fn own(
     raw: &RawRule,
     start: Place,
@@ -33,8 +33,8 @@ pub(super) fn own(
 }
 
 impl RawAllowance {
-    /// The allowance of `what`, a rule or a budget that starts at `start`. `ledger` says whether there
-    /// is a ledger. The usage of a candidate is not recorded.
+    /// Returns the allowance of `what`, a rule or a budget that starts at `start`. `ledger` says
+    /// whether there is a ledger. The usage of a candidate is not recorded.
     pub(super) fn validate(
         &self,
         algorithm: &Field<RawAlgorithm>,
@@ -128,7 +128,7 @@ impl RawAllowance {
     }
 }
 
-/// The allowance of a rule that draws on a budget.
+/// Returns the allowance of a rule that draws on a budget.
 pub(super) fn drawing(
     raw: &RawRule,
     at: &At<Text>,
@@ -169,7 +169,8 @@ pub(super) fn drawing(
     Some(allowance)
 }
 
-/// The attribute that brings the limit, and its ceiling: both or neither.
+/// Returns the attribute that brings the limit, with its ceiling. Reports a rule that has only one of
+/// the two.
 #[allow(clippy::option_option)] // The outer `None` means broken.
 pub(super) fn limit_from(
     raw: &RawRule,
@@ -213,7 +214,7 @@ pub(super) fn limit_from(
     Some(Some(LimitFrom { attribute, ceiling }))
 }
 
-/// The back-off of a rule; `None` if it is wrong, which was reported.
+/// Returns the back-off of a rule. `None` if it is wrong; the problem was reported.
 pub(super) fn backoff(at: &At<RawBackoff>, problems: &mut Problems<'_>) -> Option<Limit> {
     let raw = &at.value;
     let start = Place::new(at.place.start, at.place.start);

@@ -11,7 +11,7 @@ use crate::expr::{self, Declared, Expr, Failure, Want};
 use crate::raw::{Formula, RawCost};
 use crate::rule::{Cost, CostTable};
 
-/// The cost of a request; `None` if the field is broken.
+/// Returns the cost of a request. `None` if the field is broken; the problem was reported.
 pub(super) fn cost(
     field: &Field<RawCost>,
     declared: &Declared,
@@ -54,7 +54,7 @@ pub(super) fn cost(
     complete.then(|| Cost::Table(Arc::new(CostTable { rows, otherwise })))
 }
 
-/// A number, or an expression.
+/// Returns a cost that is a number or an expression.
 fn one_cost(
     place: Place,
     formula: &Formula,
@@ -92,7 +92,7 @@ pub(super) fn when(
     Some(expr)
 }
 
-/// The problem of an expression without attributes that fails: it would fail for every request.
+/// Describes the failure of an expression that reads no attributes. It would fail for every request.
 fn always_fails(failure: Failure) -> BadValue {
     let how = match failure {
         Failure::Broken(how) => how,

@@ -77,8 +77,8 @@ impl RawPolicy {
         let list = self.rules.value().map_or(&[][..], |list| &list.0);
         let rules = rule::rules(list, &scope, problems);
         let mut tiers = Tiers::default();
-        // Plans and tenants are checked only if all is well so far: a broken rule would be reported
-        // again, as missing, wherever it is named.
+        // Plans and tenants are checked only if nothing was reported so far. Otherwise each plan or
+        // tenant that names a broken rule would report that rule again, as missing.
         if problems.is_empty() {
             let allowances = Allowances::new(&rules, &budgets);
             tiers = tiers::plans(&self.plans, &self.default_plan, &allowances, problems);

@@ -223,7 +223,7 @@ fn id(
     Some(id.into())
 }
 
-/// A rule without its id.
+/// Makes a rule. The caller fills in the id.
 fn rule(
     raw: &RawRule,
     start: Place,
@@ -280,7 +280,8 @@ fn rule(
     })
 }
 
-/// The emergency limit. It must be given exactly with the policy `emergency-limit`.
+/// Returns the emergency limit. Reports a policy `emergency-limit` without an `emergency_limit`, and
+/// the reverse.
 fn emergency_limit(raw: &RawRule, problems: &mut Problems<'_>) -> Option<Rate> {
     let policy = &raw.on_store_failure;
     match (policy.get(), raw.emergency_limit.key()) {
@@ -322,7 +323,7 @@ pub(super) fn conditions(raw: Option<&Conditions>, problems: &mut Problems<'_>) 
     conditions
 }
 
-/// The attributes that make a subject.
+/// Returns the attributes that make a subject.
 pub(super) fn names(raw: Option<&List<Text>>, problems: &mut Problems<'_>) -> Vec<String> {
     let given = raw.map_or(&[][..], |list| &list.0);
     let mut per: Vec<String> = Vec::with_capacity(given.len());

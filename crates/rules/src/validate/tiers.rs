@@ -17,7 +17,7 @@ use crate::zone;
 /// With more plans than this, the file probably lists tenants as plans.
 const MAX_PLANS: usize = 256;
 
-/// The budgets of a policy. `ledger` says whether there is a ledger.
+/// Returns the budgets of a policy. `ledger` says whether there is a ledger.
 pub(super) fn budgets(
     raw: Option<&Named<RawBudget>>,
     ledger: bool,
@@ -47,14 +47,14 @@ pub(super) fn budgets(
     budgets
 }
 
-/// The rules and budgets whose numbers plans and tenants may replace.
+/// The rules and budgets with numbers that a plan or a tenant may replace.
 pub(crate) struct Allowances<'c> {
     counting: HashMap<&'c str, Known<'c>>,
     /// Rules without numbers of their own, and the budgets that they draw on.
     drawing: HashMap<&'c str, &'c str>,
 }
 
-/// A name, whether each tenant has its own allowance, and the numbers.
+/// The name of an allowance, whether each tenant has its own, and its numbers.
 type Known<'c> = (&'c Arc<str>, bool, &'c Counting);
 
 impl<'c> Allowances<'c> {
@@ -100,7 +100,8 @@ impl<'c> Allowances<'c> {
         None
     }
 
-    /// The numbers of a plan or a tenant. They are checked on top of the numbers of the plan `below`.
+    /// Returns the numbers of a plan or a tenant. The numbers are checked on top of `below`, the
+    /// numbers of the tenant's plan.
     fn patches(
         &self,
         raw: &Named<RawNumbers>,
@@ -164,7 +165,7 @@ pub(super) fn plans(
     tiers
 }
 
-/// The index of the plan that a text names.
+/// Finds the index of the plan that a text names.
 fn plan(at: &At<Text>, tiers: &Tiers, problems: &mut Problems<'_>) -> Option<u16> {
     let name = at.value.0.as_str();
     let place = tiers.plan(name);
@@ -181,7 +182,7 @@ fn plan(at: &At<Text>, tiers: &Tiers, problems: &mut Problems<'_>) -> Option<u16
     place
 }
 
-/// Adds tenants to those that are known.
+/// Adds tenants to `known`.
 pub(crate) fn tenants(
     raw: &Named<RawTenant>,
     tiers: &Tiers,
