@@ -386,7 +386,7 @@ impl<C: Clock> Locked<'_, C> {
         }
     }
 
-    /// Writes charge `i` of a request for `units` that is `allowed` or not.
+    /// Writes charge `i` of a request for `units`. `allowed` says whether the request passes.
     fn write(
         &mut self,
         charges: &[Charge<'_>],
