@@ -97,7 +97,7 @@ struct Script {
     latest: Time,
     /// Recent requests that took units, each with its units and its time.
     taken: Vec<(Vec<Item>, u64, Time)>,
-    /// The latest instant that an answer promised.
+    /// The instant of the retry or the reset that an answer promised last.
     promised: Time,
 }
 

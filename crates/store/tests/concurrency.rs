@@ -77,7 +77,7 @@ fn one_rule_admits_exactly_its_limit_while_time_stands_still() {
 #[test]
 fn one_rule_admits_exactly_its_limit_while_time_moves_by_less_than_refills() {
     for kind in Kind::ALL {
-        // With this window, a token refills in 3.6 s. The clock stands still, so nothing comes back.
+        // A token refills in 3.6 s, and no window ends before `end`. So nothing comes back before `end`.
         let (store, limit) = (store(1_000_000), kind.limit(LIMIT, Span::HOUR));
         let (one, end) = (charge(1, &limit), START + Span::from_micros(3_599_999));
         let admitted = storm(|_, i| {

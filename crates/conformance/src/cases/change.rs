@@ -102,7 +102,8 @@ pub async fn a_proportional_change_scales_each_entry(fixture: &impl Fixture) {
             fixture.set_time(time);
             take(fixture, Charge { limit: &ten, ..one }, 3).await;
         }
-        // At the three instants below, 9, 6 and 3 of 10 are used. They become 4, 3 and 2 of 4.
+        // 9 of 10 are used now. After the first and the second entry have left, 6 and 3 of 10 are used.
+        // Under the new limit of 4, these become 4, 3 and 2.
         assert_eq!(left(fixture, one).await, 0, "{kind:?}");
         take(fixture, one, 0).await;
         for (time, left_then) in times.into_iter().zip([1, 2, 4]) {
