@@ -190,7 +190,7 @@ fn overrides_that_do_not_fit_have_no_effect() {
         ),
         (
             r#"{ "rule": "shared", "numbers": { "anchor": 15 }, "for": "1h", "reason": "x" }"#,
-            "no hour begins on that day",
+            "`anchor`: an `anchor` has no effect on hours; remove `anchor`",
         ),
         (
             r#"{ "rule": "slots", "numbers": { "period": "month" }, "for": "1h", "reason": "x" }"#,

@@ -45,9 +45,11 @@ impl Kind {
         Kind::LeakyShape,
     ];
 
-    /// Returns a limit of `capacity` that comes back in `window`. A leaky bucket has at least 1. A back-off
-    /// has `capacity` free denials, and forgets after one window; some back-offs have a penalty. A quota
-    /// has hours or days of some zone; some quotas have grace or a rollover.
+    /// Returns a limit of this kind: `capacity` units that come back in `window`.
+    ///
+    /// A leaky bucket has a capacity of at least 1. A back-off has `capacity` free denials, and forgets
+    /// after one window. A quota has periods of hours or days in some time zone. The two numbers also
+    /// decide whether a back-off has a penalty, and whether a quota has grace or a rollover.
     #[must_use]
     pub fn limit(self, capacity: u64, window: Span) -> Limit {
         let rate = Rate::new(capacity.max(1), window);
@@ -79,7 +81,7 @@ impl Kind {
         limit.expect("numbers that core accepts")
     }
 
-    /// Returns whether the allowance comes back steadily, not when a window has passed.
+    /// Returns whether the allowance refills steadily, and not at the end of a window.
     #[must_use]
     pub fn is_meter(self) -> bool {
         !matches!(
@@ -104,8 +106,8 @@ impl Kind {
     }
 }
 
-/// Returns a quota for random sequences. `capacity` and `window` also choose its other numbers. Random
-/// sequences jump to promised instants, so that even days pass.
+/// Returns a quota for random sequences. `capacity` and `window` also decide its other numbers. Periods may
+/// be days, because random sequences jump to promised instants.
 fn quota(capacity: u64, window: Span) -> Result<Limit, ParamError> {
     let (every, unit, zone) = match window.as_micros() {
         0..1_000 => (1, Unit::Hour, "UTC"),

@@ -3,11 +3,11 @@
 //! A store that passes gives the same answers as the memory store and the Redis store, to the last
 //! unit and microsecond.
 //!
-//! * [`cases`]: situations with known answers, one function each.
-//! * [`random`]: long random sequences of requests, through the store under test and through
-//!   [`reference`](mod@reference), the contract in its most obvious form. Both have to give the same
-//!   answer at every step.
-//! * [`random_holds`]: the same with holds, and accounts that find units that leak.
+//! * [`cases`]: situations with known answers. Each case is a function.
+//! * [`random`]: sends long random sequences of requests to the store under test and to the
+//!   [`reference`](mod@reference) store. Both have to give the same answer at every step.
+//! * [`random_holds`]: does the same with holds. It also keeps accounts of all units, to find units that
+//!   get lost.
 //!
 //! # Testing your own store
 //!
@@ -43,8 +43,8 @@
 //! }
 //! ```
 //!
-//! `block_on` runs a future to its end: pass the one of your runtime if the store needs a runtime. If
-//! the servers behind a store start slowly, use the `one_test` form of the macro.
+//! `block_on` runs a future to its end. If the store needs a runtime, pass the `block_on` of that runtime.
+//! If the servers behind a store start slowly, use the `one_test` form of the macro.
 
 // This library is test code: it may panic.
 #![allow(clippy::panic, clippy::expect_used, clippy::missing_panics_doc)]
@@ -80,22 +80,23 @@ pub trait Fixture {
     /// Returns the store.
     fn store(&self) -> &Self::Store;
 
-    /// Sets the store's clock. The new time may be earlier than the old one.
+    /// Sets the store's clock. The new time may be earlier than the old time.
     fn set_time(&self, now: Time);
 
-    /// Returns the random sequences in which the store has to answer as the reference does.
+    /// Returns what random sequences contain. In such sequences, the store must give the same answers as the
+    /// reference.
     fn range(&self) -> random::Range {
         random::Range::All
     }
 }
 
-/// Whether the store under test has a ledger. Such a store restores lost counts by itself, so the cases and
-/// sequences about missing counts do not apply to it.
+/// Returns whether the store under test has a ledger. Such a store restores missing states by itself, so
+/// cases and sequences about missing states do not apply to it.
 pub fn has_ledger(fixture: &impl Fixture) -> bool {
     fixture.store().records_usage()
 }
 
-/// Returns key number `n`, with bits that are spread evenly, like those of a hashed subject.
+/// Returns key number `n`. Its bits are spread evenly, like the bits of a hashed subject.
 #[must_use]
 pub fn key(n: u64) -> Key {
     let (low, high) = (spread(n), spread(n ^ 0x5555_5555_5555_5555));
@@ -127,7 +128,7 @@ pub fn reservation(n: u128) -> NewHold<'static> {
     }
 }
 
-/// The output function of splitmix64.
+/// Spreads the bits of `n` evenly, as the output function of splitmix64 does.
 const fn spread(n: u64) -> u64 {
     let n = n.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let n = (n ^ (n >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -135,7 +136,7 @@ const fn spread(n: u64) -> u64 {
     n ^ (n >> 31)
 }
 
-/// Runs `future` on this thread, for a store that needs no runtime.
+/// Runs `future` to its end on this thread, for a store that needs no runtime.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
 
@@ -156,11 +157,11 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Makes a `#[test]` of every case and every random sequence. Each test evaluates `fixture` for a store
-/// of its own and runs on `block_on`. `steps` is the length of a random sequence.
+/// Makes a `#[test]` of every case and every random sequence. Each test evaluates `fixture` to get its own
+/// store, and runs on `block_on`. `steps` is the length of a random sequence.
 ///
-/// The `one_test` form makes a single `#[test]` of the whole suite, for stores whose servers start
-/// slowly: `shared` is evaluated once, and `fixture` once per case.
+/// The `one_test` form makes a single `#[test]` of the whole suite. Use it for stores with servers that
+/// start slowly: `shared` is evaluated once, and `fixture` once per case.
 ///
 /// ```
 /// # use tollgate_core::Time;

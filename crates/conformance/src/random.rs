@@ -1,8 +1,8 @@
-//! Long random sequences of requests, through a store and through the reference.
+//! Sends long random sequences of requests to a store and to the reference, and compares the answers.
 //!
-//! There are few subjects, so that requests interact. Numbers change. The clock jumps to promised
-//! instants, to the microsecond before, far ahead, and back. All random numbers come from a generator
-//! with a fixed seed, so that a failure is the same on every machine.
+//! There are few subjects, so that requests interact. The numbers of limits change. The clock jumps to
+//! promised instants, to the microsecond before a promised instant, far ahead, and back. All random
+//! numbers come from a generator with a fixed seed, so that a failure is the same on every machine.
 
 use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Recorded, Span, Time};
 
@@ -16,7 +16,7 @@ use tollgate_store::{Applied, Ask, Balance, ManualClock, Store, StoreError};
 pub enum Range {
     /// Everything.
     All,
-    /// Everything, with one charge in each request.
+    /// Everything, but each request has only one charge.
     OneCharge,
     /// A clock that never goes back, limits that keep their numbers, and charges that do not depend on
     /// each other.
@@ -24,7 +24,7 @@ pub enum Range {
 }
 
 impl Range {
-    /// Returns whether a charge may depend on another of its request. A store that keeps charges on
+    /// Returns whether a charge may depend on another charge of its request. A store that keeps charges on
     /// different servers cannot decide such charges.
     #[must_use]
     pub fn judges_together(self) -> bool {
@@ -32,8 +32,8 @@ impl Range {
     }
 }
 
-/// Drives `steps` random operations on subjects of `kinds` through the store and through the
-/// reference, and compares every answer.
+/// Sends `steps` random operations on subjects of `kinds` to the store and to the reference, and compares
+/// every answer.
 pub async fn same_answers(fixture: &impl Fixture, kinds: &[Kind], steps: usize) {
     if crate::has_ledger(fixture) && kinds.contains(&Kind::LedgeredQuota) {
         return;
@@ -68,8 +68,8 @@ pub async fn same_answers(fixture: &impl Fixture, kinds: &[Kind], steps: usize) 
     }
 }
 
-/// Resets expired states. A store may or may not have forgotten them, which makes a difference for quotas,
-/// and when the clock goes back.
+/// Resets expired states. A store may or may not have forgotten an expired state. For quotas, and when the
+/// clock goes back, this would change the answers.
 async fn reset_expired(
     fixture: &impl Fixture,
     reference: &ReferenceStore<ManualClock>,
@@ -84,7 +84,7 @@ async fn reset_expired(
     }
 }
 
-/// The number of subjects, unless there are more kinds. Few, so that requests interact.
+/// The number of subjects, unless there are more kinds. There are few subjects, so that requests interact.
 const SUBJECTS: usize = 5;
 /// The distance between the subject numbers of two rounds.
 const ROUND: u64 = 100;
@@ -95,9 +95,9 @@ struct Script {
     subjects: Vec<Subject>,
     now: Time,
     latest: Time,
-    /// Recent requests that took something, with the units and the time.
+    /// Recent requests that took units, each with its units and its time.
     taken: Vec<(Vec<Item>, u64, Time)>,
-    /// An instant that an answer has promised.
+    /// The instant of the retry or the reset that an answer promised last.
     promised: Time,
 }
 
@@ -221,7 +221,7 @@ impl Script {
         subjects.any(|it| matches!(it.limit, Limit::Quota(_)))
     }
 
-    /// Restores, adjusts or reads a balance, at times of a limit that is not a quota.
+    /// Restores, adjusts or reads a balance. Sometimes the limit is not a quota.
     fn balance_operation(&mut self) -> Operation {
         let items = self.items();
         let mut some = || [0, 0, 1, 3, 8, 40, 1 << 52][self.random.index(7)];
@@ -265,7 +265,7 @@ impl Script {
                     cost,
                     enforcement: match self.random.below(10) {
                         0..2 => Enforcement::Shadow,
-                        // At times there is no charge at that index.
+                        // Sometimes there is no charge at this index.
                         2..4 if self.range.judges_together() => {
                             Enforcement::Instead([0, 1, 2, 3, 4][self.random.index(5)])
                         }
@@ -282,7 +282,8 @@ impl Script {
     /// may count denied requests.
     fn on_denied(&mut self, subject: usize) -> OnDenied {
         let watches = self.subjects[subject].kind == Kind::Backoff;
-        // On different servers, one charge counts while another still needs a restore.
+        // If the charges are on different servers, one charge may count the request while another charge
+        // still needs a restore. The reference does not do this.
         let ledger = |it: &Subject| it.kind == Kind::LedgeredQuota;
         let apart = self.range == Range::Steady && self.subjects.iter().any(ledger);
         match self.random.below(14) {
@@ -306,7 +307,7 @@ impl Script {
     async fn run(&self, operation: &Operation, store: &impl Store) -> Result<Reply, StoreError> {
         let applied = match operation {
             Operation::Apply(items, ask) => {
-                // The cases ask `apply`; this has to answer alike.
+                // The cases call `apply`. Here `apply_into` has to give the same answers.
                 let (charges, mut applied) = (self.charges(items), Applied::default());
                 match store.apply_into(&charges, *ask, &mut applied) {
                     None => applied,
@@ -383,7 +384,8 @@ impl Random {
         }
     }
 
-    /// Returns a time that is near, far, at the promised instant, just before it, or back.
+    /// Returns a time soon after `now`, long after `now`, before `now`, at `promised`, or just before
+    /// `promised`.
     fn time(&mut self, now: Time, promised: Time) -> Time {
         let now = now.as_micros();
         let promised = promised.as_micros().max(now);

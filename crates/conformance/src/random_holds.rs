@@ -1,5 +1,5 @@
-//! Long random sequences of holds, through a store and through the reference, and against accounts of the
-//! reserved and used units.
+//! Sends long random sequences of holds to a store and to the reference, and compares the answers. Also
+//! compares the store with accounts of the reserved and used units.
 //!
 //! There are few ids, so that calls are repeated, contradict each other, and come too late.
 
@@ -14,20 +14,20 @@ use tollgate_store::{
     Ask, Extended, Held, HoldRecord, ManualClock, NewHold, Purpose, Settle, Settled, Store, Wait,
 };
 
-/// Calls concern one of this many recent holds.
+/// The number of recent holds. Each call is about one of them.
 const RECENT: u64 = 12;
 const LONG: Span = Span::from_secs(1_000 * 86_400);
 
 /// The limits of the subjects.
 struct Subjects {
     limits: Vec<Limit>,
-    /// Other numbers for each limit, and how often each limit has changed.
+    /// Other numbers for each limit. With each change, the limit switches to its other numbers.
     others: Vec<Limit>,
     changes: Vec<usize>,
 }
 
 impl Subjects {
-    /// Returns limits that keep their numbers.
+    /// Returns subjects with limits that keep their numbers.
     fn new(limits: Vec<Limit>) -> Subjects {
         Subjects {
             others: limits.clone(),
@@ -65,7 +65,7 @@ fn id(number: u64) -> HoldId {
     hold_id(number.into())
 }
 
-/// Returns the hold with this number, always the same.
+/// Returns the hold with this number. The same number always gives the same hold.
 fn hold_of(number: u64) -> NewHold<'static> {
     let is_lease = number.is_multiple_of(3);
     NewHold {
@@ -101,7 +101,7 @@ fn settle_of(random: &mut Random, number: u64) -> Settle {
     }
 }
 
-/// Drives `steps` random calls through the store and through the reference, and compares every answer.
+/// Sends `steps` random calls to the store and to the reference, and compares every answer.
 pub async fn random_holds_match_the_reference(fixture: &impl Fixture, steps: usize) {
     let (store, range) = (fixture.store(), fixture.range());
     let mut random = Random(5);
@@ -220,7 +220,7 @@ pub async fn random_holds_match_the_reference(fixture: &impl Fixture, steps: usi
     }
 }
 
-/// The account of a hold.
+/// The reserved and used units of a hold.
 #[derive(Clone, Debug)]
 struct Account {
     places: Vec<usize>,
@@ -244,8 +244,8 @@ fn left(accounts: &BTreeMap<u64, Account>, place: usize, limit: u64) -> u64 {
 }
 
 /// Reserves, commits, releases, extends and expires holds, in any order and repeatedly, on windows that do
-/// not end. At every step, the amount left is the limit less the reserved and used units, and no more
-/// slots are held than there are. When all is settled, only the used units are gone.
+/// not end. At every step, the amount left is the limit less the reserved and used units, and at most
+/// `limit` slots are held. When all holds are settled, only the used units are gone.
 pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
     const LIMIT: u64 = 300;
     const SLOTS: u64 = 3;
@@ -260,7 +260,7 @@ pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
         overdraft: 0,
         ..subjects.plain(place)
     };
-    // Compares the units that are left of each window with the accounts.
+    // Compares the units left in each window with the accounts.
     let check = async |accounts: &BTreeMap<u64, Account>, step: usize| {
         for place in 0..3 {
             let remaining = remaining(store, &plain(place)).await;
@@ -371,7 +371,7 @@ pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
             let all: Vec<Charge<'_>> = (0..4).map(plain).collect();
             store.reset(&all).await.expect("the store answers");
             accounts.clear();
-            // The next calls concern new holds only.
+            // The next calls are about new holds only.
             last += RECENT;
         }
     }

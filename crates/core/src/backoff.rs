@@ -1,18 +1,21 @@
 //! Back-off: a subject that keeps asking after denials is blocked for longer and longer.
 //!
-//! A back-off counts denials, not costs. A request has a back-off beside another charge, which the
-//! back-off watches ([`OnDenied::Strike`](crate::OnDenied::Strike)). A denial by the watched charge is a
-//! strike. The first `after` strikes are free. The next strike blocks for `base`. Each further strike
-//! blocks `factor` times as long, up to `max`. A block denies every request with a cost above 0. A
-//! denial by the block is not a strike; it adds `penalty` to the block. After `forget` without a denial,
-//! and without a block, the state is forgotten.
+//! A back-off counts denials, not costs. A back-off watches another charge of the same request
+//! ([`OnDenied::Strike`](crate::OnDenied::Strike)). A denial by the watched charge is a strike. The first
+//! `after` strikes are free. The next strike blocks the subject for `base`. Each further strike blocks it
+//! `factor` times as long, up to `max`.
+//!
+//! A block denies every request with a cost above 0. A denial by the block is not a strike, but adds
+//! `penalty` to the block. The state is forgotten when the block has ended and `forget` has passed without
+//! a denial.
 //!
 //! # Promise
-//! A block ends at most `max` after the last denial that counted. A denial names the exact microsecond
-//! at which the block ends. Only a denial lengthens a block, and only a change of numbers or a reset
-//! shortens it. A request during a block counts as a denial if there is a penalty, and changes nothing
-//! otherwise. If time goes backwards, a block ends at the same instant as before, and a penalty never
-//! takes it beyond `max` from the current time.
+//! A block ends at most `max` after the last denial that changed the state. A denial names the exact
+//! microsecond at which the block ends. Only a denial lengthens a block. Only a change of the numbers or a
+//! reset shortens a block. A request during a block changes the state only if there is a penalty.
+//!
+//! If time goes backwards, a block ends at the same instant as before. A penalty never moves the end
+//! beyond `max` from the current time.
 //!
 //! # What it reports
 //! The capacity is `after`, the number of free denials. The available amount is the number of free
@@ -20,7 +23,7 @@
 //!
 //! # When the numbers change
 //! Strikes stay, and a block is cut to the new `max`. Under `proportional` the used share of the free
-//! denials stays used; strikes beyond the free ones are not scaled.
+//! denials stays used. Strikes above the number of free denials are not scaled.
 //! Proof: `tests/backoff.rs`.
 
 use crate::ParamError;
@@ -45,7 +48,7 @@ pub struct Schedule {
     pub max: Span,
     /// Strikes are forgotten after this time without a denial.
     pub forget: Span,
-    /// How much a request during a block adds to the block; may be zero.
+    /// The time that a request during a block adds to the block. It may be zero.
     pub penalty: Span,
 }
 
@@ -104,7 +107,7 @@ impl Backoff {
         self.schedule.max.as_micros()
     }
 
-    /// Returns the length of the block that follows `before` others, in microseconds.
+    /// Returns the length in microseconds of a block that follows `before` earlier blocks.
     fn block(&self, before: u32) -> u64 {
         let (base, factor) = (self.schedule.base.as_micros(), self.schedule.factor);
         let growth = u64::from(factor).saturating_pow(before);
@@ -120,7 +123,7 @@ impl Backoff {
         forgotten.max(state.blocked_until)
     }
 
-    /// Returns what is left of a state at `now`.
+    /// Returns the state at `now`: an empty state if `state` has been forgotten by then.
     fn current(&self, state: State, now: Time) -> State {
         if self.forgotten_at(state) > now.as_micros() {
             state
@@ -152,7 +155,7 @@ impl Limiting for Backoff {
         Verdict::denied(Denial::Until(Time::from_micros(state.blocked_until)), 0)
     }
 
-    /// Always `None`: after a `Some`, a store takes the cost, and a back-off takes nothing.
+    /// Always returns `None`. After a `Some`, a store would take the cost, but a back-off takes nothing.
     fn admits(&self, _state: &State, _cost: u64, _now: Time) -> Option<u64> {
         None
     }

@@ -1,9 +1,9 @@
 //! What happens to a state when the numbers of its limit change.
 //!
-//! Each algorithm converts its state in its own file; the parts they share are here. A capacity of 0 has no
-//! shares: if the old or the new capacity is 0, [`CarryOver::Proportional`] does the same as
-//! [`CarryOver::Keep`]. An unlimited rule neither reads nor writes a state. A rule that gets a limit again
-//! finds its old state, unless the state has expired.
+//! Each algorithm converts its state in its own file. This file has the code that several algorithms
+//! share. If the old or the new capacity is 0, there is no share to keep: [`CarryOver::Proportional`] does
+//! the same as [`CarryOver::Keep`]. An unlimited rule does not read or write a state. When such a rule gets
+//! a limit again, it finds its old state, unless the state has expired.
 
 /// What happens to a subject's state when the numbers of its limit change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -31,7 +31,8 @@ impl CarryOver {
         }
     }
 
-    /// Returns the change of capacity by which used amounts are scaled; `None` if they are kept as they are.
+    /// Returns the change of capacity by which used amounts are scaled. Returns `None` if used amounts stay
+    /// as they are.
     pub(crate) fn change(self, from: u64, to: u64) -> Option<Change> {
         let scales = self == CarryOver::Proportional && from > 0 && to > 0;
         scales.then_some(Change { from, to })
@@ -46,15 +47,15 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// Returns the share of `to` that `used` is of `from`, rounded up. An overdrawn amount stays
+    /// Scales `used` from the capacity `from` to the capacity `to`, rounded up. An overdrawn amount stays
     /// overdrawn.
     pub(crate) fn share(self, used: u64) -> u64 {
         let share = (u128::from(used) * u128::from(self.to)).div_ceil(u128::from(self.from));
         u64::try_from(share).unwrap_or(u64::MAX)
     }
 
-    /// Scales `amounts`, given newest first. Each running sum is scaled and rounded up once. So the sum of
-    /// the newest amounts is right, however many of the oldest have left. The sum is at most `to`.
+    /// Scales `amounts`, which come newest first. Each running sum is scaled and rounded up once. So the sum
+    /// stays right when the oldest amounts leave the window. The sum is at most `to`.
     pub(crate) fn scale<'a>(self, amounts: impl Iterator<Item = &'a mut u64>) {
         let (mut before, mut after) = (0, 0);
         for amount in amounts {

@@ -2,20 +2,20 @@
 
 use crate::{CarryOver, Key, Limit, Subject};
 
-/// What one rule asks of the store for one request.
+/// The cost of one request under one rule, with the limit and the key of the state.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
     /// The key of the subject's state.
     pub key: Key,
     /// The key of the state that new subjects of the rule share while the store is full.
     pub overflow: Key,
-    /// The rule's name, for stores with readable keys.
+    /// The rule's name. Stores with readable keys put it into the key.
     pub rule: &'a str,
     /// Keys with the same tag are stored on the same server.
     pub tag: Tag,
     /// The algorithm and its numbers.
     pub limit: &'a Limit,
-    /// What one unit of the request costs.
+    /// The cost of each unit that the request asks for. Most requests ask for one unit.
     pub cost: u64,
     /// Whether the charge can deny the request.
     pub enforcement: Enforcement,
@@ -24,8 +24,8 @@ pub struct Charge<'a> {
     /// What happens to a state that was written under other numbers.
     pub carry_over: CarryOver,
     /// How the usage of the charge is recorded outside the store; `None` if it is not recorded. If a
-    /// recorded charge has no state, its usage is unknown: it has to be restored before the store can
-    /// decide.
+    /// recorded charge has no state in the store, its usage is unknown. Then the state has to be restored
+    /// before the store can decide.
     pub recorded: Option<Recorded<'a>>,
     /// How far a commit that exceeds its reservation may take the allowance below zero.
     pub overdraft: u64,
@@ -33,11 +33,11 @@ pub struct Charge<'a> {
 
 impl<'a> Charge<'a> {
     /// Returns a charge of cost 1 that enforces `limit` on the state of `key`. A denied request does
-    /// not change the state, and a change of the numbers keeps it.
+    /// not change the state, and a change of the numbers keeps the state.
     ///
     /// The charge has no rule: its name and tag are empty, and its overflow key is that of a rule
-    /// without a salt. All charges without a rule share one state per algorithm when a store is full.
-    /// Set the fields that differ:
+    /// without a salt. When a store is full, all new subjects of charges without a rule share one state
+    /// per algorithm. To change a default, set the field:
     ///
     /// ```
     /// use tollgate_core::{Charge, Key, Limit, Span};
@@ -78,8 +78,8 @@ impl<'a> Charge<'a> {
         self.on_denied == OnDenied::Charge
     }
 
-    /// Returns whether a denied request may change the state. If so, the store has to see denied
-    /// requests.
+    /// Returns whether a denied request may change the state. If so, the store has to decide every request:
+    /// a known denial must not answer in its place.
     #[must_use]
     pub fn sees_denied(&self) -> bool {
         self.on_denied != OnDenied::Nothing
@@ -101,7 +101,8 @@ impl<'a> Charge<'a> {
 /// How the usage of a charge is recorded: its names, and whether the answer waits for the record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recorded<'a> {
-    /// The id of the rule. Several rules may share one allowance, which [`Charge::rule`] names.
+    /// The id of the rule. If several rules share one allowance, [`Charge::rule`] is the name of that
+    /// allowance.
     pub rule: &'a str,
     /// The tenant of the request; empty if it has none.
     pub tenant: &'a str,
@@ -111,8 +112,8 @@ pub struct Recorded<'a> {
     pub strict: bool,
 }
 
-/// Groups keys on one server: keys with the same tag are stored together. Unrelated keys may share a
-/// tag by accident, which does no harm.
+/// Groups keys on one server: keys with the same tag are stored together. It does no harm if unrelated
+/// keys have the same tag by accident.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(u32);
 
@@ -123,11 +124,11 @@ impl Tag {
         Tag(number)
     }
 
-    /// Splits the keys of this tag into groups, and returns the tag of group number `group`.
+    /// Returns the tag of group number `group`, when the keys of this tag are split into groups.
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // There are only a few groups.
     pub const fn group(self, group: u64) -> Tag {
-        // An odd factor gives each group another tag, spread over the cluster slots.
+        // Because the factor is odd, each group gets its own tag. The tags spread over the cluster slots.
         Tag(self
             .0
             .wrapping_add((group as u32).wrapping_mul(0x9E37_79B9)))
@@ -145,12 +146,13 @@ impl Tag {
 pub enum Enforcement {
     /// The charge can deny.
     Enforce,
-    /// The charge never denies. It is charged if the request is allowed and its own limit allows.
+    /// The charge never denies. The store decides it all the same. If the request passes, and the limit of
+    /// this charge also allows it, the store takes the cost.
     Shadow,
-    /// The charge never denies: it is a candidate for the charge at this index of the request. A
-    /// candidate is charged if its limit and all other enforcing charges allow the request. The charge
-    /// that it would replace does not matter, nor do the back-offs that watch that charge. Without a
-    /// charge at this index, a candidate acts as a shadow.
+    /// The charge never denies. It is a candidate that would replace the charge at this index of the
+    /// request. The cost is taken if the candidate's limit and all other enforcing charges allow the
+    /// request. The replaced charge, and back-offs that watch it, have no influence. Without a charge at
+    /// this index, a candidate acts as a shadow.
     Instead(u8),
 }
 
@@ -162,18 +164,18 @@ pub enum OnDenied {
     Nothing,
     /// The denied request is charged like an allowed request, whichever charge denies it.
     Charge,
-    /// For a [`Limit::Backoff`]: counts a strike if the charge at this index of the request denies it,
-    /// and a penalty if the back-off itself does. Denials by other charges change nothing. Without a
-    /// charge at this index there are no strikes.
+    /// For a [`Limit::Backoff`]. The back-off counts a strike if the charge at this index denies the
+    /// request, and a penalty if the back-off itself denies the request. Denials by other charges change
+    /// nothing. Without a charge at this index there are no strikes.
     ///
-    /// The back-off should enforce if the watched charge enforces, and have the same tag: a charge in
-    /// another cluster slot cannot be watched. The cost of the back-off should be 1: a cost of 0 is
-    /// neither denied nor counted.
+    /// If the watched charge enforces, the back-off should enforce too. Both need the same tag, because a
+    /// back-off cannot watch a charge in another cluster slot. The cost of the back-off should be 1: a
+    /// back-off with a cost of 0 does not deny or count.
     Strike(u8),
 }
 
 impl OnDenied {
-    /// Returns [`OnDenied::Charge`] if denied requests are charged.
+    /// Returns [`OnDenied::Charge`] if denied requests are charged, and [`OnDenied::Nothing`] otherwise.
     #[must_use]
     pub const fn charged(charged: bool) -> OnDenied {
         if charged {

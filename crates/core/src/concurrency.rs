@@ -2,21 +2,21 @@
 //!
 //! # Promise
 //! At most `limit` slots are held at any instant. A slot is held until its holder gives it back, or until
-//! its lease ends without a renewal, and not a microsecond less.
+//! its lease ends without a renewal. No slot becomes free a microsecond earlier.
 //!
 //! A hold takes one slot, whatever its cost. A request without a hold takes no slot: it passes if a slot
-//! is free, and is denied otherwise. A waiting client has a place in a queue. Later clients get a slot
-//! only after this client, whether they wait or not.
+//! is free, and is denied otherwise. A waiting client has a place in a queue. Clients that come later get
+//! a slot only after the waiting client, even if they do not wait.
 //!
 //! A denial names the instant at which the first lease, or the first place in the queue, ends by itself.
-//! A slot may become free sooner, so this is the latest instant to ask again, not the earliest.
+//! A slot may become free sooner, so a client may ask again earlier.
 //!
 //! Every slot has a **fence**: a number above the fences of all slots taken before. A fence is the time in
 //! microseconds, or the last fence plus 1 if that is larger. So fences grow even if the state is lost,
-//! unless the clock has gone back meanwhile.
+//! unless the clock has also gone back.
 //!
 //! # When time goes backwards
-//! Slots are held longer.
+//! Slots are held until the clock reaches the end of their lease, so they are held longer.
 //!
 //! # When the numbers change
 //! Holders keep their slots and leases. Under a lower limit, no slot is taken until enough are given back.
@@ -33,7 +33,7 @@ use crate::units::{Scale, Span, Time};
 
 /// The most slots that one subject may have.
 pub const MAX_SLOTS: u64 = 100_000;
-/// The most clients that wait for the slots of one subject. Further clients are denied a place.
+/// The most clients that wait for the slots of one subject. Further clients get no place in the queue.
 pub const MAX_WAITERS: usize = 1024;
 
 /// The numbers of a concurrency limit.
@@ -50,7 +50,7 @@ pub struct Holder {
     pub hold: u128,
     /// The name that the client gave itself.
     pub owner: Arc<str>,
-    /// The fence: larger than that of every slot taken before.
+    /// The fence: larger than the fence of every slot taken before.
     pub fence: u64,
     /// The end of the lease, unless it is renewed.
     pub expires_at: Time,
@@ -59,12 +59,13 @@ pub struct Holder {
 /// The holders of one subject's slots, and the clients that wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// Fence and owner of each slot. The key is the end of the lease in microseconds since the epoch, and
-    /// the hold.
+    /// The slots. The key is the end of the lease in microseconds since the epoch, and the bits of the hold's
+    /// id. The value is the fence and the owner.
     holders: BTreeMap<(u64, u128), (u64, Arc<str>)>,
     /// The smallest fence that the next slot may have.
     next_fence: u64,
-    /// The ticket of each waiting client, and the time by which it has to ask again, in order of arrival.
+    /// The waiting clients in order of arrival: the ticket, and the time by which the client has to ask
+    /// again.
     waiters: Vec<(u128, u64)>,
 }
 
@@ -83,7 +84,8 @@ impl State {
         (self.holders.len() - ended) as u64
     }
 
-    /// Returns how many clients wait before `ticket`; all of them if `ticket` is not in the queue.
+    /// Returns how many clients wait before `ticket`. If `ticket` is not in the queue, counts all waiting
+    /// clients.
     fn ahead(&self, ticket: Option<u128>, now: Time) -> u64 {
         let live = self.waiters.iter();
         let live = live.filter(|(_, deadline)| *deadline > now.as_micros());
@@ -122,8 +124,8 @@ impl State {
         }
     }
 
-    /// Gives `ticket` a place in the queue until `deadline`, or extends its place. Returns how many
-    /// clients are before `ticket`, or `None` if the queue is full.
+    /// Gives `ticket` a place in the queue until `deadline`, or extends its place until then. Returns how
+    /// many clients are before `ticket`, or `None` if the queue is full.
     pub fn wait(&mut self, ticket: u128, deadline: Time, now: Time) -> Option<u64> {
         let (deadline, now) = (deadline.as_micros(), now.as_micros());
         self.waiters.retain(|(_, deadline)| *deadline > now);
@@ -142,7 +144,7 @@ impl State {
         self.waiters.retain(|(other, _)| *other != ticket);
     }
 
-    /// Forgets leases and places that have ended by `until`.
+    /// Removes the leases and the places in the queue that have ended by `until`.
     pub fn forget(&mut self, until: Time) {
         let until = until.as_micros();
         while let Some(first) = self.holders.first_entry()
@@ -198,7 +200,7 @@ impl Concurrency {
     }
 
     /// Decides whether a slot is free at `now` for the client with this ticket. A client without a ticket
-    /// has no place in the queue. A cost of 0 needs no slot.
+    /// comes after all waiting clients. A cost of 0 needs no slot.
     #[must_use]
     pub fn decide_for(&self, state: &State, ticket: Option<u128>, cost: u64, now: Time) -> Verdict {
         let taken = state.held(now) + state.ahead(ticket, now);
@@ -213,7 +215,7 @@ impl Concurrency {
         let first_lease = leases.find(|it| *it > now.as_micros());
         let places = state.waiters.iter().map(|(_, deadline)| *deadline);
         let first_place = places.filter(|it| *it > now.as_micros()).min();
-        // There is at least one holder or waiting client: otherwise a slot would be free.
+        // There is a holder or a waiting client, because otherwise a slot would be free.
         let ends = first_lease.into_iter().chain(first_place).min();
         let until = ends.map_or(now, Time::from_micros);
         Verdict::denied(Denial::Until(until), 0)

@@ -4,16 +4,16 @@
 //! agree on where a window ends.
 //!
 //! # Promise
-//! At most `limit` in each aligned window; error bound 0 there. A span of one window across an edge can
-//! see up to `2 × limit`. This is the known weakness of the algorithm, shown by the test
-//! `the_edge_admits_twice_the_limit`; use a sliding algorithm where it matters.
+//! At most `limit` is admitted in each aligned window; error bound 0. A span of one window that crosses an
+//! edge can see up to `2 × limit`. This is the known weakness of the algorithm, shown by the test
+//! `the_edge_admits_twice_the_limit`. Where this matters, use a sliding algorithm.
 //! A denial names the start of the next window. If time goes backwards, the later window stays in
 //! force until the clock has passed it.
 //!
 //! # When the numbers change
-//! Usage of the running window is carried into the running window of the new length. A raised limit
-//! acts at once. Under a lowered limit, the used amount still counts. A later refund counts in the new
-//! window, and gives back at most the usage counted there. Under `proportional` the used share of the
+//! The usage of the current window is carried into the current window of the new length. A raised limit
+//! acts at once. Under a lowered limit, the used amount still counts. A later refund of an earlier charge
+//! reduces the usage of the new window, and never below 0. Under `proportional` the used share of the
 //! limit is carried over, rounded up.
 //! Proof: `tests/properties.rs`.
 
@@ -64,7 +64,7 @@ impl FixedWindow {
         (now.as_micros() / self.window + 1) * self.window
     }
 
-    /// Returns the state at `now`: the same window, or a fresh one.
+    /// Returns the state at `now`. If its window has ended, returns an empty state of the current window.
     fn current(&self, state: State, now: Time) -> State {
         let ends_at = self.end(now);
         if state.ends_at >= ends_at {
@@ -128,7 +128,7 @@ impl Limiting for FixedWindow {
     fn keep(&self, from: &FixedWindow, state: &mut State, how: CarryOver, now: Time) {
         if self.window != from.window {
             *state = from.current(*state, now);
-            // A clock behind the window in force is treated as if it stood at the end of that window.
+            // If the clock is before the window of the state, act as if it stood at the end of that window.
             let end = Time::from_micros(state.ends_at - 1);
             let behind = state.ends_at > from.end(now);
             state.ends_at = self.end(if behind { end } else { now });

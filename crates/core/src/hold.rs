@@ -7,7 +7,7 @@ use crate::Tag;
 
 /// The start of every id: the version of its layout.
 const START: &str = "h1-";
-/// The start, 8 digits of the tag, a dash, and 32 digits.
+/// The length of an id: the start, 8 digits of the tag, a dash, and 32 digits of the bits.
 const LENGTH: usize = START.len() + 8 + 1 + 32;
 
 /// Identifies a hold by 128 random bits that cannot be guessed, and a tag. The record of the hold is
@@ -39,7 +39,7 @@ impl HoldId {
         self.id
     }
 
-    /// Returns the tag that places the record.
+    /// Returns the tag that decides which server stores the record.
     #[must_use]
     pub const fn tag(self) -> Tag {
         self.tag
@@ -90,7 +90,7 @@ pub enum HoldIdError {
     Digits,
 }
 
-/// The secret of the owner of a lease. Not shown in logs.
+/// The secret that proves who owns a lease. Not shown in logs.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Token(u128);
 

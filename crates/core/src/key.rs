@@ -1,15 +1,17 @@
 //! Keys: names of the state of one subject under one rule.
 //!
-//! A subject is the values of a rule's `per` attributes. The values may be API keys, e-mail addresses
-//! or IP addresses, so they leave this module only as a keyed 128-bit hash. Every part is prefixed with
-//! its length, and the namespace, the key version and the attribute names are part of the hash key. So
-//! different subjects, namespaces or rules have different keys, except with a probability of 2^-128.
+//! A subject consists of the values of a rule's `per` attributes. The values may be API keys, e-mail
+//! addresses or IP addresses, so they leave this module only as a keyed 128-bit hash.
+//!
+//! Each value is prefixed with its length. The namespace, the key version and the attribute names are
+//! part of the hash key. So different subjects, namespaces or rules have different keys, except with a
+//! probability of 2^-128.
 
 use std::fmt;
 
 use crate::Tag;
 
-/// The version of the layout of keys. After a change, old state is not found.
+/// The version of the layout of keys. After a change of the version, stores do not find old states.
 const VERSION: &str = "tollgate key v1";
 
 /// Hashes subjects and rules of one namespace with one secret.
@@ -32,7 +34,7 @@ impl Keyring {
     }
 
     /// Returns the kind of subject that consists of these attributes. The names become part of the hash
-    /// key, so that a request only hashes its values.
+    /// key, so that for each request only the values are hashed.
     #[must_use]
     pub fn kind<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> SubjectKind {
         let mut gathered = Gather::new(&self.key);
@@ -44,7 +46,7 @@ impl Keyring {
         SubjectKind(Keyring { key })
     }
 
-    /// Returns the part of a key that belongs to a rule. Computed once per rule.
+    /// Returns the part of a key that belongs to the rule `id`. Callers compute it once per rule.
     #[must_use]
     pub fn rule(&self, id: &str) -> RuleSalt {
         let mut gathered = Gather::new(&self.key);
@@ -69,7 +71,7 @@ impl SubjectKind {
         Subject(first_half(&gathered.finish()))
     }
 
-    /// Returns the subject whose only value is these bytes, which need not be text.
+    /// Returns the subject with one value: these bytes, which need not be text.
     #[must_use]
     pub fn subject_of(&self, value: &[u8]) -> Subject {
         let mut gathered = Gather::new(&self.0.key);
@@ -84,8 +86,8 @@ impl fmt::Debug for Keyring {
     }
 }
 
-/// Collects the parts to hash. Short subjects are collected on the stack and hashed in one call;
-/// longer ones spill into an incremental hasher.
+/// Collects the values to hash. Short subjects are collected on the stack and hashed in one call. Longer
+/// subjects go through an incremental hasher.
 struct Gather<'k> {
     key: &'k [u8; 32],
     buffer: [u8; 128],
@@ -104,8 +106,8 @@ impl<'k> Gather<'k> {
         }
     }
 
-    /// Adds one part: its length in a byte, and its bytes. After a length byte of 255, the length
-    /// follows in eight bytes, so that the encoding stays one-to-one.
+    /// Adds one value: its length in a byte, and its bytes. A longer value has a length byte of 255, and then
+    /// its length in eight bytes. So two different lists of values never give the same bytes.
     #[inline]
     fn part(&mut self, bytes: &[u8]) {
         let end = self.used + 1 + bytes.len();
@@ -121,7 +123,7 @@ impl<'k> Gather<'k> {
         }
     }
 
-    /// Adds a part that the buffer has no room for.
+    /// Adds a value that does not fit into the buffer.
     #[cold]
     fn spill(&mut self, bytes: &[u8]) {
         let (key, buffered) = (self.key, &self.buffer[..self.used]);
@@ -166,8 +168,8 @@ impl Subject {
         self.0
     }
 
-    /// Returns a number in `0..range` that depends on the subject alone, for stable rollouts. The
-    /// number is independent of the bits that place the key in a store.
+    /// Returns a number in `0..range` for gradual rollouts. The number depends on the subject alone, so it
+    /// stays the same. It is independent of the bits that place the key in a store.
     #[must_use]
     pub fn draw(self, range: u64) -> u64 {
         let mixed =
@@ -186,7 +188,7 @@ impl Subject {
         Tag::new((self.0 >> 32) as u32)
     }
 
-    /// Returns the subject as 32 hexadecimal digits, faster than a formatter does.
+    /// Returns the subject as 32 hexadecimal digits. This is faster than a formatter.
     #[must_use]
     pub fn to_hex(self) -> SubjectHex {
         let mut digits = [0; 32];
@@ -230,7 +232,7 @@ impl fmt::Debug for Subject {
 pub struct RuleSalt(u128);
 
 impl RuleSalt {
-    /// Returns the tag of keys that are placed by the rule alone.
+    /// Returns the tag of keys that depend on the rule alone, not on the subject.
     #[must_use]
     #[allow(clippy::cast_possible_truncation)] // 32 bits are enough.
     pub fn tag(self) -> Tag {
@@ -239,7 +241,7 @@ impl RuleSalt {
 }
 
 impl From<Key> for RuleSalt {
-    /// Returns the salt: an overflow key is the salt of its rule.
+    /// Returns the salt of the rule, which has the same bits as its overflow key.
     fn from(overflow: Key) -> RuleSalt {
         RuleSalt(overflow.0)
     }
@@ -268,7 +270,7 @@ impl Key {
         Subject(self.0 ^ salt.0)
     }
 
-    /// Returns the key with these bits, which have to be uniformly distributed.
+    /// Returns the key with these bits. The bits have to be uniformly distributed.
     #[must_use]
     pub const fn from_bits(bits: u128) -> Key {
         Key(bits)
@@ -303,7 +305,7 @@ mod tests {
     #[test]
     fn a_subject_hashes_the_same_on_every_instance() {
         let parts = [("tenant", "acme"), ("api_key", "k1")];
-        // A change of this text loses the state of every deployed key, and needs a new VERSION.
+        // If this hash changes, stores do not find any state of older versions. Then VERSION must change.
         assert_eq!(
             subject(&keyring(), parts).to_string(),
             "90a0d2a04ddad9cea6d9026ab53fb296"

@@ -1,20 +1,22 @@
 //! Leaky bucket: a steady outflow of `rate`, with room for `queue` behind the request being served.
 //!
 //! # Two modes
-//! * **Policing** denies requests that do not fit. With a queue of 0 it is strict pacing: one request,
-//!   then none until the interval has passed.
+//! * **Policing** denies requests that do not fit. With a queue of 0 it is strict pacing: after each
+//!   request, the interval has to pass before the next request is admitted.
 //! * **Shaping** admits requests that fit, with the delay until their turn. Admitted requests leave at
-//!   `rate`, never closer together. Shaping denies a request if the queue is full, or the wait is longer
-//!   than `max_wait`.
+//!   `rate`, never closer together. Shaping denies a request if the queue is full, or if the wait is
+//!   longer than `max_wait`.
 //!
 //! # Promise
-//! In any span `t`, at most `queue + 1 + rate × t` is admitted; error bound 0. When shaping, turns are
-//! whole ticks. Then at most `rate × t`, plus one tick of `rate`, plus the cost of the last request
-//! leaves in any span `t`. A denial names the exact microsecond at which the request would be admitted.
+//! In any span `t`, at most `queue + 1 + rate × t` is admitted; error bound 0. A denial names the exact
+//! microsecond at which the request would be admitted.
 //!
-//! [`crate::meter`] keeps the level of the bucket. See there for the lifetime of a state, and for changes
-//! of the numbers. A request keeps the turn it was given. A change of only the mode or the longest wait
-//! leaves the level alone, also under `reset`.
+//! When shaping, turns are whole ticks. In any span `t`, the amount that leaves is at most the sum of
+//! `rate × t`, one tick of `rate`, and the cost of the last request.
+//!
+//! [`crate::meter`] keeps the level of the bucket. Its docs describe the lifetime of a state, and changes
+//! of the numbers. A request keeps the turn it was given. If only the mode or the longest wait changes, the
+//! level stays as it is, also under `reset`.
 //! Proof: `tests/properties.rs`.
 
 use crate::limiting::{Admission, Denial, Limiting, Verdict};
@@ -23,7 +25,7 @@ use crate::param::{ParamProblem, check_amount, check_span};
 use crate::units::{MAX_AMOUNT, Rate, Scale, Span, Time};
 use crate::{CarryOver, ParamError};
 
-/// What a leaky bucket does with a request that finds others before it.
+/// What a leaky bucket does with a request when earlier requests are still in the bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Leaky {
     /// Admits the request at once if there is room, and denies it otherwise.
@@ -56,7 +58,7 @@ pub fn new(rate: Rate, queue: u64, leaky: Leaky) -> Result<LeakyBucket, ParamErr
 }
 
 impl LeakyBucket {
-    /// Returns the bucket whose level is kept in `meter`.
+    /// Returns a bucket that keeps its level in `meter`.
     ///
     /// # Errors
     /// If the longest wait is zero, or longer than 71 years.

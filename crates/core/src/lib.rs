@@ -7,18 +7,19 @@
 //! |---|---|---|
 //! | fixed window | [`fixed_window`] | `limit` in each aligned window, so `2 × limit` in any span of one window |
 //! | sliding log | [`sliding_log`] | `limit` in any span of one window: exact |
-//! | sliding counter, sub-buckets | [`sliding_counter`] | `limit` in any span of one window; cost counts up to one sub-bucket too long |
-//! | sliding counter, two windows | [`two_window`] | less than `2 × limit` in any span of one window; `limit` where traffic is even |
+//! | sliding counter, sub-buckets | [`sliding_counter`] | `limit` in any span of one window; a cost counts up to one sub-bucket too long |
+//! | sliding counter, two windows | [`two_window`] | less than `2 × limit` in any span of one window; `limit` if traffic is even |
 //! | token bucket | [`token_bucket`] | `capacity + rate × t` in any span `t`: exact |
 //! | GCRA | [`gcra`] | `burst + rate × t` in any span `t`: exact |
 //! | leaky bucket | [`leaky_bucket`] | `queue + 1 + rate × t` in any span `t`: exact |
 //! | concurrency | [`concurrency`] | `limit` holders at any instant: exact |
-//! | quota | [`quota`] | `limit + grace` in each calendar period, plus what was carried over or granted |
+//! | quota | [`quota`] | `limit + grace` in each calendar period, plus the amounts carried over or granted |
 //!
 //! [`backoff`] watches another limit, and blocks subjects that keep asking after a denial.
 //!
 //! Property tests check each promise against a reference model that keeps every event
-//! (`tests/model/`). Each module says what happens to a state when the numbers of its limit change.
+//! (`tests/model/`). The docs of each module say what happens to a state when the numbers of its limit
+//! change.
 //!
 //! All arithmetic is on integers that stay below 2^53. So a store that computes in doubles, as Redis
 //! scripts do, gets the same answer to the last unit.

@@ -41,7 +41,7 @@ pub enum Limit {
     Unlimited(Algorithm),
 }
 
-/// See the constructors of each algorithm for the errors.
+/// The constructor of each algorithm describes its errors.
 #[allow(clippy::missing_errors_doc)]
 impl Limit {
     /// See [`fixed_window::new`].
@@ -107,9 +107,9 @@ impl Limit {
         Limit::Unlimited(algorithm)
     }
 
-    /// Returns the share of one of several instances: `numerator / denominator` of the limit. The share
-    /// is rounded down to whole units and whole ticks of refill, and is at least 1 unless the limit is 0.
-    /// A back-off stays as it is.
+    /// Scales the limit to `numerator / denominator`: the share of an instance that shares the limit with
+    /// other instances. The result is rounded down to whole units and whole ticks of refill. It is at least
+    /// 1 unless the limit is 0. A back-off stays as it is.
     ///
     /// ```
     /// # use tollgate_core::{Limit, Rate, Span};
@@ -134,9 +134,10 @@ impl Limit {
         }
     }
 
-    /// Returns the same algorithm with other numbers: `amount` in each `period`. A bucket refills at that
-    /// rate and holds `amount`; a leaky bucket keeps its queue. Sub-buckets and shaping stay as they
-    /// are. An amount of 0 admits nothing. A back-off has no amount, and stays as it is.
+    /// Returns the same algorithm with other numbers: `amount` in each `period`. A token bucket or GCRA
+    /// refills at this rate and holds `amount`. A leaky bucket leaks at this rate and keeps its queue. The
+    /// number of sub-buckets and shaping stay as they are. An amount of 0 admits nothing. A back-off has no
+    /// amount, and stays as it is.
     ///
     /// ```
     /// # use tollgate_core::{Limit, Rate, Span};
@@ -149,7 +150,7 @@ impl Limit {
     /// # Errors
     /// If the numbers are out of range, or cannot be counted exactly.
     pub fn renumbered(&self, amount: u64, period: Span) -> Result<Limit, ParamError> {
-        // A capacity of 0 admits nothing, at any rate.
+        // A rate of 0 is not valid. With an amount of 0, the capacity of 0 already admits nothing.
         let rate = || Rate::new(amount.max(1), period);
         match self {
             Limit::FixedWindow(_) | Limit::Unlimited(Algorithm::FixedWindow) => {
@@ -173,7 +174,8 @@ impl Limit {
             Limit::Backoff(_) | Limit::Unlimited(Algorithm::Backoff) => Ok(self.clone()),
             Limit::Quota(it) => it.with_limit(amount).map(Limit::Quota),
             Limit::Concurrency(it) => Limit::concurrency(amount, it.lease()),
-            // An unlimited rule has no calendar and no lease: use days of UTC, and the period.
+            // An unlimited rule has no calendar and no lease. Use days in UTC as the calendar, and the period
+            // as the lease.
             Limit::Unlimited(Algorithm::Quota) => {
                 let days = Calendar::new(1, Unit::Day, Anchor::First, Zone::utc())?;
                 Limit::quota(amount, 0, 0, days)
@@ -187,14 +189,15 @@ impl Limit {
         }
     }
 
-    /// Returns whether the limit only watches another limit. A request takes nothing from such a limit.
+    /// Returns whether the limit only watches another limit, as a back-off does. A request takes nothing from
+    /// such a limit.
     #[must_use]
     pub fn is_companion(&self) -> bool {
         matches!(self, Limit::Backoff(_))
     }
 
-    /// Returns whether a request takes an amount from the limit. A request takes nothing from a back-off.
-    /// A hold takes one slot of a concurrency limit, whatever its cost.
+    /// Returns whether a request takes its cost from the limit. This is false for two limits: a request takes
+    /// nothing from a back-off, and a hold takes one slot of a concurrency limit, whatever its cost.
     #[must_use]
     pub fn has_amount(&self) -> bool {
         !matches!(self, Limit::Backoff(_) | Limit::Concurrency(_))
@@ -234,8 +237,8 @@ impl Limit {
         }
     }
 
-    /// Returns the amount from which a quota warns: the limit without the grace. For other limits,
-    /// returns the capacity.
+    /// Returns the amount above which a quota warns: the limit without the grace. For other limits, returns
+    /// the capacity.
     #[must_use]
     pub fn soft_limit(&self) -> u64 {
         match self {

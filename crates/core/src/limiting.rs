@@ -5,14 +5,14 @@ use crate::units::{Span, Time};
 
 /// An algorithm with its validated numbers.
 ///
-/// `decide` changes nothing. A caller asks every limit of a request first. If all limits allow the
-/// request, the caller calls `charge` on each. If one denies, the caller charges none, and no state has
-/// changed. So a decision over several limits is all-or-nothing.
+/// `decide` changes nothing. A caller first calls `decide` on every limit of a request. If all limits
+/// allow the request, the caller calls `charge` on each of them. If one limit denies, the caller charges
+/// none, and no state has changed. So a decision over several limits is all-or-nothing.
 ///
-/// Time may go backwards between calls. An algorithm then acts as if time stood still: it never
+/// Time may go backwards between calls. In this case an algorithm acts as if time stood still: it never
 /// refills the same span twice.
 pub trait Limiting: Clone + PartialEq {
-    /// The state of one subject. The default is that of a subject never seen.
+    /// The state of one subject. The default is the state of a subject never seen.
     type State: Clone + Default + PartialEq + std::fmt::Debug;
 
     /// Returns the most that can be admitted at once: the `limit` that callers see.
@@ -24,8 +24,8 @@ pub trait Limiting: Clone + PartialEq {
     /// Decides whether `cost` may proceed at `now`. Changes nothing.
     fn decide(&self, state: &Self::State, cost: u64, now: Time) -> Verdict;
 
-    /// Returns the available amount at `now` if `cost` may proceed without delay. The same answer as
-    /// [`decide`](Self::decide), faster for the common case.
+    /// Returns the available amount at `now` if `cost` may proceed without delay, and `None` otherwise. The
+    /// answer agrees with [`decide`](Self::decide), and is faster in the common case.
     #[inline]
     fn admits(&self, state: &Self::State, cost: u64, now: Time) -> Option<u64> {
         let verdict = self.decide(state, cost, now);
@@ -36,16 +36,16 @@ pub trait Limiting: Clone + PartialEq {
     /// Takes `cost` at `now`. Call it only after `decide` has allowed this cost at this instant.
     fn charge(&self, state: &mut Self::State, cost: u64, now: Time);
 
-    /// Takes `cost`, or the part of it that leaves the allowance at most `most` below zero. Returns the
-    /// amount taken. An allowance that is already lower stays as it is. A log or a counter with
-    /// sub-buckets records the whole `cost` now, and drops the excess from its oldest entries.
+    /// Takes `cost`, but does not take the allowance more than `most` below zero. Returns the amount
+    /// taken. An allowance that is already lower stays as it is. A sliding log or a counter with sub-buckets
+    /// records the whole `cost` now, and drops the excess from its oldest entries.
     ///
-    /// With a `most` of 0, this counts a denied request (`charge_denied`): the state moves towards a
-    /// spent allowance, and never beyond.
+    /// A `most` of 0 is for denied requests that are charged (`charge_denied`): the allowance can become
+    /// spent, but not overdrawn.
     fn overdraw(&self, state: &mut Self::State, cost: u64, most: u64, now: Time) -> u64;
 
-    /// Gives back `cost` that was taken at `charged_at`, without the part that has come back by itself
-    /// since.
+    /// Gives back a `cost` that was taken at `charged_at`. Does not give back the part that has already
+    /// refilled since then.
     fn refund(&self, state: &mut Self::State, cost: u64, charged_at: Time, now: Time);
 
     /// Returns the instant at which the state equals that of a subject never seen, if nothing more is
@@ -53,14 +53,14 @@ pub trait Limiting: Clone + PartialEq {
     fn expires_at(&self, state: &Self::State) -> Time;
 
     /// Returns the instant at which the whole allowance is back, if nothing more is charged. For most
-    /// algorithms the state expires then.
+    /// algorithms, the state expires at this instant.
     #[inline]
     fn resets_at(&self, state: &Self::State) -> Time {
         self.expires_at(state)
     }
 
-    /// Converts a state that was written under the other numbers `from`, as `how` says. A store does
-    /// this once, at the first check after the change.
+    /// Converts a state that was written under the numbers `from`, as `how` says. A store calls this once,
+    /// at the first check after the change.
     fn carry_over(&self, from: &Self, state: &mut Self::State, how: CarryOver, now: Time) {
         match how {
             CarryOver::Reset => *state = Self::State::default(),
@@ -68,7 +68,8 @@ pub trait Limiting: Clone + PartialEq {
         }
     }
 
-    /// Carries over the used amount or the used share. Not called to reset a state.
+    /// Carries over the used amount or the used share. [`carry_over`](Self::carry_over) does not call this
+    /// under [`CarryOver::Reset`].
     fn keep(&self, from: &Self, state: &mut Self::State, how: CarryOver, now: Time);
 }
 
@@ -88,8 +89,8 @@ impl Verdict {
         matches!(self.admission, Admission::Allowed { .. })
     }
 
-    /// Returns the exact instant at which the same cost would be admitted, if it is denied and waiting
-    /// helps.
+    /// Returns the exact instant at which the same cost would be admitted. Returns `None` if the cost is
+    /// allowed, or if waiting does not help.
     #[must_use]
     pub fn retry_at(&self) -> Option<Time> {
         match self.admission {
@@ -100,7 +101,7 @@ impl Verdict {
         }
     }
 
-    /// Returns the answer of a limit whose usage is unknown.
+    /// Returns the answer of a limit with unknown usage.
     #[must_use]
     pub fn unrestored() -> Verdict {
         Verdict::denied(Denial::Unrestored, 0)
@@ -132,7 +133,7 @@ impl Verdict {
 pub enum Admission {
     /// The request may proceed after `delay`, which is zero except for a shaping leaky bucket.
     Allowed {
-        /// The wait for its turn.
+        /// How long the request waits for its turn.
         delay: Span,
     },
     /// The request may not proceed.
@@ -144,11 +145,12 @@ pub enum Admission {
 pub enum Denial {
     /// The allowance is spent. The request is admitted at this instant, and not a microsecond before.
     Until(Time),
-    /// Until this instant, the queue of a shaping leaky bucket is full, or the wait is too long.
+    /// The queue of a shaping leaky bucket is full, or the wait is too long. The request is admitted at this
+    /// instant.
     QueueFull(Time),
     /// The cost is above the capacity: waiting does not help.
     Never,
-    /// The usage is unknown, and has to be restored first. Says nothing about the cost.
+    /// The usage is unknown, and has to be restored first. It is not known whether the cost fits.
     Unrestored,
 }
 
@@ -159,7 +161,7 @@ pub struct Outcome {
     pub admission: Admission,
     /// The most that can be admitted at once; [`Outcome::UNLIMITED`] without a limit.
     pub limit: u64,
-    /// The amount left, after this request if it was charged.
+    /// The amount left. If this request was charged, its cost is already subtracted.
     pub remaining: u64,
     /// The instant at which the whole allowance is back, if nothing more is charged.
     pub reset_at: Time,
@@ -176,7 +178,7 @@ impl Outcome {
     }
 }
 
-/// Subtracts `cost` from `amounts`, front to back, and returns the rest that did not fit.
+/// Subtracts `cost` from `amounts`, front to back. Returns the part of `cost` that exceeds their sum.
 pub(crate) fn drain_amounts<'a>(amounts: impl Iterator<Item = &'a mut u64>, mut cost: u64) -> u64 {
     for amount in amounts {
         let taken = cost.min(*amount);

@@ -1,32 +1,34 @@
 //! The meter: exact refill arithmetic, shared by token bucket, GCRA and leaky bucket.
 //!
-//! The three are one algorithm, described in three ways: missing tokens, a theoretical arrival time in the
-//! future, water in a bucket. All of them need only one number: the instant at which the allowance is full
-//! again. The meter keeps this instant (`full_at`) as a whole tick and a fraction.
+//! These three are one algorithm, described in three ways: as missing tokens, as a theoretical arrival time
+//! in the future, and as water in a bucket. All of them need only one number: the instant at which the
+//! allowance is full again. The meter keeps this instant (`full_at`) as a whole tick and a fraction.
 //!
 //! # Exactness
-//! With the rate reduced to `n` tokens per `p` ticks (no common divisor), a tick refills `n` units and a
-//! token is `p` units. Debts are whole units, and instants are whole `1/n` ticks. So nothing is ever
-//! rounded: after a million charges the state is the same as in real arithmetic. The capacity in units
-//! stays below 2^53. If it would not in microseconds, the meter ticks in milliseconds. If it would not in
-//! milliseconds either, the numbers are rejected.
+//! The rate is reduced to `n` tokens per `p` ticks, without a common divisor. A tick refills `n` units, and
+//! a token is `p` units. The missing amount is a whole number of units, and `full_at` is a whole number of
+//! `1/n` ticks. So nothing is ever rounded: after a million charges the state is the same as in real
+//! arithmetic.
+//!
+//! The capacity in units has to stay below 2^53. If it does not with ticks of a microsecond, the meter uses
+//! ticks of a millisecond. If it does not with those either, the numbers are rejected.
 //!
 //! # Invariant
-//! In any span of time `t`, at most `capacity + rate × t` is admitted, and after any idle time at
-//! most `capacity` at once. An overdrawn amount has to refill first. A clock that goes backwards
-//! refills nothing: until it has caught up, the allowance is what it was, or less.
+//! In any span of time `t`, at most `capacity + rate × t` is admitted. After any idle time, at most
+//! `capacity` is admitted at once. An overdrawn amount has to refill first. A clock that goes backwards
+//! refills nothing: until the clock has caught up, the allowance does not grow.
 //!
-//! With millisecond ticks, the refill of a tick is available from its first microsecond on. Then `t` is
-//! counted in whole ticks: at most one tick more.
+//! With ticks of a millisecond, the refill of a tick is available from its first microsecond on. So `t`
+//! is rounded to whole ticks, and can be up to one tick longer.
 //!
 //! # Refunds
-//! The time since a charge has refilled a part of it already. A refund does not give that part back again,
-//! so it never admits more than if the charge had not been made. The price: if the meter has not been full
+//! The time since a charge has already refilled a part of its cost. A refund does not give back this part
+//! again, so the subject never gets more than without the charge. The price: if the meter has not been full
 //! since the charge, a late refund gives back less than it could.
 //!
 //! # When the numbers change
-//! The missing amount stays missing, but at most the new capacity. The amount is rounded up to whole tokens,
-//! so at most one token is lost. Under `proportional` the missing share stays missing, to the last unit.
+//! The missing amount stays missing, up to the new capacity. It is rounded up to whole tokens, so at most
+//! one token is lost. Under `proportional` the missing share stays missing, exact to the last unit.
 //! From the first check after the change, the meter refills at the new rate.
 
 use crate::ParamError;
@@ -52,9 +54,9 @@ pub struct Meter {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, packed(4))]
 pub struct State {
-    /// The tick in which the allowance becomes full. A tick that has passed means a full meter.
+    /// The tick in which the allowance becomes full. After this tick, the meter is full.
     full_at: u64,
-    /// The part of that tick that has to pass, in `1/per_tick` ticks.
+    /// The part of the tick `full_at` that has to pass, in `1/per_tick` ticks.
     fraction: u32,
 }
 
@@ -76,7 +78,8 @@ impl State {
 }
 
 impl Meter {
-    /// Returns a meter that holds `capacity` and refills at `rate`. Errors name the two fields as given.
+    /// Returns a meter that holds `capacity` and refills at `rate`. The last two arguments are the names of
+    /// these fields in errors.
     pub(crate) fn new(
         capacity: u64,
         rate: Rate,
@@ -99,7 +102,7 @@ impl Meter {
         meter.in_time().ok_or_else(|| slow().of(rate_field))
     }
 
-    /// Returns the meter of these numbers, if it can count exactly.
+    /// Returns the meter with these numbers, or `None` if it cannot count exactly.
     fn exact(capacity: u64, per_tick: u32, token: u64, tick: Tick) -> Option<Meter> {
         let full = capacity.checked_mul(token).filter(|it| *it < EXACT)?;
         Some(Meter {
@@ -111,7 +114,7 @@ impl Meter {
         })
     }
 
-    /// Returns the meter, if it refills within [`Span::MAX`].
+    /// Returns the meter, or `None` if it does not refill within [`Span::MAX`].
     fn in_time(self) -> Option<Meter> {
         (self.window() <= Span::MAX).then_some(self)
     }
@@ -164,8 +167,8 @@ impl Meter {
         u64::from(self.per_tick)
     }
 
-    /// Returns the missing units at `tick`: more than a full meter if it is overdrawn, or if the clock has
-    /// gone back.
+    /// Returns the missing units at `tick`. They can be more than a full meter holds, if the meter is
+    /// overdrawn or the clock has gone back.
     #[inline]
     fn missing(&self, state: State, tick: u64) -> u64 {
         match state.full_at.checked_sub(tick) {
@@ -177,13 +180,13 @@ impl Meter {
         }
     }
 
-    /// Returns the missing units at `tick`, at most a full meter.
+    /// Returns the missing units at `tick`, but at most the units of a full meter.
     fn debt(&self, state: State, tick: u64) -> u64 {
         self.missing(state, tick).min(self.full)
     }
 
-    /// Returns the most units that may be missing if up to `most` tokens may be overdrawn. The overdraft is
-    /// cut to the tokens that can be counted exactly, and that refill within [`Span::MAX`].
+    /// Returns the most units that may be missing if up to `most` tokens may be overdrawn. Fewer tokens may
+    /// be overdrawn if `most` tokens cannot be counted exactly, or do not refill within [`Span::MAX`].
     fn deepest(&self, most: u64) -> u64 {
         let in_time = (Span::MAX.as_micros() / self.tick.micros()).saturating_mul(self.rate());
         let room = in_time.min(EXACT - 1).saturating_sub(self.full);
@@ -220,16 +223,16 @@ impl Meter {
         }
     }
 
-    /// Returns the missing units at `now`, and `now`. More than a full meter is missing if the meter is
-    /// overdrawn, or the clock went back. Then this returns a full meter's units, and the instant at which
-    /// only those are missing.
+    /// Returns the missing units at `now`, and `now`. If the meter is overdrawn or the clock went back, more
+    /// than a full meter can be missing. In this case, returns the units of a full meter, and the instant at
+    /// which only these units are missing.
     fn missing_when_seen(&self, state: State, now: Time) -> (u64, Time) {
         let seen = self.first_tick_owing_at_most(state, self.full);
         let seen = seen.max(self.tick.of(now));
         (self.debt(state, seen), self.tick.start(seen).max(now))
     }
 
-    /// Returns the first microsecond at which nothing is missing, which may be later than [`Time::MAX`].
+    /// Returns the first microsecond at which nothing is missing. It may be later than [`Time::MAX`].
     pub(crate) fn full_at_micros(&self, state: State) -> u64 {
         let whole_ticks = state.full_at + u64::from(state.fraction > 0);
         whole_ticks.saturating_mul(self.tick.micros())
@@ -373,7 +376,7 @@ mod tests {
             m.charge(&mut state, 1, start);
         }
         assert_eq!(state.parts(), (1010, 0));
-        // Tokens come back after 10/3, 20/3 and 10 microseconds: seen at 4, 7 and 10.
+        // Tokens come back after 10/3, 20/3 and 10 microseconds. They are available from 4, 7 and 10 on.
         for (micros, expected) in [(3, 0), (4, 1), (6, 1), (7, 2), (9, 2), (10, 3)] {
             let now = start + Span::from_micros(micros);
             let available = m.decide(&state, 0, now).available;

@@ -1,4 +1,4 @@
-//! Why the numbers of a limit are rejected.
+//! The errors of numbers that a limit cannot have.
 
 use std::ops::RangeInclusive;
 
@@ -26,31 +26,31 @@ pub enum ParamProblem {
     /// A span beyond [`Span::MAX`].
     #[error("a span of {0} is longer than 71 years")]
     LongSpan(Span),
-    /// A span, and the minimum that it falls short of.
-    #[error("a span of {0} is shorter than {1}")]
+    /// The longest block of a back-off (`max`), and its first block (`base`), which is longer.
+    #[error("a `max` of {0} is shorter than the `base` of {1}")]
     ShortSpan(Span, Span),
-    /// An amount, and the maximum that it exceeds.
+    /// An amount, and the largest amount that is allowed.
     #[error("{0} is above the largest amount, {1}")]
     TooLarge(u64, u64),
-    /// A count, and the range that it is not in.
+    /// A count, and the range that is allowed.
     #[error("{0} is not between {min} and {max}", min = .1.start(), max = .1.end())]
     OutOfRange(u64, RangeInclusive<u64>),
-    /// Numbers whose product cannot be kept exactly below 2^53, even in milliseconds.
+    /// Numbers that cannot be counted exactly: their product exceeds 2^53, even in milliseconds.
     #[error("{0} cannot be counted exactly: the product of the numbers exceeds 2^53")]
     NotExact(String),
-    /// Numbers of a bucket that takes longer than [`Span::MAX`] to refill.
+    /// The numbers of a bucket. The bucket takes longer than [`Span::MAX`] to refill.
     #[error("{0} takes longer than 71 years to refill")]
     SlowRefill(String),
-    /// A time zone that is not in the database.
+    /// The name of a time zone that the IANA database does not have.
     #[error("there is no time zone `{0}`")]
     UnknownZone(String),
-    /// The unit of a period that cannot begin on the day of its anchor.
-    #[error("no {0} begins on that day")]
+    /// The unit of a period. The period cannot begin on the anchor.
+    #[error("the `anchor` does not fit a period of {0}s")]
     ImpossibleAnchor(&'static str),
 }
 
 impl ParamProblem {
-    /// Returns the error of this problem with the number `field`.
+    /// Makes the error that says which number has this problem: `field`.
     pub(crate) fn of(self, field: &'static str) -> ParamError {
         let problem = self;
         ParamError { field, problem }
@@ -58,7 +58,7 @@ impl ParamProblem {
 }
 
 impl ParamError {
-    /// Returns the help text: how to fix the number.
+    /// Returns the remedy: how to fix the number.
     #[must_use]
     pub fn help(&self) -> String {
         let fixed = match &self.problem {
@@ -68,7 +68,9 @@ impl ParamError {
             }
             ParamProblem::ZeroSpan => "write a span such as 1s, 10m or 24h",
             ParamProblem::LongSpan(_) => "write a shorter span, at most 26000d",
-            ParamProblem::ShortSpan(_, min) => return format!("write {min} or a longer span"),
+            ParamProblem::ShortSpan(_, base) => {
+                return format!("write a `max` of {base} or longer, or a shorter `base`");
+            }
             ParamProblem::TooLarge(_, max) => {
                 return format!("write at most {max}, or `unlimited`");
             }
@@ -85,7 +87,7 @@ impl ParamError {
             ParamProblem::ImpossibleAnchor("week") => "write a day of the week, such as monday",
             ParamProblem::ImpossibleAnchor("month") => "write a day of the month, from 1 to 31",
             ParamProblem::ImpossibleAnchor("year") => "write a month and a day, such as 04-01",
-            ParamProblem::ImpossibleAnchor(_) => "leave `anchor` out: hours and days have none",
+            ParamProblem::ImpossibleAnchor(_) => "remove `anchor`",
             ParamProblem::SlowRefill(_) => "use a faster rate or a smaller capacity",
         };
         fixed.to_owned()

@@ -1,25 +1,27 @@
 //! Quota: an amount per calendar period.
 //!
 //! # Promise
-//! In each period of its [calendar](crate::calendar), a quota admits at most `limit + grace`, plus what
-//! was carried over from the period before or granted. Above `limit` it admits and warns; above
-//! `limit + grace` it denies until the next period begins.
+//! In each period of its [calendar](crate::calendar), a quota admits at most `limit + grace`, plus the
+//! amounts that were granted or carried over from the period before. Above `limit` it admits and warns.
+//! Above `limit + grace` it denies until the next period begins.
 //!
-//! The unused rest of a period is carried into the next, at most `rollover`. If the next period does not
-//! use it up, the rest is carried on, within the same bound. A subject that has used nothing for two
-//! whole periods counts as new, and carries nothing over.
+//! The unused amount of a period is carried over into the next period, at most `rollover`. An amount that
+//! the next period does not use is carried over again, at most `rollover` in sum. A subject that has used
+//! nothing for two whole periods counts as new, and carries nothing over.
 //!
-//! A state lasts to the end of its period, even if nothing was used; with a rollover, to the end of the
-//! second period after it. So a missing state always means unknown usage, never zero usage.
+//! A state lasts to the end of its period, even if nothing was used. With a rollover, it lasts to the end
+//! of the second period after its own. So a missing state always means unknown usage, never zero usage.
 //!
 //! # When time goes backwards
 //! The latest period stays in force until time has caught up with it.
 //!
 //! # When the numbers change
-//! The usage of the period stays, or its share of the limit. After a change of the calendar, usage of a
-//! period that has not ended counts in the period in force at the first check. The unused rest of an ended
-//! period is computed with the old numbers, and carried over within the new bound. A reset gives the whole
-//! limit, and drops the amounts that were carried over or granted.
+//! Under `keep` the usage of the period stays. Under `proportional` the used share of the limit stays used.
+//! A reset gives the whole limit, and drops the amounts that were carried over or granted.
+//!
+//! After a change of the calendar, the usage of a period that has not ended counts in the period of the
+//! first check. The unused amount of an ended period is computed with the old numbers, and at most the new
+//! `rollover` is carried over.
 //!
 //! A closed quota admits nothing, whatever was granted, and keeps its counts.
 //! Proof: `tests/quotas.rs`.
@@ -44,10 +46,10 @@ pub struct Quota {
 /// The usage of one subject.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// The instant from which charges are counted here, in microseconds since the epoch: the start of the
-    /// period. After a change of the calendar, it is the start of the period in which the state was made.
+    /// The start of the period, in microseconds since the epoch. The state counts charges from this instant
+    /// on. After a change of the calendar, it is the start of the period in which the state was made.
     starts_at: u64,
-    /// The end of the period, in microseconds since the epoch; 0 before the first.
+    /// The end of the period, in microseconds since the epoch; 0 for a subject never seen.
     ends_at: u64,
     used: u64,
     /// The amount beyond the limit in this period: carried over, or granted.
@@ -75,7 +77,7 @@ pub struct Balance {
 }
 
 /// Returns a quota of `limit` in each period of `calendar`, and `grace` more with a warning. At most
-/// `rollover` of the unused rest is carried into the next period.
+/// `rollover` of the unused amount is carried into the next period.
 ///
 /// # Errors
 /// If a number is out of range.
@@ -115,7 +117,7 @@ impl Quota {
         }
     }
 
-    /// Returns whether the quota is closed, and admits nothing.
+    /// Returns whether the quota is closed. A closed quota admits nothing.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.is_closed
@@ -126,7 +128,7 @@ impl Quota {
         new(limit, self.grace, self.rollover, self.calendar.clone())
     }
 
-    /// Returns the amount from which the quota warns; 0 if it is closed.
+    /// Returns the amount above which the quota warns; 0 if it is closed.
     #[must_use]
     pub fn limit(&self) -> u64 {
         if self.is_closed { 0 } else { self.limit }
@@ -162,7 +164,8 @@ impl Quota {
         self.calendar.period_at(now)
     }
 
-    /// Returns the state of `balance` at `now`. A balance of an earlier period is rolled forward.
+    /// Makes a state from a recorded `balance`. A balance of an earlier period is carried over into the
+    /// period of `now`.
     #[must_use]
     pub fn restored(&self, balance: Balance, now: Time) -> State {
         let ends_at = balance.ends_at.as_micros();
@@ -187,7 +190,8 @@ impl Quota {
         }
     }
 
-    /// Adds to the usage of the period in force, and to the amount beyond the limit. Neither falls below 0.
+    /// Adds `used` to the usage of the period in force, and `extra` to the amount beyond the limit. Neither
+    /// sum falls below 0. Returns the new balance.
     pub fn adjust(&self, state: &mut State, used: i64, extra: i64, now: Time) -> Balance {
         *state = self.current(*state, now);
         state.used = state.used.saturating_add_signed(used).min(EXACT - 1);
@@ -195,7 +199,7 @@ impl Quota {
         self.balance(state, now)
     }
 
-    /// Returns the state at `now`, moved to the period of `now` if its own has ended.
+    /// Returns the state at `now`. A state of an ended period is moved into the period of `now`.
     #[inline]
     fn current(&self, state: State, now: Time) -> State {
         match now.as_micros() < state.ends_at {
@@ -204,16 +208,17 @@ impl Quota {
         }
     }
 
-    /// Moves a state whose period has ended under the numbers `by` into the period of `now`.
+    /// Moves a state of an ended period into the period of `now`. `by` are the numbers under which the period
+    /// ended.
     #[cold]
     fn rolled(&self, by: &Quota, state: State, now: Time) -> State {
         let around = self.calendar.around(now);
         let [two_before, before, ..] = around.starts.map(Time::as_micros);
-        // Compare ranges, because the rules of a time zone may have changed meanwhile.
+        // Do not compare boundaries for equality: the rules of the time zone may have changed since.
         let extra = if state.ends_at > before {
             by.carried(state)
         } else if state.ends_at > two_before {
-            // The period between was unused.
+            // The period between the state's period and the current period was unused.
             by.rollover
         } else {
             0
@@ -233,8 +238,8 @@ impl Quota {
         left.min(self.rollover)
     }
 
-    /// Returns when `cost`, which is denied at `now`, would be admitted if nothing is charged until then.
-    /// A denied request writes nothing, so `state` is the stored one, possibly of an earlier period.
+    /// Returns when a `cost` that is denied at `now` would be admitted, if nothing is charged until then. A
+    /// denied request writes nothing, so `state` is the stored state, which may be of an earlier period.
     #[cold]
     fn admitted_at(&self, state: State, cost: u64, now: Time) -> Option<Time> {
         if self.is_closed || cost > self.capacity() + self.rollover {
@@ -243,22 +248,22 @@ impl Quota {
         if now.as_micros() < state.ends_at {
             return Some(match cost <= self.capacity() + self.carried(state) {
                 true => Time::from_micros(state.ends_at),
-                // After one unused period.
+                // One unused period carries over the whole rollover.
                 false => self.next(state).end,
             });
         }
         let [_, before, start, end, next_end, _] = self.calendar.around(now).starts;
         let ended_at = Time::from_micros(state.ends_at);
         if ended_at <= before {
-            // An older state is forgotten by the next period.
+            // An older state is forgotten when the next period begins, and carries nothing over.
             return None;
         }
-        // After this period, if it stays unused; after the next, if the period of the state ended during
-        // this one (after a change of the calendar).
+        // The cost is admitted after one whole unused period. This is the current period, unless the period
+        // of the state ended in it (after a change of the calendar). In that case it is the next period.
         Some(if ended_at > start { next_end } else { end })
     }
 
-    /// Returns the first period that begins at or after the end of the period of `state`, which may be of
+    /// Returns the first period that begins at or after the end of the state's period. The state may be of
     /// another calendar.
     fn next(&self, state: State) -> Period {
         let ended_at = Time::from_micros(state.ends_at);
@@ -273,7 +278,7 @@ impl Quota {
 impl Limiting for Quota {
     type State = State;
 
-    /// Returns the most that a new subject can use in a period, without what is carried over or granted.
+    /// Returns the most that a new subject can use in a period, without amounts carried over or granted.
     fn capacity(&self) -> u64 {
         self.limit() + self.grace()
     }
@@ -308,7 +313,8 @@ impl Limiting for Quota {
         taken
     }
 
-    /// A refund to an ended period is carried over with the rest of that period.
+    /// Subtracts `cost` from the usage. If the period has ended, the refund becomes part of the unused amount
+    /// that is carried over.
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, _now: Time) {
         if charged_at.as_micros() >= state.starts_at {
             state.used = state.used.saturating_sub(cost);
@@ -329,7 +335,7 @@ impl Limiting for Quota {
 
     fn carry_over(&self, from: &Quota, state: &mut State, how: CarryOver, now: Time) {
         match how {
-            // Not an empty state: that would mean unknown usage.
+            // Do not write an empty state, which would mean unknown usage.
             CarryOver::Reset => *state = self.restored(Balance::default(), now),
             CarryOver::Keep | CarryOver::Proportional => self.keep(from, state, how, now),
         }

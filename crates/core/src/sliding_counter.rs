@@ -1,22 +1,23 @@
 //! Sliding counter: at most `limit` in any span of one window, counted in sub-buckets.
 //!
-//! The window is cut into N sub-buckets. A decision counts the current sub-bucket and the N before it,
-//! so a sub-bucket that lies partly in the window is counted whole.
+//! The window is cut into N sub-buckets. A decision counts the current sub-bucket and the N sub-buckets
+//! before it. So a sub-bucket that lies partly in the window is counted whole.
 //!
 //! # Promise
 //! In any span of length `window`, at most `limit` is admitted: the counter never admits too much. The
 //! price: a cost counts for at least `window` and at most `window × (1 + 1/N)`. With the default of 10
-//! sub-buckets that is at most 10% longer than in the exact log, at a fixed size of N + 1 counts. A
-//! denial names the exact instant at which enough sub-buckets will have left. If time goes backwards,
-//! costs are counted in the latest sub-bucket seen.
+//! sub-buckets, a cost counts at most 10% longer than in the exact log. A state has a fixed size of N + 1
+//! counts. A denial names the exact instant at which enough sub-buckets will have left the window. If time
+//! goes backwards, costs are counted in the latest sub-bucket seen.
 //!
-//! A window that does not divide into N whole microseconds is lengthened to the next that does.
+//! A sub-bucket is a whole number of microseconds. If the window does not divide by N, it is lengthened
+//! until it does.
 //!
 //! # When the numbers change
 //! Each sub-bucket in the window moves, whole, into the new sub-bucket that contains its last instant.
 //! So a cost counts up to one old sub-bucket longer, and never shorter. Under `proportional` each
-//! sub-bucket keeps its share. However many of the oldest have left, the sum of the others is the right
-//! share, rounded up once.
+//! sub-bucket keeps its share. The sum is the right share, rounded up once, also after the oldest
+//! sub-buckets have left the window.
 //! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
@@ -39,10 +40,10 @@ pub struct SlidingCounter {
     length: u64,
 }
 
-/// The counts of the newest sub-bucket and of those before it.
+/// The counts of the newest sub-bucket and of the sub-buckets before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// The number of the newest sub-bucket since the epoch.
+    /// The number of the newest sub-bucket, counted from the epoch.
     newest: u64,
     /// The count of sub-bucket `n` is at `n % len`. Empty for a subject never seen.
     counts: Box<[u64]>,
@@ -55,7 +56,8 @@ impl State {
         self.counts.len() * size_of::<u64>()
     }
 
-    /// Returns the number since the epoch and the count of each sub-bucket that is not empty.
+    /// Returns the number and the count of each sub-bucket that is not empty. Numbers are counted from the
+    /// epoch.
     pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let len = self.counts.len() as u64;
         (self.newest.saturating_sub(len.saturating_sub(1))..=self.newest)
@@ -99,7 +101,7 @@ impl SlidingCounter {
         SlidingCounter { limit, ..*self }
     }
 
-    /// Returns the limit, the number of sub-buckets, and the microseconds in one.
+    /// Returns the limit, the number of sub-buckets, and the microseconds in a sub-bucket.
     #[must_use]
     pub fn parts(&self) -> (u64, u64, u64) {
         (self.limit, self.buckets, self.length)
@@ -109,7 +111,7 @@ impl SlidingCounter {
         now.as_micros() / self.length
     }
 
-    /// Returns the current sub-bucket: never one before the newest seen.
+    /// Returns the number of the current sub-bucket. It is never before the newest sub-bucket of the state.
     fn running(&self, state: &State, now: Time) -> u64 {
         self.number(now).max(state.newest)
     }
@@ -125,7 +127,7 @@ impl SlidingCounter {
         counts.skip_while(move |(number, _)| *number < oldest)
     }
 
-    /// Makes `running` the newest sub-bucket, and forgets those that have left.
+    /// Makes `running` the newest sub-bucket, and forgets the sub-buckets that have left the window.
     fn advance(&self, state: &mut State, running: u64) {
         if state.counts.is_empty() {
             #[allow(clippy::cast_possible_truncation)] // At most MAX_BUCKETS.
@@ -142,7 +144,7 @@ impl SlidingCounter {
     /// Returns `state`, which was written under `from`, converted to these sub-buckets.
     fn moved(&self, from: &SlidingCounter, state: &State, now: Time) -> State {
         let end_of = |number: u64| (number + 1) * from.length - 1;
-        // A clock behind the newest sub-bucket is treated as if it stood at the end of that one.
+        // If the clock is before the newest sub-bucket, act as if it stood at the end of that sub-bucket.
         let seen = match state.newest > from.number(now) {
             true => end_of(state.newest),
             false => now.as_micros(),
@@ -237,8 +239,8 @@ impl Limiting for SlidingCounter {
         if let Some(change) = how.change(from.limit, self.limit)
             && !state.counts.is_empty()
         {
-            // The counts are a ring buffer: older counts precede the newest, and continue at the end of
-            // the slice.
+            // The counts are a ring buffer. Older counts stand before the newest count, and continue at the
+            // end of the slice.
             let newest = state.index(state.newest);
             let (to_newest, oldest) = state.counts.split_at_mut(newest + 1);
             change.scale(to_newest.iter_mut().rev().chain(oldest.iter_mut().rev()));

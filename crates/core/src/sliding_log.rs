@@ -5,17 +5,17 @@
 //!
 //! # Promise
 //! In any span of length `window`, at most `limit` is admitted; error bound 0. A denial names the
-//! exact instant at which enough of the oldest entries will have left. If time goes backwards,
-//! entries are written at the latest instant seen, so they leave late and never early.
+//! exact instant at which enough of the oldest entries will have left the window. If time goes backwards,
+//! entries are written at the latest instant seen. So they may leave late, but never early.
 //!
-//! A subject has at most [`MAX_ENTRIES`] entries. With more distinct instants in a window, the newest
-//! two are merged at the later instant: still never more than `limit`, but merged entries leave
-//! together.
+//! A subject has at most [`MAX_ENTRIES`] entries. With more distinct instants in a window, the newest two
+//! entries are merged at the later instant. The log still never admits more than `limit`, but merged
+//! entries leave the window together.
 //!
 //! # When the numbers change
-//! Entries in the old window stay, with their instants. A raised limit acts at once; a lowered limit
-//! denies until enough entries have left. Under `proportional` each entry keeps its instant and its
-//! share. At any later instant the sum is the right share, rounded up once.
+//! Entries in the old window stay, with their instants. A raised limit acts at once. A lowered limit
+//! denies until enough entries have left the window. Under `proportional` each entry keeps its instant and
+//! its share. At any later instant, the sum is the right share, rounded up once.
 //! Proof: `tests/properties.rs`.
 
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
 use crate::param::check_window;
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
-/// The most entries of one subject: 256 KiB, because the list grows by doubling.
+/// The most entries of one subject. They take up to 256 KiB, because the list grows by doubling.
 pub const MAX_ENTRIES: usize = 10_000;
 
 /// The numbers of a sliding log.
@@ -40,9 +40,9 @@ pub struct SlidingLog {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     entries: VecDeque<Entry>,
-    /// The sum of all entries, including those that have left the window.
+    /// The sum of all entries, including entries that have left the window.
     total: u64,
-    /// The latest instant of a change. No entry is written before it.
+    /// The latest instant at which the state was changed. New entries get this instant or a later one.
     seen: u64,
 }
 
@@ -71,8 +71,9 @@ impl State {
         self.entries.iter().map(|entry| (entry.at, entry.cost))
     }
 
-    /// Merges the newest two entries at the later instant, so that a store short of memory can add an
-    /// entry without growing the list. Never admits more; merged entries leave together.
+    /// Merges the newest two entries at the later instant. So a store that is short of memory can add an
+    /// entry without growing the list. The log never admits more because of this, but merged entries leave
+    /// the window together.
     pub fn coarsen(&mut self) {
         if let Some(newest) = self.entries.pop_back() {
             match self.entries.back_mut() {

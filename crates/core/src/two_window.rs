@@ -1,20 +1,21 @@
-//! Sliding counter, two-window estimate: the count of the current window, plus a share of the count of
-//! the previous window. The share is the part of the previous window that lies in the last `window`.
+//! Sliding counter with a two-window estimate: the count of the current window, plus a share of the count
+//! of the previous window. The share is the part of the previous window that lies less than `window` ago.
 //!
 //! # Promise
 //! When a request is admitted, the estimate `current + previous × remaining share` is at most `limit`.
 //! The estimate is exact if the traffic of the previous window was even. If all of that traffic came at
-//! the end of the window, a span of one window can see almost `2 × limit`, but always less
-//! (`the_worst_case_stays_below_twice_the_limit`). `cargo xtask bench accuracy` prints the error against
-//! the exact log on realistic traffic.
-//! A denial names the exact instant at which the estimate leaves room. If time goes backwards, the
-//! later window stays in force.
+//! the end of the window, a span of one window can see almost `2 × limit`, but always less. The test
+//! `the_worst_case_stays_below_twice_the_limit` shows this case. `cargo xtask bench accuracy` prints the
+//! error on realistic traffic, compared with the exact log.
+//!
+//! A denial names the exact instant at which the estimate leaves room for the cost. If time goes
+//! backwards, the later window stays in force.
 //!
 //! # When the numbers change
-//! With the same window, counts stay, each at most the new limit. With another window, the current
-//! estimate, rounded up, becomes the count of the new current window. Under `proportional` each count
-//! keeps its share. The current count and the sum of both are rounded up, so the estimate is at most
-//! one above its share.
+//! If the window stays the same, both counts stay, but each is cut to the new limit. If the window changes,
+//! the current estimate, rounded up, becomes the count of the new current window. Under `proportional` each
+//! count keeps its share. The current count and the sum of both counts are rounded up, so the estimate is
+//! at most one above its share.
 //! Proof: `tests/properties.rs`.
 
 use crate::ParamError;
@@ -35,14 +36,15 @@ pub struct TwoWindow {
 /// The counts of the current window and of the one before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// The number of the current window since the epoch.
+    /// The number of the current window, counted from the epoch.
     number: u64,
     current: u64,
     previous: u64,
 }
 
 impl State {
-    /// Returns the number of the window since the epoch, its count, and the count of the one before.
+    /// Returns the number of the current window, counted from the epoch, its count, and the count of the
+    /// window before it.
     #[must_use]
     pub fn parts(self) -> (u64, u64, u64) {
         (self.number, self.current, self.previous)
@@ -69,7 +71,7 @@ pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
 }
 
 impl TwoWindow {
-    /// Scales the limit, as far as it can be counted exactly.
+    /// Scales the limit, but only as far as the result can be counted exactly.
     pub(crate) fn scaled(&self, scale: Scale) -> TwoWindow {
         let limit = scale.amount(self.limit).min(self.most());
         TwoWindow { limit, ..*self }
@@ -110,8 +112,8 @@ impl TwoWindow {
         state.current + (state.previous * share).div_ceil(self.window)
     }
 
-    /// Returns the first tick of window `number` at which `previous` leaves `room` free; the start of the
-    /// next window if there is none.
+    /// Returns the first tick of window `number` at which the share of `previous` is at most `room`. If there
+    /// is none, returns the start of the next window.
     fn frees(&self, number: u64, previous: u64, room: u64) -> u64 {
         let share = (room * self.window)
             .checked_div(previous)
@@ -119,14 +121,15 @@ impl TwoWindow {
         (number + 1) * self.window - share.min(self.window)
     }
 
-    /// Converts a state that was written under `from` to windows of this length: with another length,
-    /// the current estimate becomes the count of the current window. May be above the limit.
+    /// Converts a state that was written under `from` to windows of this length. If the length differs from
+    /// that of `from`, the current estimate becomes the count of the current window. The count may be above
+    /// the limit.
     fn moved(&self, from: &TwoWindow, state: State, now: Time) -> State {
         if self.window() == from.window() {
             return state;
         }
         let (old, share) = from.current(state, now);
-        // A clock behind the current window is treated as if it stood at the end of that window.
+        // If the clock is before the current window, act as if it stood at the end of that window.
         let behind = old.number > from.tick.of(now) / from.window;
         let end = (old.number + 1) * from.window().as_micros() - 1;
         let seen = if behind { Time::from_micros(end) } else { now };
@@ -210,7 +213,7 @@ impl Limiting for TwoWindow {
             Some(change) => {
                 let current = change.share(moved.current);
                 let previous = match current > self.most() {
-                    // The part cut off the current count must not become part of the previous one.
+                    // The part that is cut off the current count must not become part of the previous count.
                     true => change.share(moved.previous),
                     false => change.share(moved.current + moved.previous) - current,
                 };

@@ -12,7 +12,7 @@ use crate::param::{ParamProblem, check_amount, check_span};
 /// The largest amount (limit, burst, cost) in a rule or request: 2^52 - 1.
 pub const MAX_AMOUNT: u64 = (1 << 52) - 1;
 
-/// From this integer on, a double cannot hold every integer exactly.
+/// All integers up to this one are exact in a double; above it, some are not.
 pub(crate) const EXACT: u64 = 1 << 53;
 
 /// An instant: microseconds since the Unix epoch, at most 2^52 (the year 2112).
@@ -20,7 +20,7 @@ pub(crate) const EXACT: u64 = 1 << 53;
 pub struct Time(u64);
 
 impl Time {
-    /// The latest instant. Later ones saturate here.
+    /// The latest instant. Later instants saturate here.
     pub const MAX: Time = Time(1 << 52);
 
     /// Returns the instant `micros` microseconds after the epoch.
@@ -45,7 +45,7 @@ impl Time {
         self.0.div_ceil(1000)
     }
 
-    /// Returns how long after `earlier` this instant is; zero if it is not after.
+    /// Returns the time from `earlier` to this instant; zero if `earlier` is not before this instant.
     #[must_use]
     pub const fn since(self, earlier: Time) -> Span {
         Span(self.0.saturating_sub(earlier.0))
@@ -60,7 +60,7 @@ impl Add<Span> for Time {
     }
 }
 
-/// Instants before the epoch saturate there.
+/// Instants before the epoch saturate at the epoch.
 impl Sub<Span> for Time {
     type Output = Time;
 
@@ -84,7 +84,7 @@ impl Span {
     pub const HOUR: Span = Span(3_600_000_000);
     /// One day of 24 hours.
     pub const DAY: Span = Span(86_400_000_000);
-    /// The longest period, window or refill time a rule may have: 2^51 microseconds, 71 years.
+    /// The longest period, window or refill time that a rule may have: 2^51 microseconds, or 71 years.
     pub const MAX: Span = Span(1 << 51);
 
     /// Returns a span of `micros` microseconds.
@@ -163,7 +163,7 @@ impl Rate {
     /// Returns a rate of `amount` per `period`.
     ///
     /// # Errors
-    /// If either is zero (a rate of zero would never refill) or out of range.
+    /// If the amount or the period is zero or out of range.
     pub fn new(amount: u64, period: Span) -> Result<Rate, ParamError> {
         if amount == 0 {
             return Err(ParamProblem::ZeroRate.of("rate"));
@@ -206,7 +206,7 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// Returns `numerator / denominator`; a denominator of 0 counts as 1.
+    /// Returns the factor `numerator / denominator`. A denominator of 0 is treated as 1.
     pub(crate) fn new(numerator: u32, denominator: u32) -> Scale {
         Scale {
             numerator,
@@ -214,14 +214,16 @@ impl Scale {
         }
     }
 
-    /// Scales `amount`, rounded down: at least 1 unless it was 0, and at most [`MAX_AMOUNT`].
+    /// Scales `amount`, rounded down. The result is at most [`MAX_AMOUNT`], and at least 1 unless `amount` is
+    /// 0.
     pub(crate) fn amount(self, amount: u64) -> u64 {
         let scaled = u128::from(amount) * u128::from(self.numerator) / u128::from(self.denominator);
         let scaled = u64::try_from(scaled).unwrap_or(MAX_AMOUNT);
         scaled.clamp(amount.min(1), MAX_AMOUNT)
     }
 
-    /// Scales the time between two events whose rate is scaled, rounded up, at least 1.
+    /// Scales the time between two events, when their rate is scaled by this factor. The result is rounded
+    /// up, and at least 1.
     pub(crate) fn time(self, time: u64) -> u64 {
         let time = u128::from(time) * u128::from(self.denominator);
         let time = time.div_ceil(u128::from(self.numerator.max(1)));
@@ -231,8 +233,8 @@ impl Scale {
 
 /// The resolution of time in which a limit computes.
 ///
-/// Microseconds, or milliseconds if products of the numbers would exceed 2^53. A decision depends on
-/// the tick that contains its instant, so promised instants are exact with either tick.
+/// A tick is a microsecond, or a millisecond if products of the numbers would exceed 2^53. A decision
+/// depends on the tick that contains its instant, so promised instants are exact with either tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tick {
     /// One microsecond.
@@ -251,7 +253,7 @@ impl Tick {
         }
     }
 
-    /// Returns the tick that contains `time`.
+    /// Returns the number of the tick that contains `time`, counted from the epoch.
     #[must_use]
     pub const fn of(self, time: Time) -> u64 {
         match self {

@@ -1,4 +1,4 @@
-//! The proof of back-off: random denials, clocks and schedules, through the crate and its model.
+//! Compares back-off with its model: both see the same random denials, clocks and schedules.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
 
@@ -22,7 +22,7 @@ enum Step {
     ToTheEnd {
         just_before: bool,
     },
-    /// The clock moves on until all is forgotten, or to just before.
+    /// The clock moves to the instant at which the state is forgotten, or to just before it.
     ToOblivion {
         just_before: bool,
     },
@@ -127,12 +127,12 @@ impl Run {
                 self.now
             }
         };
-        // Far from the latest instant, so that no promise saturates there.
+        // Stay far from the latest instant, so that no promised instant saturates.
         self.now = to.min(1 << 51);
     }
 }
 
-/// Returns an instant as answers show it: saturated at the latest one.
+/// Returns an instant as answers show it: at most the latest instant.
 fn told(micros: u64) -> u64 {
     Time::from_micros(micros).as_micros()
 }
@@ -199,7 +199,7 @@ proptest! {
         backoff.refund(&mut state, 7, run.time(), run.time());
         prop_assert_eq!(state, before);
         prop_assert!(backoff.decide(&state, 0, run.time()).is_allowed(), "nothing is asked for");
-        // From its expiry on, a state equals a fresh one.
+        // From its expiry on, a state decides like that of a subject never seen.
         let expiry = backoff.expires_at(&state);
         prop_assume!(expiry < Time::MAX);
         let later = expiry.max(run.time());

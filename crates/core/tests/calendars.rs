@@ -1,8 +1,8 @@
-//! Proof: periods tile time, and begin by the clocks of their zone.
+//! Checks that periods tile time, and begin when the clocks of their zone say so.
 //!
-//! The oracle finds the same answer another way. The oracle takes the latest time that the clocks have
-//! ever shown, and computes by civil arithmetic the number of the period of that time. Both only grow, so
-//! a period is the span in which this number stays the same.
+//! A second, independent computation has to give the same periods. It takes the latest time that the
+//! clocks have ever shown, and computes by civil arithmetic the number of the period of that time. Both
+//! the time and the number only grow, so a period is the span in which the number stays the same.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failing helper fails its test.
 
 mod cases;
@@ -14,8 +14,9 @@ use jiff::{SignedDuration, Timestamp, ToSpan};
 use proptest::prelude::*;
 use tollgate_core::{Anchor, Calendar, Time, Unit, Zone};
 
-/// Zones with offsets of half and quarter hours, and with a skipped day. Their clocks change at midnight
-/// or a minute past, by half an hour or two hours, for Ramadan, or by another calendar.
+/// Zones with unusual clocks. Some have offsets of half or quarter hours, or skipped a day. In others the
+/// clocks change at midnight or a minute past, by half an hour or two hours, or by dates of Ramadan or of
+/// another calendar.
 const ZONES: [&str; 13] = [
     "UTC",
     "Europe/Berlin",
@@ -101,7 +102,7 @@ fn place(every: u16, unit: Unit, anchor: Anchor, reading: DateTime) -> i64 {
     units.div_euclid(every.into())
 }
 
-/// Checks the period of one instant.
+/// Checks the start, the end and the neighbours of the period that contains `at`.
 fn holds_at(calendar: &Calendar, at: Time) {
     let zone = TimeZone::get(calendar.zone().name()).unwrap();
     let ((every, unit), anchor) = (calendar.unit(), calendar.anchor());
@@ -125,7 +126,7 @@ fn holds_at(calendar: &Calendar, at: Time) {
         let next = calendar.period_at(period.end);
         assert_eq!(next.start, period.end, "a gap after {at:?}");
     }
-    // The remembered period and its neighbours are the same.
+    // The cached period and its neighbours are the same as those of a new calendar.
     let around = calendar.around(at);
     assert_eq!((around.period(), calendar.period_at(at)), (period, period));
     for pair in around.starts.windows(2).filter(|pair| pair[0] < pair[1]) {
@@ -157,7 +158,7 @@ fn unit_and_anchor() -> impl Strategy<Value = (Unit, Anchor)> {
 proptest! {
     #![proptest_config(cases(20_000, "tests/proptest-regressions/calendars.txt"))]
 
-    /// Any zone, unit, anchor and number, at any instant, and often where the clocks change.
+    /// Checks any zone, unit, anchor and number of units, at any instant, and often where the clocks change.
     #[test]
     fn periods_tile_time_as_the_clocks_say(
         zone in prop::sample::select(ZONES.to_vec()),
@@ -183,7 +184,7 @@ proptest! {
     }
 }
 
-/// Returns every anchor with its unit.
+/// Returns all possible anchors, each with its unit.
 fn anchors() -> Vec<(Unit, Anchor)> {
     let first = [Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
     let first = first.map(|unit| (unit, Anchor::First));
@@ -202,8 +203,8 @@ fn anchors() -> Vec<(Unit, Anchor)> {
         .collect()
 }
 
-/// Goes through all periods of the years: each begins where the one before ends, and where the clocks say
-/// so. Returns their number.
+/// Goes through all periods up to [`LATEST`]. Each must begin where the one before it ends, and when the
+/// clocks say so. Returns the number of periods.
 fn tile(name: &str, unit: Unit, anchor: Anchor) -> u32 {
     let calendar = Calendar::new(1, unit, anchor, Zone::named(name).unwrap()).unwrap();
     let zone = TimeZone::get(name).unwrap();
@@ -228,7 +229,8 @@ fn tile(name: &str, unit: Unit, anchor: Anchor) -> u32 {
     periods
 }
 
-/// All anchors in all zones, over all the years. Hours only in the long run, because there are so many.
+/// Checks all anchors in all zones, over all years. Checks hours only in the long run, because there are so
+/// many.
 #[test]
 fn no_period_of_a_century_is_missing() {
     std::thread::scope(|scope| {
@@ -250,7 +252,8 @@ fn tile_all(zone: &str) {
             Unit::Year => 140,
         };
         let periods = tile(zone, unit, anchor);
-        // The first and the last period are cut, and a day was skipped; some hours each year.
+        // The count may be off by a few: the first and the last period are cut, and a zone may have skipped
+        // a day. Each year, the clocks skip or repeat some hours.
         let off = if unit == Unit::Hour { 600 } else { 2 };
         assert!(
             periods.abs_diff(expected) <= off,
@@ -267,7 +270,7 @@ fn a_skipped_day_is_not_a_period() {
         Anchor::First,
         Zone::named("Pacific/Apia").unwrap(),
     );
-    // The 29th of December 2011 was followed by the 31st.
+    // In this zone, the day after the 29th of December 2011 was the 31st.
     let period = days
         .unwrap()
         .around(time("2011-12-30T09:00:00Z".parse().unwrap()));
@@ -297,7 +300,7 @@ fn a_skipped_hour_is_not_a_period_and_a_repeated_hour_is_one() {
         period("2026-03-29T01:00:00Z"),
         ["2026-03-29T01:00:00Z", "2026-03-29T02:00:00Z"]
     );
-    // From two to three, and once more from one to three.
+    // The clocks show the hour from two to three, and then once more the hours from one to three.
     assert_eq!(
         period("2026-10-25T02:30:00Z"),
         ["2026-10-25T00:00:00Z", "2026-10-25T03:00:00Z"]

@@ -1,4 +1,4 @@
-//! Checks the tables of periods in `docs/quotas.md`. `TOLLGATE_BLESS=1` writes them.
+//! Checks the tables of periods in `docs/quotas.md`. With `TOLLGATE_BLESS=1`, writes the tables instead.
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::fmt::Write;
@@ -15,7 +15,7 @@ struct Table {
     zone: &'static str,
     unit: Unit,
     anchor: Anchor,
-    /// An instant in the first period, and how many follow.
+    /// An instant in the first period of the table.
     from: &'static str,
     periods: usize,
 }

@@ -9,8 +9,8 @@ const fn at(micros: u64) -> Time {
     Time::from_micros(micros)
 }
 
-/// Spends all of `old` at `charged`, sets the clock back to `behind`, changes to `new` there, and returns
-/// the amount available at `later`.
+/// Spends all of `old` at `charged`, and sets the clock back to `behind`. Changes the limit to `new` at
+/// `behind`, and returns the amount available at `later`.
 fn left_after_a_change<L: Limiting>(old: &L, new: &L, instants: [u64; 3]) -> u64 {
     let [charged, behind, later] = instants.map(at);
     let mut state = L::State::default();

@@ -1,14 +1,14 @@
-//! The long run: nothing drifts, and no idle time gives more than a full allowance.
+//! Checks that nothing drifts in the long run, and that no idle time gives more than a full allowance.
 //!
-//! Every rate sees a million requests. After each request, the test compares the admitted amount with the
-//! configured one, in exact integers.
+//! The tests send a million requests at each rate. After each request, they compare the admitted amount
+//! with the configured amount, in exact integers.
 
 use tollgate_core::{Leaky, Limiting, Rate, Span, Time, gcra, leaky_bucket, token_bucket};
 
 const REQUESTS: u64 = 1_000_000;
 const START: u64 = 1_000_000_007;
 
-/// The rates of the proof: amount and period.
+/// The rates under test: amount and period.
 const RATES: [(u64, Span); 5] = [
     (1, Span::DAY),
     (7, Span::HOUR),
@@ -19,7 +19,7 @@ const RATES: [(u64, Span); 5] = [
 
 const BURSTS: [u64; 3] = [1, 2, 10];
 
-/// A limit of `burst` and `rate`, and the amount it has admitted since [`START`].
+/// A limit with its rate, and the amount it has admitted since [`START`].
 struct Counted<L: Limiting> {
     limit: L,
     state: L::State,
@@ -37,7 +37,7 @@ impl<L: Limiting> Counted<L> {
         }
     }
 
-    /// Asks for one unit, and returns the promised instant of a denial.
+    /// Asks for one unit. If it is denied, returns the promised instant.
     fn ask(&mut self, now: u64) -> Option<u64> {
         let verdict = self.limit.decide(&self.state, 1, Time::from_micros(now));
         if verdict.is_allowed() {
@@ -55,9 +55,12 @@ impl<L: Limiting> Counted<L> {
         verdict.retry_at().map(Time::as_micros)
     }
 
-    /// Returns the amount due until `now` to a client that always asks at the promised instant: the
-    /// configured amount less one. A bucket of one token is full as soon as the token is there, so it
-    /// loses the rest of that microsecond.
+    /// Returns the least amount that a client gets until `now` if it always asks at the promised instant.
+    /// With a capacity above 1, this is the configured amount less one.
+    ///
+    /// A bucket with a capacity of 1 is full as soon as its token is there. It cannot store the time from the
+    /// arrival of the token to the end of that microsecond. So each token takes a whole number of
+    /// microseconds, rounded up.
     fn due(&self, now: u64) -> u64 {
         if self.limit.capacity() > 1 {
             return self.configured(now) - 1;
@@ -89,8 +92,8 @@ macro_rules! at_every_rate {
     };
 }
 
-/// Asks again at the promised instant, and a microsecond before it. At one a day the clock ends before
-/// a million are admitted, so the test also asks twenty times in between.
+/// Asks again at each promised instant, and a microsecond before it. At a rate of one a day, the clock
+/// would end before a million requests. So at this rate it asks twenty times before each promised instant.
 fn greedy(mut counted: Counted<impl Limiting>) {
     let impatience = if counted.rate.period() == Span::DAY {
         20
@@ -147,7 +150,8 @@ fn a_jittery_client_never_gets_a_token_more_than_the_configured_rate() {
     at_every_rate!(jittery);
 }
 
-/// Returns how many pass at once after a spent burst of 10 at 1/s and a pause of `idle`.
+/// Spends a burst of 10 at `start`, and pauses for `idle`. Returns how many requests are admitted at once
+/// after the pause.
 fn pass_after(limit: &impl Limiting, start: u64, idle: u64) -> u64 {
     let mut state = Default::default();
     let mut pass = |now| {
@@ -197,7 +201,7 @@ fn a_drained_burst_of_ten_is_worth_its_idle_seconds_and_never_more_than_ten() {
     idle_time_is_worth_its_seconds(&leaky_bucket::new(rate, 9, Leaky::Police).unwrap());
 }
 
-/// Splitmix64: the same numbers on every run.
+/// The random numbers of Splitmix64, which are the same on every run.
 struct Random(u64);
 
 impl Random {

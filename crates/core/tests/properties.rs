@@ -1,7 +1,7 @@
-//! The proof of every algorithm's promise.
+//! Checks every algorithm's promise.
 //!
-//! `tests/model` holds the promises. Here random numbers, costs, clocks, refunds and changes are driven
-//! through the crate and through the model. `TOLLGATE_PROOF_CASES=20` runs twenty times as many cases.
+//! `tests/model` has the promises. The tests send the same random numbers, costs, clocks, refunds and
+//! changes to the crate and to the model. `TOLLGATE_PROOF_CASES=20` runs twenty times as many cases.
 //! Failures are kept in `tests/proptest-regressions`, and run first.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A failing helper fails its test.
 
@@ -138,8 +138,8 @@ fn admitted<N: Proven>(numbers: &N, start: u64, asks: &[(Pause, Cost)]) -> Vec<(
     admitted
 }
 
-/// Checks every run of consecutive admitted requests: its cost is at most `most(earliest, latest)`, the
-/// bound for the time from its earliest to its latest instant.
+/// Checks every sequence of consecutive admitted requests. The sum of its costs must be at most
+/// `most(earliest, latest)`: the bound for the time from its earliest to its latest instant.
 fn never_above(
     admitted: &[(Admitted, u64)],
     most: impl Fn(u64, u64) -> Option<u128>,
@@ -160,7 +160,7 @@ fn never_above(
     Ok(())
 }
 
-/// Like [`never_above`], for any span of one window.
+/// Checks as [`never_above`] does, but every span of one window.
 fn never_above_in_a_window(
     admitted: &[(Admitted, u64)],
     window: u64,
@@ -173,7 +173,7 @@ fn never_above_in_a_window(
 
 fn never_above_the_refill(room: &Bucket, admitted: &[(Admitted, u64)]) -> TestCaseResult {
     never_above(admitted, |earliest, latest| {
-        // A limit that counts in milliseconds promises in milliseconds.
+        // A limit that counts in milliseconds keeps its promise for spans of whole milliseconds.
         let span = latest - latest % room.grain() - (earliest - earliest % room.grain());
         let refilled = u128::from(room.amount) * u128::from(span) / u128::from(room.period);
         Some(u128::from(room.capacity) + refilled)
@@ -310,7 +310,7 @@ proptest! {
         never_above_the_refill(&numbers.room, &admitted(&numbers, start, &asks))?;
     }
 
-    /// Turns are whole ticks, so two may be up to one tick closer than the rate says.
+    /// Turns are whole ticks, so two turns may be up to one tick closer than the rate says.
     #[test]
     fn shaping_leaky_bucket_departs_no_faster_than_its_rate(
         numbers in numbers::shaping(),
@@ -339,7 +339,7 @@ proptest! {
     }
 }
 
-/// More distinct instants than a log keeps entries: merged entries count longer, never shorter.
+/// Uses more distinct instants than a log has entries. Merged entries may count longer, but never shorter.
 #[test]
 fn sliding_log_beyond_its_entries_still_admits_its_limit_in_any_window() {
     use tollgate_core::sliding_log::{MAX_ENTRIES, State, new};

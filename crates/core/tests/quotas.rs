@@ -1,7 +1,7 @@
-//! Proof of a quota's promise: random requests, overdrafts, refunds, corrections and changes, through the
-//! crate and through a model that goes from period to period.
+//! Checks a quota's promise. The crate and a model see the same random requests, overdrafts, refunds,
+//! corrections and changes. The model goes from period to period.
 //!
-//! `calendars.rs` proves that the periods are right.
+//! `calendars.rs` checks that the periods are right.
 #![allow(clippy::unwrap_used, clippy::panic)] // A failing helper fails its test.
 
 mod cases;
@@ -33,7 +33,7 @@ impl Numbers {
 /// The account of one period, and how many periods have begun since the last event.
 #[derive(Clone, Copy, Debug)]
 struct Account {
-    /// The instant from which charges count here.
+    /// The account counts charges from this instant on.
     since: Time,
     ends_at: Time,
     used: u64,
@@ -66,7 +66,7 @@ impl Model {
             let left = (self.numbers.limit + account.extra).saturating_sub(account.used);
             let mut next = calendar.period_at(account.ends_at);
             if next.start < account.ends_at && next.end <= now {
-                // The period ended by another calendar, within a period that has passed since.
+                // The period of the account is of another calendar, and ended in the middle of this period.
                 next = calendar.period_at(next.end);
             }
             account = Account {
@@ -119,7 +119,7 @@ impl Model {
             return self.write(now, |_| ());
         }
         if now >= account.ends_at {
-            // The unused rest is computed with the numbers before the change.
+            // The unused amount is computed with the numbers before the change.
             let before = Numbers {
                 calendar: to.calendar.clone(),
                 ..from.clone()
@@ -205,7 +205,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One subject by the crate and by the model.
+/// One subject, counted by the crate and by the model.
 struct Run {
     quota: Quota,
     state: Option<State>,
@@ -336,7 +336,8 @@ impl Run {
         }
         let told = self.quota.balance(&state, self.now);
         assert_eq!(told, balance(self.model.at(self.now)));
-        // An expired state decides like a fresh one. A state lasts at least to the end of its period.
+        // An expired state decides like that of a subject never seen. A state lasts at least to the end of
+        // its period.
         let expiry = self.quota.expires_at(&state);
         assert!(expiry >= Time::from_micros(state.parts().1));
         for cost in [1, capacity, capacity + 1] {
@@ -372,7 +373,7 @@ proptest! {
         }
     }
 
-    /// For any clock that moves forward.
+    /// Checks the promise for any clock that moves forward.
     #[test]
     fn admits_its_limit_its_grace_and_what_was_carried_over_in_each_period(
         numbers in numbers(),
@@ -391,7 +392,7 @@ proptest! {
         }
         let most = numbers.limit + numbers.grace + numbers.rollover;
         prop_assert!(admitted.values().all(|sum| *sum <= most), "{:?}", admitted);
-        // Over all periods: only the unused rest is carried over.
+        // Only unused amounts are carried over, so the sum over all periods is at most the sum of the limits.
         let limits = numbers.limit + numbers.grace;
         let (first, last) = (admitted.keys().next(), admitted.keys().last());
         if let (Some(first), Some(last)) = (first, last) {
@@ -432,7 +433,7 @@ fn the_largest_numbers_are_counted_exactly() {
     assert!(quota::new(u64::MAX, u64::MAX, u64::MAX, days).is_err());
 }
 
-/// A time of day in November 2026, in UTC.
+/// Returns an hour of a day in November 2026, in UTC.
 fn november(day: u64, hour: u64) -> Time {
     Time::from_micros((1_793_491_200 + ((day - 1) * 24 + hour) * 3600) * 1_000_000)
 }
@@ -450,10 +451,10 @@ fn a_refund_after_a_change_of_calendar_counts_if_its_charge_did() {
     daily.charge(&mut state, 10, november(2, 12));
     monthly.carry_over(&daily, &mut state, CarryOver::Keep, november(2, 13));
     monthly.charge(&mut state, 50, november(2, 13));
-    // A charge of a day that had ended before the change.
+    // Refund a charge of a day that had ended before the change.
     monthly.refund(&mut state, 60, november(1, 12), november(2, 14));
     assert_eq!(monthly.balance(&state, november(2, 14)).used, 60);
-    // A charge of the day of the change.
+    // Refund a charge of the day of the change.
     monthly.refund(&mut state, 10, november(2, 12), november(2, 14));
     assert_eq!(monthly.balance(&state, november(2, 14)).used, 50);
 

@@ -1,4 +1,4 @@
-//! The answer of a store: ready at once, or later.
+//! The answer of a store, which is ready at once or later.
 
 use std::future::{Future, IntoFuture, poll_fn};
 use std::mem;
@@ -14,14 +14,14 @@ pub enum Answer<'a, T> {
 }
 
 impl<'a, T> Answer<'a, T> {
-    /// Returns the answer that `future` will give.
+    /// Returns an answer that waits for `future`.
     pub fn later(future: impl Future<Output = T> + Send + 'a) -> Answer<'a, T> {
         Answer::Later(Box::pin(future))
     }
 }
 
 impl<'a, T: Send + 'a> Answer<'a, T> {
-    /// Returns the same answer, changed by `change`.
+    /// Changes the value of the answer with `change`.
     pub fn map<U>(self, change: impl FnOnce(T) -> U + Send + 'a) -> Answer<'a, U> {
         match self {
             Answer::Now(answer) => Answer::Now(change(answer)),
@@ -81,13 +81,13 @@ impl<'a, T> IntoFuture for Answer<'a, T> {
 /// An [`Answer`] as a future.
 #[allow(missing_debug_implementations)] // Only `.await` creates this type, and drops it.
 pub enum AnswerFuture<'a, T> {
-    /// The answer, until it was taken.
+    /// The answer; `None` after it was taken.
     Now(Option<T>),
     /// The answer has to be waited for.
     Later(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
 }
 
-// Nothing here is pinned in place: the boxed future is pinned by its box.
+// The box pins its future, and no other field needs to be pinned.
 impl<T> Unpin for AnswerFuture<'_, T> {}
 
 impl<T> Future for AnswerFuture<'_, T> {
@@ -96,7 +96,7 @@ impl<T> Future for AnswerFuture<'_, T> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
         match self.get_mut() {
-            // A future is not polled again after it was ready.
+            // Callers do not poll a future again after it was ready, so `Pending` is never seen.
             AnswerFuture::Now(answer) => answer.take().map_or(Poll::Pending, Poll::Ready),
             AnswerFuture::Later(later) => later.as_mut().poll(context),
         }

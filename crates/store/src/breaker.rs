@@ -1,16 +1,17 @@
-//! A circuit breaker. A failing server gets no requests for a while, so that a decision costs microseconds
-//! and not a timeout. When the server recovers, a few probes reach it before the full load does.
+//! A circuit breaker. A failing server gets no requests for a while. So a decision takes microseconds
+//! instead of a timeout. When the server recovers, it first gets a few probes, and then the full load.
 //!
-//! * **Closed**: all requests pass. [`BreakerOptions::consecutive_failures`] in a row open the breaker.
+//! * **Closed**: all requests pass. The breaker opens after [`BreakerOptions::consecutive_failures`]
+//!   failures in a row.
 //! * **Open**: no request passes for [`BreakerOptions::timeout_duration`].
 //! * **Half open**: [`BreakerOptions::half_open_max_requests`] probes pass. If all succeed, the breaker
-//!   closes; if one fails, it opens again for the whole time.
+//!   closes. If one fails, the breaker opens again for the whole [`BreakerOptions::timeout_duration`].
 //!
-//! A broken connection fails many requests at once. Failures within [`BURST`] of the first count as one, so
-//! that a single lost connection does not open the breaker.
+//! When a connection breaks, many requests fail at once. Failures within [`BURST`] of the first failure
+//! count as one, so that a single lost connection does not open the breaker.
 //!
 //! The breaker does not read a clock: callers pass `now`, which must be monotonic. A store with several
-//! servers has one breaker for each.
+//! servers has one breaker for each server.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -68,24 +69,24 @@ impl BreakerState {
 #[derive(Debug)]
 pub struct Breaker {
     options: BreakerOptions,
-    /// Read by every request, so that a closed breaker needs no lock.
+    /// Every request reads this flag. So a request needs no lock while the breaker is closed.
     is_closed: AtomicBool,
     failures: AtomicU32,
     rest: Mutex<Rest>,
 }
 
-/// The fields that only failures and probes touch.
+/// The fields that only failures and probes read and write.
 #[derive(Debug, Default)]
 struct Rest {
     last_failure: Option<Instant>,
-    /// Until when the breaker is open; `None` if probes may pass at once.
+    /// The instant until which the breaker is open; `None` if probes may pass at once.
     open_until: Option<Instant>,
     probes: u32,
     succeeded_probes: u32,
 }
 
-/// The right to ask the server once. Report the result with [`Permit::succeeded`] or [`Permit::failed`]; a
-/// permit that is dropped reports nothing, and another probe may take its place.
+/// Allows one call to the server. Report the result with [`Permit::succeeded`] or [`Permit::failed`]. If a
+/// permit is dropped without a report, another probe may take its place.
 #[must_use]
 #[derive(Debug)]
 pub struct Permit<'b> {
@@ -106,7 +107,7 @@ impl Breaker {
         }
     }
 
-    /// Returns a permit if the server may be asked now.
+    /// Returns a permit if the server may be called now.
     pub fn permit(&self, now: Instant) -> Option<Permit<'_>> {
         let is_probe = !self.is_closed.load(Ordering::Acquire);
         if is_probe {
@@ -182,7 +183,7 @@ impl Permit<'_> {
             }
             rest.last_failure = Some(now);
             let failures = breaker.failures.fetch_add(1, Ordering::AcqRel) + 1;
-            // Requests that passed before the breaker opened do not keep it open longer.
+            // A late failure of a request that passed before the breaker opened does not keep it open longer.
             failures >= breaker.options.consecutive_failures && is_closed
         };
         if opens {
@@ -207,14 +208,14 @@ mod tests {
 
     const OPEN_FOR: Duration = Duration::from_secs(30);
 
-    /// A breaker under test, and the time.
+    /// A breaker under test, and the current time.
     struct Bench {
         breaker: Breaker,
         now: Instant,
     }
 
     impl Bench {
-        /// Returns a breaker that three failures open, and two probes close.
+        /// Returns a breaker that opens after three failures, and closes after two successful probes.
         #[allow(
             clippy::disallowed_methods,
             reason = "any instant will do: only differences count"
@@ -250,7 +251,7 @@ mod tests {
             self.breaker.state(self.now)
         }
 
-        /// Fails requests one after the other, far enough apart to count.
+        /// Fails `times` requests, with more than [`BURST`] between them, so that each failure counts.
         fn fail(&mut self, times: usize) {
             for _ in 0..times {
                 self.now += BURST;

@@ -1,4 +1,4 @@
-//! Clocks: the machine's clock, and one that tests set. No other file reads the machine's clock.
+//! Clocks: the machine's clock, and a clock that tests set. No other file reads the machine's clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,17 +13,19 @@ pub trait Clock: Send + Sync {
 
 /// The machine's clock: wall time, read through the processor's cycle counter.
 ///
-/// A `SystemClock` reads the wall clock once a second and counts cycles in between, which is several
-/// times cheaper. If the wall clock is ahead, a `SystemClock` follows at once. If the wall clock is
-/// behind, a `SystemClock` follows by at most half a millisecond a second. So small corrections of
-/// the host's clock have no effect. If the wall clock is more than a minute behind, a `SystemClock`
-/// follows at once. Limits then refill nothing until the clock has caught up, but a wrong hour for
-/// weeks would be worse.
+/// A `SystemClock` reads the wall clock once a second. In between it counts cycles, which is several
+/// times cheaper. Once a second it corrects itself:
+///
+/// * If the wall clock is ahead, it follows at once.
+/// * If the wall clock is behind, it follows by at most half a millisecond a second. So small corrections
+///   of the host's clock do not make time go backwards noticeably.
+/// * If the wall clock is more than a minute behind, it follows at once. Limits refill nothing until the
+///   clock has caught up. But a clock that is wrong by an hour for weeks would be worse.
 #[derive(Debug)]
 pub struct SystemClock {
     cycles: quanta::Clock,
     start_cycles: u64,
-    /// The wall time of the start in microseconds, as corrected since.
+    /// The wall time at the start in microseconds, including all corrections since then.
     start_micros: AtomicU64,
     /// The elapsed microseconds at which to read the wall clock again.
     next_look: AtomicU64,
@@ -98,7 +100,7 @@ impl ManualClock {
         ManualClock(Arc::new(AtomicU64::new(now.as_micros())))
     }
 
-    /// Sets the time to `now`, which may be earlier than before.
+    /// Sets the time to `now`, which may be earlier than the current time.
     pub fn set(&self, now: Time) {
         self.0.store(now.as_micros(), Ordering::SeqCst);
     }

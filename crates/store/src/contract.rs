@@ -17,54 +17,64 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 
 /// Keeps the states of many subjects, and decides requests atomically.
 ///
-/// * [`apply`](Store::apply) looks at all charges at one instant of the store's clock, and then charges all
-///   of them or none. A shadow charge is charged with the others if its own limit allows, and never denies
-///   the request. A charge that stands `Instead` of another is charged as if it had been asked in place of
-///   the other. A denial by the replaced charge then does not matter.
-/// * A charge with [`OnDenied::Charge`](tollgate_core::OnDenied::Charge) also counts denied requests,
-///   whichever charge denies them. A charge with [`OnDenied::Strike`](tollgate_core::OnDenied::Strike)
-///   counts the denials of the charge it watches, and its own, but not those of other charges. The outcomes
-///   of both kinds describe the state after the count.
-/// * Charges of the same key in one request add up: the second sees what the first has taken.
-/// * When the numbers of a limit have changed since a state was written, the first `apply` carries the
-///   state over, even if it denies the request. The charge's `carry_over` says how. Of several charges
-///   of one key the first decides. A limit of another algorithm finds no state and leaves the old state
-///   to expire; GCRA and token bucket count as one algorithm here.
-/// * Apart from these cases, a denied request leaves every state exactly as it was.
-/// * A charge that [needs a state](Charge::needs_state) has its usage recorded elsewhere. If its key has no
-///   state at all, the charge answers [`Unrestored`](tollgate_core::Denial::Unrestored), whatever its cost.
-///   If such a charge enforces, the request is denied and changes no state, not even where denied requests
-///   count. The caller restores the state and asks again. A state of an earlier period is a state.
-/// * A state is kept for [`GRACE`] after it has expired. So a clock that steps back by less than that, or
-///   a delayed request, does not find a full allowance in place of the state.
+/// [`apply`](Store::apply) decides all charges of a request at one instant of the store's clock. Then it
+/// takes all of them or none. A denied request leaves every state exactly as it was, except in the cases
+/// below.
+///
+/// * **Shadows and candidates** never deny the request. A shadow is charged with the others if its own limit
+///   allows the request. A candidate ([`Instead`](tollgate_core::Enforcement::Instead) of another charge) is
+///   charged as if it replaced that charge. A denial by the replaced charge does not matter to it.
+/// * **Charged denials**: a charge with [`OnDenied::Charge`](tollgate_core::OnDenied::Charge) also counts
+///   denied requests, whichever charge denies them.
+/// * **Strikes**: a charge with [`OnDenied::Strike`](tollgate_core::OnDenied::Strike) counts denials by the
+///   charge it watches, and its own denials, but not denials by other charges.
+/// * **Outcomes** of charges that count a denied request describe the state after the count.
+/// * **Charges of the same key** in one request add up: the second charge sees the state after the first.
+///
+/// # Changed numbers
+/// If the numbers of a limit have changed since a state was written, the first `apply` carries over the
+/// state, even if it denies the request. The charge's `carry_over` says how. If several charges have the
+/// same key, the first charge says how. A limit of another algorithm does not find the old state, which
+/// expires later. GCRA and token bucket count as one algorithm here.
+///
+/// # Missing states
+/// A state is kept for [`GRACE`] after it has expired. So a delayed request, or a clock that steps back by
+/// less than [`GRACE`], still finds the state, and not a full allowance.
+///
+/// A charge that [needs a state](Charge::needs_state) has its usage recorded elsewhere. If its key has no
+/// state at all, the charge answers [`Unrestored`](tollgate_core::Denial::Unrestored), whatever its cost.
+/// If such a charge enforces, the request is denied and changes no state, not even a state that counts
+/// denied requests. The caller restores the state and asks again. A state of an earlier period does not
+/// need to be restored.
 ///
 /// # Holds
-/// A hold is taken now and settled or given back later. Stores without holds keep the default methods,
+/// A hold is taken now, and settled or given back later. Stores without holds keep the default methods,
 /// which answer [`StoreError::Unsupported`].
 ///
-/// * [`hold`](Store::hold) decides as `apply` does: all charges at one instant, all or none. If a charge
-///   of a concurrency limit has a cost above 0, `hold` takes one slot until the hold ends or its time is
-///   over. `apply` and `peek` only look whether a slot is free.
-/// * Slots are free when the time of their hold is over, whether or not the hold was ended. The other
-///   charges of the hold come back when the hold is settled. A store does not settle holds by itself; it
-///   only lists the holds that are [due](Store::due_holds).
-/// * A hold that is due and not yet ended can still be committed, because its units were used. Such a
-///   hold can also be extended, unless it had slots: another hold may have these slots by then. A hold
-///   whose slots were [reset](Store::reset) cannot be extended either.
-/// * The numbers of a limit may change after a hold was made. Then the hold is settled in the numbers that
-///   the state has by then: settling carries nothing over. Usage that a change has reset is not given back.
-///   Without a live state, the numbers are those of the hold.
-/// * A charge that [needs state](Charge::needs_state) may have none. If it would take or give back
-///   something, its reservation does not end: the amount is only known after a [restore](Store::restore). A
-///   lease leaves such charges as they are.
-/// * A record is kept for [`RETAIN`](crate::RETAIN) after its hold has ended. An open record is never
-///   forgotten to make room, nor soon after its time is over.
+/// * **Making**: [`hold`](Store::hold) decides as `apply` does: all charges at one instant, all or none. If a
+///   charge of a concurrency limit has a cost above 0, `hold` takes one slot. `apply` and `peek` take no
+///   slot, and only check whether one is free.
+/// * **Slots** become free when the hold ends or expires. They become free at the expiry even if no call has
+///   ended the hold.
+/// * **Other charges** of the hold come back when the hold is settled. A store does not settle holds by
+///   itself. It only lists the [expired holds](Store::due_holds).
+/// * **Expired holds** that have not ended can still be committed, because their units were used. They can
+///   also be extended, unless they had slots: another hold may have these slots by now. A hold that lost its
+///   slots by a [reset](Store::reset) cannot be extended either.
+/// * **Changed numbers**: a hold is settled in the present numbers of the state. Settling carries nothing
+///   over. Usage that a change has reset is not given back. If the state is missing or expired, the hold is
+///   settled in its own numbers.
+/// * **Missing states**: a charge that [needs a state](Charge::needs_state) may have none. If settling a
+///   reservation would take from the charge or give back to it, the reservation does not end before a
+///   [restore](Store::restore). A lease leaves such charges as they are.
+/// * **Records** are kept for [`RETAIN`](crate::RETAIN) after the hold has ended. The record of an open hold
+///   is never forgotten to make room. It is also kept for a time after the hold has expired.
 ///
 /// # Wrappers
-/// A store that wraps another returns the other from [`inner`](Store::inner), and implements only the
+/// A store that wraps another store returns that store from [`inner`](Store::inner). It implements only the
 /// methods to which it adds something. All other methods forward to the inner store.
 pub trait Store: Send + Sync {
-    /// Returns the store that this one wraps, if it wraps one.
+    /// Returns the store that this store wraps, if it wraps one.
     fn inner(&self) -> Option<&dyn Store> {
         None
     }
@@ -74,8 +84,8 @@ pub trait Store: Send + Sync {
         self.inner().map_or("other", Store::name)
     }
 
-    /// Returns whether the state lives in this process only. Such a state cannot fail, and ends with the
-    /// process.
+    /// Returns whether the states live in this process only. Such a store always answers, and its states end
+    /// with the process.
     fn is_local(&self) -> bool {
         self.inner().is_some_and(Store::is_local)
     }
@@ -89,8 +99,8 @@ pub trait Store: Send + Sync {
     /// Decides `charges`, and takes the units if all enforcing charges allow the request.
     fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied>;
 
-    /// Like `apply`, but writes an answer that is ready at once to `applied`. Returns any other answer. A
-    /// store in memory implements this to save copies of the outcomes.
+    /// Does the same as `apply`. If the decision is ready at once, writes it to `applied` and returns `None`.
+    /// Otherwise returns the answer. A store in memory implements this to save copies of the outcomes.
     fn apply_into<'a>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -106,11 +116,12 @@ pub trait Store: Send + Sync {
         }
     }
 
-    /// Returns what `apply` would decide at this instant. Takes nothing; `remaining` is the present amount.
+    /// Returns what `apply` would decide at this instant. Takes nothing, so `remaining` is the amount before
+    /// the request.
     fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied>;
 
     /// Gives back `units` of each charge that were taken at `charged_at`, as reported by
-    /// [`Applied::now`]. An amount that has come back by itself since is not given back twice.
+    /// [`Applied::now`]. An amount that has already come back by itself is not given back twice.
     fn refund<'a>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -121,18 +132,18 @@ pub trait Store: Send + Sync {
     /// Forgets the state of each charge, as if its subject had never been seen.
     fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()>;
 
-    /// Writes the balances of quotas that have no state, in the order of the charges. If two callers restore
-    /// at once, the first wins. A balance of an earlier period is rolled forward, as a state would be.
-    /// Limits that are not quotas are left alone.
+    /// Writes `balances` as the states of quotas that have no state. Balance `i` belongs to charge `i`. If
+    /// two callers restore the same quota, the first wins. A balance of an earlier period is carried over
+    /// into the current period, as a state would be. Limits that are not quotas stay as they are.
     fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
         forwarded(self.inner(), "restored usage", |it| {
             it.restore(charges, balances)
         })
     }
 
-    /// Adds to the usage of a quota in the current period, and to the amount beyond its limit. Neither goes
-    /// below zero; usage may go above the limit. Returns the new balance; `None`, with nothing changed, if
-    /// there is no state or the limit is not a quota.
+    /// Adds `used` to the usage of a quota in the current period, and `extra` to the amount beyond its limit.
+    /// Neither sum falls below zero. The usage may exceed the limit. Returns the new balance. If there is no
+    /// state, or the limit is not a quota, changes nothing and returns `None`.
     fn adjust<'a>(
         &'a self,
         charge: &'a Charge<'a>,
@@ -165,8 +176,8 @@ pub trait Store: Send + Sync {
         forwarded(self.inner(), HOLDS, |it| it.settle(id, how))
     }
 
-    /// Extends a hold to `ttl` from now, if that is later than its end. A lease needs its token, and a
-    /// reservation has none.
+    /// Extends a hold to `ttl` from now, unless it already lasts longer. For a lease, `token` is its
+    /// secret. For a reservation, `token` is `None`.
     fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
         forwarded(self.inner(), HOLDS, |it| it.extend(id, ttl, token))
     }
@@ -176,14 +187,14 @@ pub trait Store: Send + Sync {
         forwarded(self.inner(), HOLDS, |it| it.find_hold(id))
     }
 
-    /// Records a hold whose charges were taken before, for example by a process that has ended. Returns
-    /// whether the hold was new. Charges nothing, and takes no slots.
+    /// Records a hold that was made before, for example by a process that has ended. Returns whether the hold
+    /// was new. Charges nothing, and takes no slots.
     fn put_hold<'a>(&'a self, record: &'a HoldRecord) -> Reply<'a, bool> {
         forwarded(self.inner(), HOLDS, |it| it.put_hold(record))
     }
 
-    /// Returns up to `most` holds whose time is over, the longest overdue first. Some of them may have ended
-    /// already: [settling](Store::settle) these with [`Settle::Expire`] removes them from the list.
+    /// Returns up to `most` expired holds, the earliest expiry first. Some of them may have ended already. To
+    /// remove a hold from the list, [settle](Store::settle) it with [`Settle::Expire`].
     fn due_holds(&self, most: usize) -> Reply<'_, Vec<HoldId>> {
         match self.inner() {
             Some(inner) => inner.due_holds(most),
@@ -191,7 +202,7 @@ pub trait Store: Send + Sync {
         }
     }
 
-    /// Returns up to `most` holders of a slot of a concurrency limit; none for other limits.
+    /// Returns up to `most` holders of the slots of a concurrency limit. Other limits have no holders.
     fn holders<'a>(&'a self, charge: &'a Charge<'a>, most: usize) -> Reply<'a, Vec<Holder>> {
         forwarded(self.inner(), HOLDS, |it| it.holders(charge, most))
     }
@@ -201,7 +212,7 @@ pub trait Store: Send + Sync {
         forwarded(self.inner(), "usage figures", |it| it.usage())
     }
 
-    /// Forgets some of the expired states, if the store does not do that by itself.
+    /// Forgets some of the expired states, if the store does not forget them by itself.
     fn sweep(&self) {
         if let Some(inner) = self.inner() {
             inner.sweep();
@@ -211,7 +222,7 @@ pub trait Store: Send + Sync {
 
 const HOLDS: &str = "reservations or leases";
 
-/// Makes a call to the inner store, if there is one.
+/// Calls the inner store. Without an inner store, answers [`StoreError::Unsupported`].
 fn forwarded<'a, T>(
     inner: Option<&'a dyn Store>,
     what: &'static str,
@@ -263,9 +274,10 @@ impl Store for Arc<dyn Store> {
 /// The units that a request asks for. For each unit, a charge takes its `cost`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// This many units, or none.
+    /// The request needs this many units, and gets all or none of them.
     Exactly(u64),
-    /// As many as are available, at least one, and at most this many.
+    /// The request gets as many units as are available, up to this many. It is denied if there is not even
+    /// one.
     UpTo(u64),
 }
 
@@ -279,7 +291,7 @@ impl Ask {
     }
 }
 
-/// One outcome per charge, in the order of the charges.
+/// The outcomes of the charges, in the order of the charges.
 pub type Outcomes = SmallVec<[Outcome; 6]>;
 
 /// The decision of a store.
@@ -289,7 +301,7 @@ pub struct Applied {
     pub now: Time,
     /// Whether every enforcing charge allows the request.
     pub allowed: bool,
-    /// The units taken; 0 if denied.
+    /// The units that were taken; 0 if the request is denied.
     pub granted: u64,
     /// The outcome of each charge.
     pub outcomes: Outcomes,
@@ -300,11 +312,11 @@ pub struct Applied {
 /// How the charges of a request were taken together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Guarantee {
-    /// All at one instant, or none.
+    /// The store took all charges at one instant, or none.
     #[default]
     Atomic,
-    /// Server by server, because several servers hold the keys. Units taken before a server denied were
-    /// given back.
+    /// The store took the charges server by server, because several servers have the keys. If a server
+    /// denied, the store gave back the units that it had taken on other servers.
     Compensated,
 }
 
@@ -335,7 +347,7 @@ pub struct Usage {
     pub keys: u64,
     /// The bytes that the states occupy; 0 if unknown.
     pub bytes: u64,
-    /// The requests of new subjects that were decided by a shared state, because the store was full.
+    /// How many requests of new subjects were decided by a shared state, because the store was full.
     pub shared: u64,
 }
 
@@ -367,16 +379,16 @@ pub enum StoreError {
     /// The store is full of open holds.
     #[error("the store is full of open holds: settle some, or use a shorter time to live")]
     TooManyHolds,
-    /// The store does not do this.
+    /// The store does not support this.
     #[error("this store does not support {0}")]
     Unsupported(&'static str),
-    /// The store reports an error of its own.
+    /// The store itself reported an error, for example from a script.
     #[error("the store reports an error: {0}")]
     Script(Arc<str>),
 }
 
 impl StoreError {
-    /// Returns the kind of error in metrics.
+    /// Returns the name of the error in metrics.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {

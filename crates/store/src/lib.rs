@@ -1,8 +1,8 @@
 //! The contract of a store, and the store in memory.
 //!
 //! A [`Store`] decides all charges of a request in one atomic step, on its own clock. Stores know
-//! charges, and nothing of rules or transports. [`MemoryStore`] keeps the state of one process. The
-//! crate `tollgate-conformance` is the test suite that every store passes.
+//! charges, but not rules or transports. [`MemoryStore`] keeps the states of one process. The crate
+//! `tollgate-conformance` is the test suite that every store passes.
 
 mod answer;
 pub mod breaker;

@@ -1,5 +1,5 @@
-//! Random mixes of algorithms: if one enforcing charge denies, every state stays the same bit by bit;
-//! otherwise every charge is taken in full.
+//! Sends requests with random mixes of algorithms. If one enforcing charge denies, every state stays exactly
+//! the same. Otherwise every charge is taken in full.
 
 mod common;
 
@@ -50,7 +50,7 @@ fn request(subjects: usize) -> impl Strategy<Value = (Vec<Item>, Ask)> {
     (prop::collection::vec(item, 1..=6), ask)
 }
 
-/// Limits, and a sequence of requests.
+/// Makes random limits, and a random sequence of requests.
 fn scene() -> impl Strategy<Value = (Vec<Limit>, Vec<Step>)> {
     prop::collection::vec(limit(), 1..=6).prop_flat_map(|limits| {
         let passes = prop_oneof![4 => 0..100_u64, 1 => 0..200_000_u64];
@@ -96,7 +96,7 @@ fn states(store: &MemoryStore<ManualClock>, limits: &[Limit]) -> Vec<(u64, Optio
     .collect()
 }
 
-/// Returns `cases` times `TOLLGATE_PROOF_CASES`.
+/// Returns `cases` times the value of `TOLLGATE_PROOF_CASES`.
 #[allow(clippy::expect_used, reason = "a wrong number fails the test")]
 fn cases(cases: u32) -> u32 {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();

@@ -1,5 +1,6 @@
-//! A decision on known keys allocates nothing. The tests try every algorithm, one to six charges,
-//! allowed and denied requests, shadows, and `Ask::UpTo`. The counter counts this thread only.
+//! Checks that a decision on known keys does not allocate memory. The tests try every algorithm, one to six
+//! charges, allowed and denied requests, shadows, and `Ask::UpTo`. They count the allocations of this thread
+//! only.
 
 mod common;
 
@@ -8,14 +9,14 @@ use tollgate_conformance::Kind;
 use tollgate_core::{Charge, Enforcement, OnDenied, Span};
 use tollgate_store::{Ask, ManualClock, MemoryStore};
 
-/// The time between requests, so that every second has the same number of them.
+/// The time between requests. Every second has the same number of requests.
 const PACE: Span = Span::from_millis(5);
 
 fn allocations(run: impl FnOnce()) -> u64 {
     allocation_counter::measure(run).count_total
 }
 
-/// Two windows of requests, some allowed and some denied.
+/// Makes requests during two windows. Some are allowed, and some are denied.
 fn two_windows(store: &MemoryStore<ManualClock>, charges: &[Charge<'_>], ask: Ask) {
     let (mut allowed, mut refused) = (0, 0);
     for _ in 0..400 {

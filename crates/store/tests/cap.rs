@@ -1,12 +1,21 @@
-//! The bound on keys: invented subjects fill the store up to the bound, reset no other subject, and are
-//! forgotten in time.
+//! Checks the bound on keys. Invented subjects fill the store up to the bound, do not reset other subjects,
+//! and are forgotten when they expire.
 //!
 //! # Bytes
-//! A full store of `max_keys: 1000000` takes at most this many bytes per key of the bound, by the count
-//! of the allocator. 61 for token bucket, GCRA and leaky bucket, 70 for fixed window, 87 for the
-//! two-window counter, 60 for the sliding counter, 101 for the sliding log. States of the last two hold
-//! memory of their own, so fewer of them fit. Tables grow in powers of two, so other bounds fill them
-//! better or worse. Keys that come and go may double a table once: at most 128 bytes.
+//! The tests count the memory of a full store with `max_keys: 1000000`. For each key of the bound, the store
+//! takes at most this many bytes:
+//!
+//! | algorithm | bytes |
+//! |---|---|
+//! | token bucket, GCRA, leaky bucket | 61 |
+//! | fixed window | 70 |
+//! | two-window counter | 87 |
+//! | sliding counter | 60 |
+//! | sliding log | 101 |
+//!
+//! States of the sliding counter and the sliding log have memory of their own, so fewer of them fit. Tables
+//! grow in powers of two, so with other bounds they are more or less full. When keys come and go, a table
+//! may double once: it takes at most 128 bytes per key.
 
 mod common;
 
@@ -21,7 +30,7 @@ type Store = MemoryStore<ManualClock>;
 
 const MAX_KEYS: u64 = 1_000_000;
 const SHARDS: u64 = 64;
-/// Far from the numbers of other subjects.
+/// The number of the first invented subject, far from the numbers of other subjects.
 const INVENTED: u64 = 1 << 40;
 const CAPACITY: u64 = 10;
 
@@ -42,14 +51,15 @@ fn flood(store: &Store, limit: &Limit, first: u64, count: u64) -> u64 {
         .sum()
 }
 
-/// Returns the bytes that `run` leaves allocated, and the most it had, by the count of the allocator.
+/// Returns the bytes that are allocated after `run`, and the most that were allocated during `run`.
 fn allocated(run: impl FnOnce()) -> (u64, u64) {
     let info = allocation_counter::measure(run);
     (info.bytes_current.unsigned_abs(), info.bytes_max)
 }
 
-/// Twenty million subjects against a bound of a million: 64 bytes per key, and no key above the bound.
-/// The million states and the shared states bound the admitted requests.
+/// Sends requests of twenty million subjects to a store for a million keys. The store takes at most 64 bytes
+/// per key, and never has more keys than the bound. Only subjects with their own state, and the shared
+/// states, admit requests.
 #[test]
 fn twenty_million_invented_subjects_fill_a_million_keys_and_no_more() {
     let limit = Kind::Gcra.limit(CAPACITY, Span::HOUR);
@@ -71,7 +81,7 @@ fn twenty_million_invented_subjects_fill_a_million_keys_and_no_more() {
             );
         }
         let now = store.usage();
-        // Every subject with its own state was admitted once; the rest shared one state per shard.
+        // Every subject with its own state was admitted once. The other subjects shared one state per shard.
         let own = now.keys - SHARDS - 1;
         assert_eq!(admitted, own + SHARDS * CAPACITY);
         assert_eq!(now.shared, 20_000_000 - own);
@@ -88,10 +98,11 @@ fn twenty_million_invented_subjects_fill_a_million_keys_and_no_more() {
     println!("gcra: {usage:?}, allocator: {bytes} now, {peak} at most");
 }
 
-/// The size of a full store of a million keys, by algorithm: per key of the bound, and per state.
+/// Checks the size of a store that is full with a million keys of one algorithm.
 #[test]
 fn every_algorithm_stays_within_its_bytes() {
-    // Bytes per state, and per key of the bound: a state with heap memory counts as several keys.
+    // The numbers are bytes per state, and bytes per key of the bound. They differ if a state has heap
+    // memory, because it then counts as several keys.
     for (kind, per_state, per_key) in [
         (Kind::FixedWindow, 70, 70),
         (Kind::SlidingLog, 201, 101),
@@ -138,14 +149,15 @@ fn every_algorithm_stays_within_its_bytes() {
     }
 }
 
-/// Removed keys may leave marks that make a table double once, and never more. The test uses bounds of
-/// several sizes, because tables grow in powers of two.
+/// Removed keys may leave marks in a table, which can make the table double. It must double at most once. The
+/// test uses bounds of several sizes, because tables grow in powers of two.
 #[test]
 fn keys_that_come_and_go_take_at_most_128_bytes() {
     let limit = Kind::Gcra.limit(CAPACITY, Span::from_secs(100));
     for max_keys in [60_000, 75_000, 90_000, 100_000, 114_000] {
         let store = store(max_keys);
-        // A state lasts for eleven rounds, and the sweep is a round or two late.
+        // A state lasts for eleven rounds, and is forgotten one or two rounds later. So there is always room
+        // if each round brings a sixteenth of the bound.
         let newcomers = max_keys / 16;
         for round in 0..300 {
             flood(&store, &limit, round * newcomers, newcomers);
@@ -190,7 +202,7 @@ fn full_of(keys: u64, kind: Kind) -> (Store, Limit) {
     let limit = kind.limit(CAPACITY, Span::HOUR);
     let mut number = 0;
     while store.usage().shared == 0 {
-        // The overflow key of another rule, so that the shared state of the tests stays fresh.
+        // Use the overflow key of another rule, so that the shared state of the tests stays unused.
         let filler = Charge {
             overflow: key(u64::MAX - 1),
             ..charge(INVENTED + number, &limit)
@@ -229,8 +241,8 @@ fn new_subjects_share_one_state_while_the_store_is_full() {
     }
 }
 
-/// A full store counts no strikes of new subjects, so that none is blocked for the denials of others. The
-/// watched limit still holds.
+/// A full store does not count strikes of new subjects, so that no subject is blocked for the denials of
+/// others. The watched limit still acts.
 #[test]
 fn strikes_of_new_subjects_are_not_shared_while_the_store_is_full() {
     let (store, limit) = full_of(100, Kind::Gcra);
@@ -242,7 +254,7 @@ fn strikes_of_new_subjects_are_not_shared_while_the_store_is_full() {
         };
         [charge(number, &limit), watching]
     };
-    // A subject that has a state, and most of its allowance.
+    // This subject has its own state, and most of its allowance left.
     let known = INVENTED;
     assert_eq!(store.apply(&pair(1), Ask::UpTo(50)).granted, CAPACITY);
     let keys = store.usage().keys;
@@ -253,7 +265,7 @@ fn strikes_of_new_subjects_are_not_shared_while_the_store_is_full() {
     }
     assert_eq!(store.usage().keys, keys);
     assert!(store.apply(&pair(known), Ask::Exactly(1)).allowed);
-    // With room, strikes are counted.
+    // When there is room, strikes are counted.
     for number in 1..9 {
         store.reset(&[charge(INVENTED + number, &limit)]);
     }
@@ -288,7 +300,7 @@ fn a_subject_that_leaves_the_shared_state_gains_nothing() {
             7,
             "{kind:?}"
         );
-        // Half of the others expire: now there is room.
+        // Remove the states of a hundred other subjects, so that there is room.
         for number in 0..100 {
             store.reset(&[charge(INVENTED + number, &limit)]);
         }
@@ -298,7 +310,7 @@ fn a_subject_that_leaves_the_shared_state_gains_nothing() {
         assert_eq!(store.usage().keys, keys + 1, "{kind:?}: a state of its own");
         assert_eq!(7 + more, CAPACITY, "{kind:?}");
         assert!(!one_of(&store, newcomer), "{kind:?}");
-        // Another subject gains nothing either: it may have used the shared state.
+        // Another new subject also starts from the shared state, because it may have used that state.
         assert_eq!(
             store
                 .apply(&[charge(2, &limit)], Ask::UpTo(u64::MAX))
@@ -320,7 +332,7 @@ fn new_subjects_get_their_own_states_again_in_time() {
     }
 }
 
-/// The algorithm of the states that fill the store does not matter.
+/// Fills the store with states of each algorithm. New subjects get their own states again when these expire.
 #[test]
 fn new_subjects_get_their_own_states_again_after_any_algorithm_filled_the_store() {
     for kind in Kind::ALL {
@@ -358,8 +370,8 @@ fn a_sweep_forgets_expired_states_and_frees_memory() {
     }
 }
 
-/// A log in a full store merges its newest entries instead of growing: they count a little longer, and
-/// never too short.
+/// A sliding log in a full store merges its newest entries instead of growing. Merged entries may count a
+/// little too long, but never too short.
 #[test]
 fn sliding_logs_do_not_grow_in_a_full_store() {
     const LIMIT: u64 = 5_000;
@@ -376,14 +388,14 @@ fn sliding_logs_do_not_grow_in_a_full_store() {
         most = most.max(store.usage().bytes);
     }
     assert_eq!(admitted, [LIMIT; SUBJECTS]);
-    // 64 bytes for each of the 1,024 keys. A log that doubles in the last step may exceed them.
+    // The bound is 64 bytes for each of the 1,024 keys. A log that doubles in the last step may exceed it.
     assert!(most <= 2 * 64 * 1_024, "{most} bytes");
-    // Merged entries leave together, when the last of them leaves.
+    // Merged entries leave the window together, when the last of them leaves.
     store.clock().set(START + Span::HOUR);
     assert!(left(&store, charge(0, &limit)) <= 1);
 }
 
-/// Numbers that change with every request are forgotten.
+/// If the numbers of a limit change with every request, the old numbers are forgotten.
 #[test]
 fn changing_numbers_of_one_key_do_not_pile_up() {
     let store = store(100_000);
@@ -392,6 +404,6 @@ fn changing_numbers_of_one_key_do_not_pile_up() {
         store.apply(&[charge(1, &limit)], Ask::Exactly(1));
     }
     let usage = store.usage();
-    // Without forgetting, this would be some megabytes.
+    // If the old numbers were not forgotten, the store would have some megabytes.
     assert!(usage.bytes < 128 * 1_024, "{usage:?}");
 }

@@ -1,6 +1,6 @@
-//! 64 threads on one limit: exactly the limit is admitted, with one rule and with several, while the
-//! clock stands still and while it moves. Requests in opposite orders never deadlock. A request that one
-//! rule denies is counted by no other.
+//! Runs 64 threads on the same limits. Exactly the limit is admitted, with one rule and with several rules,
+//! while the clock stands still and while it moves. Requests in opposite orders never deadlock. If one rule
+//! denies a request, no other rule counts it.
 
 mod common;
 
@@ -19,8 +19,8 @@ const LIMIT: u64 = 1_000;
 
 type Store = MemoryStore<ManualClock>;
 
-/// Starts all threads at once. Each runs `attempt` with the numbers of the thread and of the attempt.
-/// Returns the sum of the granted units.
+/// Starts all threads at once. Each thread calls `attempt` many times, with its own number and the number of
+/// the attempt. Returns the sum of the granted units.
 fn storm(attempt: impl Fn(u64, u64) -> u64 + Sync) -> u64 {
     let (granted, start) = (AtomicU64::new(0), Barrier::new(usize::from(THREADS)));
     thread::scope(|scope| {
@@ -36,10 +36,10 @@ fn storm(attempt: impl Fn(u64, u64) -> u64 + Sync) -> u64 {
     granted.into_inner()
 }
 
-/// Moves the clock on by `step` at every sixteenth attempt, and never to or beyond `end`.
+/// Moves the clock on by `step` at every sixteenth attempt. The clock always stays before `end`.
 fn move_on(store: &Store, i: u64, step: Span, end: Time) {
     let clock = store.clock();
-    // All threads may have seen the same instant before one of them moves the clock.
+    // All threads may read the same instant, and then each of them moves the clock.
     let margin = Span::from_micros(u64::from(THREADS) * step.as_micros());
     if i.is_multiple_of(16) && clock.now() + margin < end {
         clock.advance(step);
@@ -77,7 +77,7 @@ fn one_rule_admits_exactly_its_limit_while_time_stands_still() {
 #[test]
 fn one_rule_admits_exactly_its_limit_while_time_moves_by_less_than_refills() {
     for kind in Kind::ALL {
-        // A token of a meter takes 3.6 s, and no window ends within that time.
+        // A token refills in 3.6 s, and no window ends before `end`. So nothing comes back before `end`.
         let (store, limit) = (store(1_000_000), kind.limit(LIMIT, Span::HOUR));
         let (one, end) = (charge(1, &limit), START + Span::from_micros(3_599_999));
         let admitted = storm(|_, i| {
@@ -97,7 +97,7 @@ fn the_tightest_of_several_rules_is_admitted_and_all_count_the_same() {
         let tight = kind.limit(LIMIT, Span::HOUR);
         let loose = other.limit(100 * LIMIT, Span::HOUR);
         let looser = kind.limit(200 * LIMIT, Span::HOUR);
-        // In different shards, and in every order.
+        // The keys are in different shards, and requests name them in every order.
         let charges = [charge(1, &tight), charge(2, &loose), charge(3, &looser)];
         let admitted = storm(|turn, i| one_of(&store, &turned(charges, turn + i)));
         assert_eq!(admitted, LIMIT, "{kind:?} with {other:?}");
@@ -132,7 +132,8 @@ fn several_rules_count_the_same_while_time_moves() {
     }
 }
 
-/// A meter that starts empty and never gets full loses nothing: it admits exactly what the time refills.
+/// Checks algorithms that refill steadily. If the allowance starts empty and never gets full, nothing is
+/// lost: exactly the refilled amount is admitted.
 #[test]
 fn meters_admit_exactly_what_the_time_refills() {
     for kind in Kind::ALL.into_iter().filter(|kind| kind.is_meter()) {
@@ -151,7 +152,8 @@ fn meters_admit_exactly_what_the_time_refills() {
     }
 }
 
-/// The clock moves on only after a window was seen spent. So every window was spent, and never exceeded.
+/// The clock moves to the next window only when the current window is spent. So each window must admit
+/// exactly its limit.
 #[test]
 fn every_fixed_window_admits_exactly_its_limit() {
     let (store, limit) = (
@@ -233,7 +235,7 @@ fn opposite_orders_never_deadlock() {
     }
 }
 
-/// Tight rules deny most requests. A rule that all requests share counts only those that passed.
+/// Tight rules deny most requests. A rule that all requests share counts only the requests that passed.
 #[test]
 fn a_request_that_one_rule_denies_is_counted_by_no_other() {
     for kind in Kind::ALL {

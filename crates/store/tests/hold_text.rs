@@ -1,5 +1,6 @@
-//! Records of holds as text. Every record reads back as it was. A changed text is a record or an error.
-//! Texts that a running deployment has stored are still read.
+//! Checks the text form of hold records. A record that is written and read again stays the same. A changed
+//! text gives a record or an error, and never a panic. Texts that running deployments have stored can still
+//! be read.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -64,7 +65,7 @@ fn schedule() -> impl Strategy<Value = Schedule> {
     )
 }
 
-/// Numbers that `core` accepts, of every algorithm.
+/// Makes a random limit of any algorithm.
 fn limit() -> impl Strategy<Value = Limit> {
     let numbers = || (amount(), span());
     let any = prop_oneof![
@@ -147,7 +148,7 @@ fn record() -> impl Strategy<Value = HoldRecord> {
     )
 }
 
-/// `cases` times the value of `TOLLGATE_PROOF_CASES`.
+/// Returns `cases` times the value of `TOLLGATE_PROOF_CASES`.
 #[allow(clippy::expect_used, reason = "a wrong number fails the test")]
 fn cases(cases: u32) -> u32 {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
@@ -187,8 +188,8 @@ const FIRST: &str = "hold/1 h1-00000002-00000000000000000000000000000001 reserva
 
 const KEYS: &str = "0000000000000000000000000000000a 0000000000000000000000000000000b";
 
-/// The text of one charge of version 1, and its limit. Running deployments have stored such texts: never
-/// change one, only add others.
+/// Returns texts of charges in version 1, each with its limit. Running deployments have stored such texts. So
+/// never change a text here: only add more.
 fn stored() -> Vec<(&'static str, Limit)> {
     let minute = |amount| Rate::new(amount, Span::MINUTE).unwrap();
     let days =

@@ -1,4 +1,4 @@
-//! Holds under contention, and the bounds on them.
+//! Checks holds that many threads use at once, and the bounds on holds.
 
 mod common;
 
@@ -124,7 +124,7 @@ fn an_open_hold_is_never_forgotten_to_make_room() {
         let done = store.settle(*id, Settle::Release);
         assert!(matches!(done, Settled::Done(_)), "{done:?}");
     }
-    // An ended hold makes room.
+    // An ended hold makes room for a new hold.
     for number in 1_001..=1_160 {
         let held = store.hold(&[], 1, &reservation(number));
         assert!(matches!(held, Ok(Held::Taken { .. })), "{held:?}");

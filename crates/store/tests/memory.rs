@@ -1,5 +1,5 @@
-//! The memory store passes the conformance suite, with one shard and with all of them. So does the
-//! reference store.
+//! Checks that the memory store passes the conformance suite, with one shard and with all shards. The
+//! reference store has to pass too.
 
 use tollgate_conformance::reference::ReferenceStore;
 use tollgate_conformance::{Fixture, block_on};
@@ -53,7 +53,7 @@ mod many_shards {
 mod one_shard {
     use super::*;
 
-    // Below two thousand keys there is one shard. The larger cases of the suite still fit.
+    // A store for fewer than two thousand keys has one shard. The larger cases of the suite still fit.
     tollgate_conformance::conformance_suite! {
         fixture: Memory::of(2_047),
         block_on: block_on,

@@ -31,7 +31,8 @@ fn watcher(number: u64, limit: &Limit) -> Charge<'_> {
     }
 }
 
-/// Returns each kind, as [`limits`] does, or none if the store cannot decide charges that depend on each other.
+/// Returns the kinds of [`limits`]. Returns none if the store cannot decide charges that depend on each
+/// other.
 fn together(fixture: &impl Fixture) -> impl Iterator<Item = (Kind, u64, Time, Limit)> {
     limits(fixture, WINDOW).filter(|_| fixture.range().judges_together())
 }
@@ -43,7 +44,7 @@ async fn strike(fixture: &impl Fixture, charges: &[Charge<'_>]) -> Applied {
     applied
 }
 
-/// The first denials are free. Then each blocks for longer, up to the longest block.
+/// The first denials are free. Each further denial blocks for longer, up to the longest block.
 pub async fn denials_beyond_the_free_ones_block_for_longer_and_longer(fixture: &impl Fixture) {
     let blocks = backoff(SCHEDULE);
     for (kind, n, start, _) in together(fixture) {
@@ -72,7 +73,8 @@ pub async fn denials_beyond_the_free_ones_block_for_longer_and_longer(fixture: &
     }
 }
 
-/// During a block the watched limit is not charged. After the block it has its whole allowance.
+/// During a block, nothing is taken from the watched limit. After the block, the subject has its whole
+/// allowance.
 pub async fn a_block_takes_nothing_from_the_watched_limit(fixture: &impl Fixture) {
     let blocks = backoff(Schedule {
         after: 0,
@@ -110,7 +112,8 @@ pub async fn strikes_are_forgotten_after_a_quiet_time(fixture: &impl Fixture) {
     }
 }
 
-/// A request during a block lengthens it, up to the longest block from then on. A peek does not.
+/// A request during a block adds the penalty to the block. The block then ends at most the longest block
+/// after this request. A peek adds nothing.
 pub async fn a_request_during_a_block_adds_the_penalty(fixture: &impl Fixture) {
     let blocks = backoff(Schedule {
         after: 0,
@@ -130,7 +133,7 @@ pub async fn a_request_during_a_block_adds_the_penalty(fixture: &impl Fixture) {
             let peeked = peek(fixture, &pair, Ask::Exactly(1)).await;
             assert_eq!(promised(&peeked.outcomes[1]), at(until), "{kind:?}");
         }
-        // A clock that goes back neither shortens a block nor lets it grow beyond the longest.
+        // If the clock goes back, a block is not shortened, and does not grow beyond the longest block.
         fixture.set_time(at(0));
         let applied = apply(fixture, &pair, Ask::Exactly(1)).await;
         assert_eq!(promised(&applied.outcomes[1]), at(2400), "{kind:?}");
@@ -139,7 +142,7 @@ pub async fn a_request_during_a_block_adds_the_penalty(fixture: &impl Fixture) {
     }
 }
 
-/// Only a denial by the watched charge is a strike, whether others deny too or not.
+/// Only a denial by the watched charge is a strike. It does not matter whether other charges deny too.
 pub async fn denials_by_other_charges_are_not_strikes(fixture: &impl Fixture) {
     let blocks = backoff(SCHEDULE);
     for (kind, n, _, limit) in together(fixture) {
@@ -154,7 +157,7 @@ pub async fn denials_by_other_charges_are_not_strikes(fixture: &impl Fixture) {
         }
         let applied = apply(fixture, &all, Ask::Exactly(1 << 40)).await;
         assert_eq!(applied.outcomes[0].remaining, 1, "{kind:?}");
-        // Without a charge at that index there are no strikes.
+        // The request has no charge at index 3, so there are no strikes.
         watching.on_denied = OnDenied::Strike(3);
         apply(fixture, &[watching, spent, watched], Ask::Exactly(1 << 40)).await;
         assert_eq!(left(fixture, watching).await, 1, "{kind:?}");
@@ -175,7 +178,7 @@ pub async fn the_denials_of_a_shadow_are_strikes(fixture: &impl Fixture) {
             assert!(applied.allowed, "{kind:?}");
             assert_eq!(applied.outcomes[1].is_allowed(), !blocked, "{kind:?}");
         }
-        // An enforcing back-off lets this request pass, and denies the next.
+        // An enforcing back-off lets this request pass, and denies the next request.
         let strict = watcher(n + 200, &blocks);
         for _ in 0..2 {
             let applied = strike(fixture, &[pair[0], strict]).await;
@@ -185,7 +188,7 @@ pub async fn the_denials_of_a_shadow_are_strikes(fixture: &impl Fixture) {
     }
 }
 
-/// A back-off bounds no amount, ignores refunds, and can be reset.
+/// A back-off does not limit an amount, ignores refunds, and can be reset.
 pub async fn a_back_off_counts_denials_and_nothing_else(fixture: &impl Fixture) {
     let blocks = backoff(SCHEDULE);
     for (kind, n, start, limit) in together(fixture) {
@@ -208,7 +211,8 @@ pub async fn a_back_off_counts_denials_and_nothing_else(fixture: &impl Fixture) 
     }
 }
 
-/// A candidate counts what it would have admitted while the charge it would replace is blocked.
+/// A back-off may block the charge that a candidate would replace. During this block, the candidate still
+/// counts the requests that it would have admitted.
 pub async fn a_candidate_ignores_the_block_of_the_charge_it_replaces(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;
@@ -226,7 +230,8 @@ pub async fn a_candidate_ignores_the_block_of_the_charge_it_replaces(fixture: &i
     assert_eq!(left(fixture, candidate).await, CAPACITY - 4);
 }
 
-/// Under another schedule strikes are kept, or their share, or forgotten. Blocks are cut to the new maximum.
+/// When the schedule changes, the strikes stay, or their share stays, or a reset forgets them. Blocks are cut
+/// to the new maximum.
 pub async fn a_changed_schedule_carries_over(fixture: &impl Fixture) {
     if !fixture.range().judges_together() {
         return;

@@ -1,4 +1,4 @@
-//! The usage of a key after the numbers of its limit have changed.
+//! Checks the usage of a key after the numbers of its limit have changed.
 
 use tollgate_core::{CarryOver, Charge, Limit, Span};
 
@@ -7,7 +7,7 @@ use crate::random::Range;
 use crate::{Fixture, Kind, START};
 use tollgate_store::Ask;
 
-/// Returns a charge of cost 1 for subject `number` with this manner of carrying over.
+/// Returns a charge of cost 1 for subject `number` that is carried over as `how` says.
 fn carried(how: CarryOver, number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         carry_over: how,
@@ -15,7 +15,7 @@ fn carried(how: CarryOver, number: u64, limit: &Limit) -> Charge<'_> {
     }
 }
 
-/// Usage stays under new numbers, as far as they can hold it.
+/// Usage stays when the numbers change, up to the new capacity.
 pub async fn a_raised_limit_acts_at_once_and_a_lowered_one_counts_the_usage(
     fixture: &impl Fixture,
 ) {
@@ -68,7 +68,7 @@ pub async fn gcra_and_token_bucket_share_a_state(fixture: &impl Fixture) {
     denied(fixture, charge(1, &gcra), 1).await;
 }
 
-/// The used share stays used, rounded up, whichever numbers have changed.
+/// The used share stays used, rounded up. It does not matter which numbers have changed.
 pub async fn a_proportional_change_keeps_the_used_share(fixture: &impl Fixture) {
     for (kind, n, start) in kinds(fixture) {
         let one = |number, limit| carried(CarryOver::Proportional, number, limit);
@@ -76,7 +76,7 @@ pub async fn a_proportional_change_keeps_the_used_share(fixture: &impl Fixture) 
         take(fixture, one(n, &ten), 5).await;
         assert_eq!(left(fixture, one(n, &twenty)).await, 10, "{kind:?}");
         take(fixture, one(n, &twenty), 1).await;
-        // Eleven of twenty become two of three.
+        // Eleven used of twenty become two used of three.
         take(fixture, one(n, &three), 1).await;
         let denial = denied(fixture, one(n, &three), 1).await;
         assert!(promised(&denial) > start, "{kind:?}");
@@ -102,11 +102,12 @@ pub async fn a_proportional_change_scales_each_entry(fixture: &impl Fixture) {
             fixture.set_time(time);
             take(fixture, Charge { limit: &ten, ..one }, 3).await;
         }
-        // Nine, six and three of ten become four, three and two of four.
+        // 9 of 10 are used now. After the first and the second entry have left, 6 and 3 of 10 are used.
+        // Under the new limit of 4, these become 4, 3 and 2.
         assert_eq!(left(fixture, one).await, 0, "{kind:?}");
         take(fixture, one, 0).await;
         for (time, left_then) in times.into_iter().zip([1, 2, 4]) {
-            // Sub-buckets are a tenth of the window.
+            // A sub-bucket is a tenth of the window, so a cost may count 100 ms longer.
             fixture.set_time(time + WINDOW + Span::from_millis(100));
             assert_eq!(left(fixture, one).await, left_then, "{kind:?}");
         }
@@ -130,7 +131,7 @@ pub async fn a_change_that_resets_gives_the_whole_allowance(fixture: &impl Fixtu
     }
 }
 
-/// A capacity of 0 has no shares: usage is kept, as far as the numbers can hold it.
+/// A capacity of 0 has no shares. So the used amount stays, up to the new capacity.
 pub async fn a_capacity_of_zero_has_no_shares(fixture: &impl Fixture) {
     for (kind, n, _) in kinds(fixture).filter(|(kind, ..)| kind.can_be_zero()) {
         let (ten, none) = (kind.limit(10, WINDOW), kind.limit(0, WINDOW));
@@ -145,7 +146,7 @@ pub async fn a_capacity_of_zero_has_no_shares(fixture: &impl Fixture) {
     }
 }
 
-/// An unlimited rule touches no state: usage from before counts again under the next limit.
+/// An unlimited rule does not change a state. When the rule gets a limit again, earlier usage counts.
 pub async fn an_unlimited_time_changes_no_state(fixture: &impl Fixture) {
     for (kind, n, _) in kinds(fixture) {
         let (ten, twenty) = (kind.limit(10, WINDOW), kind.limit(20, WINDOW));

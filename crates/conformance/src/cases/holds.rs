@@ -1,4 +1,4 @@
-//! Reservations: units that are taken for a while, and settled.
+//! Checks reservations: units that are taken for a while, and settled later.
 
 use std::sync::{Arc, LazyLock};
 
@@ -16,7 +16,7 @@ use tollgate_store::{
 
 /// A window that does not end while a case runs.
 pub(super) const LONG: Span = Span::from_secs(1_000 * 86_400);
-/// A window of [`CAPACITY`] that does not end while a case runs.
+/// A limit of [`CAPACITY`] in a window that does not end while a case runs.
 pub(super) static ENDLESS: LazyLock<Limit> =
     LazyLock::new(|| Kind::FixedWindow.limit(CAPACITY, LONG));
 pub(super) static ONE_SLOT: LazyLock<Limit> = LazyLock::new(|| slots(1));
@@ -42,7 +42,7 @@ pub(super) async fn hold(
     held.expect("the store answers")
 }
 
-/// Holds `units`, or fails.
+/// Makes a hold of `units`, and fails unless it is allowed.
 pub(super) async fn held(
     fixture: &impl Fixture,
     charges: &[Charge<'_>],
@@ -67,7 +67,7 @@ pub(super) async fn settle(fixture: &impl Fixture, number: u128, how: Settle) ->
     settled.expect("the store answers")
 }
 
-/// Ends a hold, or fails.
+/// Ends a hold, and fails unless the store ends it now.
 pub(super) async fn ended(fixture: &impl Fixture, number: u128, how: Settle) -> Arc<HoldRecord> {
     match settle(fixture, number, how).await {
         Settled::Done(record) => record,
@@ -103,7 +103,7 @@ pub(super) fn taken(record: &HoldRecord) -> Vec<u64> {
     record.charges.iter().map(|it| it.taken).collect()
 }
 
-/// A reservation takes its units at once. A commit gives the unused ones back.
+/// A reservation takes its units at once. A commit gives back the unused units.
 pub async fn a_commit_of_less_gives_back_the_rest(fixture: &impl Fixture) {
     for (kind, n, start, limit) in limits(fixture, Span::HOUR) {
         let one = charge(n, &limit);
@@ -132,7 +132,7 @@ pub async fn a_commit_of_all_changes_nothing(fixture: &impl Fixture) {
     }
 }
 
-/// The overrun is taken from what is left, and then from the overdraft.
+/// A commit takes an overrun from the amount left, and then from the overdraft.
 pub async fn a_commit_of_more_takes_the_overrun_up_to_the_overdraft(fixture: &impl Fixture) {
     for (kind, n, start, limit) in limits(fixture, Span::HOUR) {
         for (overdraft, actual, expected) in [(0, 8, 8), (0, 13, 10), (2, 13, 12), (5, 13, 13)] {
@@ -192,7 +192,7 @@ pub async fn an_overdraft_refills_first(fixture: &impl Fixture) {
     }
 }
 
-/// A reset forgets the reserved units too: none are given back, and only an overrun is taken.
+/// A reset forgets the reserved units too. So a later settle gives nothing back, and takes only an overrun.
 pub async fn a_reset_charge_is_not_given_back(fixture: &impl Fixture) {
     for (kind, n, start, limit) in limits(fixture, Span::HOUR) {
         for (place, (how, expected)) in (0..).zip([
@@ -228,7 +228,7 @@ pub async fn a_release_gives_everything_back(fixture: &impl Fixture) {
     }
 }
 
-/// A hold cannot expire early. At its expiry it is due, and all units come back.
+/// A hold cannot expire early. At its expiry, the store lists the hold, and all its units can come back.
 pub async fn a_hold_expires_at_its_expiry_and_not_before(fixture: &impl Fixture) {
     let one = charge(1, &ENDLESS);
     let record = held(fixture, &[one], 6, &reservation(1)).await;
@@ -249,7 +249,7 @@ pub async fn a_hold_expires_at_its_expiry_and_not_before(fixture: &impl Fixture)
     assert_eq!(left(fixture, one).await, CAPACITY);
 }
 
-/// The record decides, not the clock: an expired hold is open until it is settled.
+/// The record says whether a hold is open, not the clock. So an expired hold is open until it is settled.
 pub async fn an_expired_open_hold_can_be_committed_and_extended(fixture: &impl Fixture) {
     let one = charge(1, &ENDLESS);
     held(fixture, &[one], 3, &reservation(1)).await;
@@ -285,7 +285,8 @@ pub async fn an_extension_never_shortens(fixture: &impl Fixture) {
     assert!(matches!(over, Extended::Ended(it) if it.state == HoldState::Released));
 }
 
-/// The same id is the same hold, open or ended. With another request it is a conflict.
+/// A repeated request with the same id finds the same hold, open or ended. Another request with this id is a
+/// conflict.
 pub async fn a_repeated_hold_takes_nothing_again(fixture: &impl Fixture) {
     let one = charge(1, &ENDLESS);
     let record = held(fixture, &[one], 6, &reservation(1)).await;
@@ -336,7 +337,8 @@ pub async fn one_denial_holds_nothing(fixture: &impl Fixture) {
     assert_eq!(left(fixture, all[2]).await, 1);
 }
 
-/// A shadow is charged and settled if it allows. If it denies, it is neither charged nor given back.
+/// A shadow that allows the hold is charged, and settled later. A shadow that denies is not charged, and gets
+/// nothing back.
 pub async fn a_shadow_that_denies_is_not_held(fixture: &impl Fixture) {
     let hundred = Kind::FixedWindow.limit(100, LONG);
     let shadow = enforced(Enforcement::Shadow, charge(2, &ENDLESS));
@@ -379,7 +381,7 @@ pub async fn a_hold_may_have_no_charges(fixture: &impl Fixture) {
     ended(fixture, 1, Settle::Expire).await;
 }
 
-/// Calls about an id that does not exist say so.
+/// Calls with an id that does not exist answer that the hold is unknown.
 pub async fn an_unknown_hold_is_unknown(fixture: &impl Fixture) {
     let token = Token::new(1);
     let lease = Settle::ReleaseLease { token };
@@ -409,7 +411,7 @@ pub async fn a_record_is_restored_unless_it_exists(fixture: &impl Fixture) {
     assert_eq!(left(fixture, one).await, 9);
 }
 
-/// Owners may be long, empty, or have any characters.
+/// An owner may be empty, and may have any characters. A long owner is cut.
 pub async fn a_long_owner_is_cut(fixture: &impl Fixture) {
     let long = "ö".repeat(MAX_OWNER);
     for (number, owner) in [(1, "a b\n%\0ü"), (2, ""), (3, &long)] {
@@ -424,7 +426,7 @@ pub async fn a_long_owner_is_cut(fixture: &impl Fixture) {
     }
 }
 
-/// Units that others have taken meanwhile are not given back twice.
+/// When a hold is settled, other holds can take its units.
 pub async fn settling_a_hold_frees_units_for_others(fixture: &impl Fixture) {
     let limit = Kind::TokenBucket.limit(CAPACITY, LONG);
     let one = charge(1, &limit);

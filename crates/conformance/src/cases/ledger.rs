@@ -1,4 +1,4 @@
-//! Quotas whose usage is also recorded in a ledger: unknown usage, restores, and corrections.
+//! Checks quotas with usage that a ledger also records: unknown usage, restores, and corrections.
 
 use tollgate_core::{
     Admission, Balance, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Recorded,
@@ -52,7 +52,7 @@ fn is_unrestored(outcome: &Outcome) -> bool {
     outcome.admission == Admission::Denied(Denial::Unrestored)
 }
 
-/// Without a state, every call denies, whatever the cost.
+/// Without a state, every request is denied, whatever its cost.
 pub async fn a_recorded_quota_is_not_decided_without_a_state(fixture: &impl Fixture) {
     let one = ledgered(1, &TEN);
     fixture.set_time(NOVEMBER);
@@ -71,7 +71,7 @@ pub async fn a_recorded_quota_is_not_decided_without_a_state(fixture: &impl Fixt
     assert_eq!(read(fixture, one).await, None);
     assert_eq!(adjust(fixture, one, 1, 1).await, None);
     assert_eq!(read(fixture, one).await, None);
-    // Only quotas can be restored, so only they have to be.
+    // Only quotas can be restored, so other limits do not need a restore.
     let rate = Kind::Gcra.limit(CAPACITY, WINDOW);
     take(fixture, ledgered(2, &rate), 1).await;
     restore(fixture, ledgered(2, &rate), balance(DECEMBER, 1, 1)).await;
@@ -79,7 +79,7 @@ pub async fn a_recorded_quota_is_not_decided_without_a_state(fixture: &impl Fixt
     assert_eq!(adjust(fixture, ledgered(2, &rate), 1, 1).await, None);
 }
 
-/// The caller repeats the request after the restore, so no charge counts it.
+/// The caller repeats the request after the restore, so no charge counts the first attempt.
 pub async fn a_request_that_needs_a_restore_leaves_no_trace(fixture: &impl Fixture) {
     let open = Kind::Gcra.limit(CAPACITY, WINDOW);
     let [shut, blocks] = [Kind::FixedWindow, Kind::Backoff].map(|kind| kind.limit(0, WINDOW));
@@ -108,7 +108,7 @@ pub async fn a_request_that_needs_a_restore_leaves_no_trace(fixture: &impl Fixtu
     assert_eq!(left(fixture, counting).await, CAPACITY);
 }
 
-/// The shadow reports that it needs a restore, and is not charged.
+/// A shadow without a state reports that it needs a restore, and is not charged. The request passes.
 pub async fn a_shadow_that_needs_a_restore_denies_nothing(fixture: &impl Fixture) {
     let open = Kind::Gcra.limit(CAPACITY, WINDOW);
     fixture.set_time(NOVEMBER);
@@ -167,7 +167,7 @@ pub async fn an_existing_state_is_not_restored(fixture: &impl Fixture) {
     assert_eq!(read(fixture, two).await, Some(balance(DECEMBER, 8, 1)));
 }
 
-/// A restore under other numbers that would reset the state leaves it alone.
+/// A restore does not change an existing state, even under other numbers that would reset the state.
 pub async fn a_restore_does_not_convert_an_existing_state(fixture: &impl Fixture) {
     let (one, other) = (charge(1, &TEN), monthly(20, 0, 0));
     fixture.set_time(NOVEMBER);
@@ -180,7 +180,7 @@ pub async fn a_restore_does_not_convert_an_existing_state(fixture: &impl Fixture
     assert_eq!(read(fixture, one).await, Some(balance(DECEMBER, 3, 0)));
 }
 
-/// The first restore wins, also among two charges of one key in one request.
+/// If the same key is restored twice, the first restore wins. This is also true for two charges of one call.
 pub async fn the_first_of_two_restores_wins(fixture: &impl Fixture) {
     let one = ledgered(1, &TEN);
     fixture.set_time(NOVEMBER);
@@ -191,7 +191,7 @@ pub async fn the_first_of_two_restores_wins(fixture: &impl Fixture) {
     assert_eq!(read(fixture, one).await, Some(balances[0]));
 }
 
-/// The balance is rolled forward by as many periods as have passed.
+/// A restored balance of an earlier period is carried over, through all periods that have passed since.
 pub async fn a_balance_of_an_earlier_period_is_rolled_forward(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 4);
     fixture.set_time(JANUARY);
@@ -208,7 +208,7 @@ pub async fn a_balance_of_an_earlier_period_is_rolled_forward(fixture: &impl Fix
     }
 }
 
-/// The store remembers until the end of the period that nothing was used.
+/// A restored balance of zero usage stays in the store until the end of the period.
 pub async fn a_balance_restored_as_zero_is_not_forgotten(fixture: &impl Fixture) {
     let one = ledgered(1, &TEN);
     fixture.set_time(NOVEMBER);
@@ -226,7 +226,8 @@ pub async fn a_balance_restored_as_zero_is_not_forgotten(fixture: &impl Fixture)
     assert_eq!(left(fixture, one).await, 10);
 }
 
-/// Usage and extra never fall below 0. Without a state nothing is done.
+/// An adjustment changes the usage and the amount beyond the limit. Neither falls below 0. Without a state,
+/// nothing changes.
 pub async fn a_balance_is_adjusted_within_bounds(fixture: &impl Fixture) {
     let one = charge(1, &TEN);
     fixture.set_time(NOVEMBER);
@@ -251,7 +252,7 @@ pub async fn a_balance_is_adjusted_within_bounds(fixture: &impl Fixture) {
     denied(fixture, one, 1).await;
 }
 
-/// A grant is for its period, except for the part that is carried over.
+/// A granted amount ends with its period, except for the part that is carried over.
 pub async fn a_grant_ends_with_its_period(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 4);
     let one = charge(1, &limit);
@@ -261,15 +262,15 @@ pub async fn a_grant_ends_with_its_period(fixture: &impl Fixture) {
     assert_eq!(granted, Some(balance(DECEMBER, 10, 9)));
     take(fixture, one, 6).await;
     fixture.set_time(DECEMBER);
-    // Three of nine were left.
+    // Three of nine units were left, so three are carried over.
     assert_eq!(read(fixture, one).await, Some(balance(JANUARY, 0, 3)));
     let used = adjust(fixture, one, 2, 0).await;
     assert_eq!(used, Some(balance(JANUARY, 2, 3)));
     assert_eq!(left(fixture, one).await, 11);
 }
 
-/// Without the usage, the store knows neither what to give back nor what fits. The hold is settled after a
-/// restore.
+/// Without the usage, the store does not know how much to give back or to take. So it settles the hold only
+/// after a restore.
 pub async fn a_recorded_quota_is_not_settled_without_a_state(fixture: &impl Fixture) {
     let (one, slot) = (overdrawing(2, ledgered(1, &TEN)), charge(2, &ONE_SLOT));
     fixture.set_time(NOVEMBER);
@@ -305,7 +306,8 @@ pub async fn a_recorded_quota_is_not_settled_without_a_state(fixture: &impl Fixt
     assert_eq!(due(fixture).await, []);
 }
 
-/// A commit of exactly the reserved units changes nothing, and the end of a lease only frees its slot.
+/// A settle that changes no quota needs no state. A commit of exactly the reserved units changes nothing. The
+/// end of a lease only frees its slot.
 pub async fn a_settle_that_changes_nothing_needs_no_state(fixture: &impl Fixture) {
     let (one, slot) = (ledgered(1, &TEN), charge(2, &ONE_SLOT));
     fixture.set_time(NOVEMBER);

@@ -1,4 +1,4 @@
-//! Situations with known answers, each on an empty store whose clock is at [`START`](crate::START).
+//! Situations with known answers. Each case gets an empty store, with its clock at [`START`](crate::START).
 
 mod backoff;
 mod change;
@@ -69,7 +69,7 @@ async fn reset(fixture: &impl Fixture, charges: &[Charge<'_>]) {
     reset.expect("the store answers");
 }
 
-/// Checks the rules that every answer obeys.
+/// Checks rules that are true for every answer, and returns the answer.
 fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     assert_eq!(applied.outcomes.len(), charges.len());
     let mut both = charges.iter().zip(&applied.outcomes);
@@ -79,7 +79,7 @@ fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     assert!(applied.allowed || applied.granted == 0, "{applied:?}");
     for (charge, answer) in charges.iter().zip(&applied.outcomes) {
         assert_eq!(answer.limit, charge.limit.capacity());
-        // A quota may have more than its limit: carried over, or granted.
+        // A quota may have more than its limit, if an amount was carried over or granted.
         let has_more = matches!(charge.limit, Limit::Quota(_));
         assert!(has_more || answer.remaining <= answer.limit, "{answer:?}");
         assert!(answer.reset_at >= applied.now, "{answer:?}");
@@ -90,7 +90,7 @@ fn checked(applied: Applied, charges: &[Charge<'_>], ask: Ask) -> Applied {
     applied
 }
 
-/// Takes `units` of `charge`, or fails.
+/// Takes `units` of `charge`, and fails if they are denied.
 async fn take(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Applied {
     let applied = apply(fixture, &[charge], Ask::Exactly(units)).await;
     assert!(applied.allowed, "{charge:?} denies {units}: {applied:?}");
@@ -104,7 +104,7 @@ async fn denied(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Outco
     applied.outcomes[0]
 }
 
-/// Returns what is left of `charge`.
+/// Returns the amount left of `charge`.
 async fn left(fixture: &impl Fixture, charge: Charge<'_>) -> u64 {
     peek(fixture, &[charge], Ask::Exactly(0)).await.outcomes[0].remaining
 }
@@ -139,7 +139,7 @@ fn kinds(fixture: &impl Fixture) -> impl Iterator<Item = (Kind, u64, Time)> {
     })
 }
 
-/// Like [`kinds`], with the limit of each kind: [`CAPACITY`] in `window`.
+/// Returns the items of [`kinds`], each with a limit of its kind: [`CAPACITY`] in `window`.
 fn limits(fixture: &impl Fixture, window: Span) -> impl Iterator<Item = (Kind, u64, Time, Limit)> {
     kinds(fixture).map(move |(kind, n, start)| (kind, n, start, kind.limit(CAPACITY, window)))
 }

@@ -1,4 +1,4 @@
-//! Quotas: an amount per calendar period.
+//! Checks quotas, which admit an amount in each calendar period.
 
 use std::sync::LazyLock;
 
@@ -16,7 +16,7 @@ pub(super) const FEBRUARY: Time = Time::from_micros(1_706_745_600_000_000);
 /// A quota of ten in each month.
 pub(super) static TEN: LazyLock<Limit> = LazyLock::new(|| monthly(10, 0, 0));
 
-/// Returns a quota with months of UTC.
+/// Returns a quota with months in UTC.
 pub(super) fn monthly(limit: u64, grace: u64, rollover: u64) -> Limit {
     with_periods(Unit::Month, "UTC", limit, grace, rollover)
 }
@@ -45,10 +45,10 @@ pub async fn a_quota_holds_until_its_period_ends(fixture: &impl Fixture) {
     denied(fixture, one, 1).await;
 }
 
-/// The day has 23 hours in spring, and 25 in autumn.
+/// A day in which the clocks change is one period: it has 23 hours in spring, and 25 in autumn.
 pub async fn a_day_in_which_clocks_change_is_one_day(fixture: &impl Fixture) {
     let limit = with_periods(Unit::Day, "Europe/Berlin", 5, 0, 0);
-    // Midnights in Berlin before the 26th of March and the 29th of October 2023.
+    // The times are midnight in Berlin, at the start of the 26th of March and of the 29th of October 2023.
     for (number, midnight, hours) in [(1, 1_679_785_200, 23), (2, 1_698_530_400, 25)] {
         let midnight = Time::from_micros(midnight * 1_000_000);
         let one = charge(number, &limit);
@@ -79,29 +79,29 @@ pub async fn a_quota_admits_its_grace_and_no_more(fixture: &impl Fixture) {
     assert_eq!(promised(&denied(fixture, one, 1).await), DECEMBER);
 }
 
-/// The unused rest of the limit is added in the next period. Unused grace is not.
+/// The unused amount of the limit is carried over into the next period. Unused grace is not carried over.
 pub async fn the_rest_of_a_period_is_carried_into_the_next(fixture: &impl Fixture) {
     let limit = monthly(10, 2, 4);
     let one = charge(1, &limit);
     fixture.set_time(NOVEMBER);
     take(fixture, one, 7).await;
-    // Three are left, so December has fifteen.
+    // Three units are carried over, so December has fifteen.
     assert_eq!(promised(&denied(fixture, one, 15).await), DECEMBER);
-    // After an unused December there would be four.
+    // After an unused December, four units would be carried over, so January would have sixteen.
     assert_eq!(promised(&denied(fixture, one, 16).await), JANUARY);
     fixture.set_time(DECEMBER);
     assert_eq!(left(fixture, one).await, 15);
     take(fixture, one, 12).await;
     assert_eq!(left(fixture, one).await, 3);
     fixture.set_time(JANUARY);
-    // One of thirteen was left; two were grace.
+    // Without the grace of two, December had thirteen. One of them was unused and is carried over.
     assert_eq!(left(fixture, one).await, 13);
     take(fixture, one, 13).await;
     fixture.set_time(FEBRUARY);
     assert_eq!(left(fixture, one).await, 12);
 }
 
-/// The rollover is bounded however long nothing is used, and is gone once the subject is forgotten.
+/// The carried amount has a bound, however long nothing is used. It is gone when the subject is forgotten.
 pub async fn the_rollover_is_bounded(fixture: &impl Fixture) {
     let limit = monthly(10, 0, 4);
     let one = charge(1, &limit);
@@ -121,7 +121,7 @@ pub async fn the_rollover_is_bounded(fixture: &impl Fixture) {
     assert_eq!(left(fixture, long_after).await, 10);
 }
 
-/// In another calendar, the usage of a period that has not ended counts.
+/// After a change of the calendar, the usage of a period that has not ended still counts.
 pub async fn a_quota_keeps_its_usage_in_another_calendar(fixture: &impl Fixture) {
     let days = with_periods(Unit::Day, "UTC", 10, 0, 0);
     fixture.set_time(NOVEMBER);

@@ -1,4 +1,4 @@
-//! Several charges in one request, many keys.
+//! Checks requests with several charges, and many keys.
 
 use tollgate_core::{Admission, Denial, Enforcement, OnDenied, Outcome};
 
@@ -9,7 +9,7 @@ use super::{
 use crate::{Fixture, Kind};
 use tollgate_store::Ask;
 
-/// Any number of peeks changes nothing, and gives the answer of the next apply.
+/// Peeks change nothing, and give the same answer as the next `apply`.
 pub async fn a_peek_takes_nothing_and_answers_the_same(fixture: &impl Fixture) {
     for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let one = charge(n, &limit);
@@ -81,7 +81,7 @@ pub async fn one_denial_charges_nothing(fixture: &impl Fixture) {
     }
 }
 
-/// `Ask::UpTo` grants as many units as the charge with the fewest has left.
+/// `Ask::UpTo` grants as many units as fit into every charge: the scarcest charge decides.
 pub async fn up_to_grants_what_fits_into_every_charge(fixture: &impl Fixture) {
     for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let wide = kind.limit(10 * CAPACITY, WINDOW);
@@ -131,8 +131,8 @@ pub async fn a_shadow_never_denies(fixture: &impl Fixture) {
     }
 }
 
-/// The state of a shadow is what it would be if the shadow enforced: requests that it or other charges
-/// deny are not charged.
+/// A shadow has the same state as if it enforced. It does not count requests that it denies itself, or that
+/// other charges deny.
 pub async fn a_shadow_is_charged_with_the_others_and_only_if_it_allows(fixture: &impl Fixture) {
     for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let (spent, wide) = (charge(n + 100, &limit), charge(n + 200, &limit));
@@ -179,7 +179,7 @@ pub async fn a_candidate_is_charged_as_if_it_replaced_another(fixture: &impl Fix
         take(fixture, other, CAPACITY - 4).await;
         assert!(!apply(fixture, &all, Ask::Exactly(1)).await.allowed);
         assert_eq!(left(fixture, candidate).await, CAPACITY - 6, "{kind:?}");
-        // A request that the candidate denies is not charged to it.
+        // The candidate does not count a request that it denies.
         let alone = [candidate, current];
         assert!(!apply(fixture, &alone, Ask::Exactly(5)).await.allowed);
         assert_eq!(left(fixture, candidate).await, CAPACITY - 6, "{kind:?}");
@@ -188,8 +188,8 @@ pub async fn a_candidate_is_charged_as_if_it_replaced_another(fixture: &impl Fix
     }
 }
 
-/// A candidate for a charge that does not exist, or never denies, acts as a shadow. Such a candidate does
-/// not limit how many units are granted.
+/// A candidate acts as a shadow if the charge that it would replace does not exist, or never denies. Such a
+/// candidate does not limit how many units are granted.
 pub async fn a_candidate_for_no_charge_is_a_shadow(fixture: &impl Fixture) {
     for (kind, n, _) in kinds(fixture) {
         let (few, many) = (kind.limit(4, WINDOW), kind.limit(CAPACITY, WINDOW));
@@ -214,7 +214,8 @@ pub async fn a_candidate_for_no_charge_is_a_shadow(fixture: &impl Fixture) {
     }
 }
 
-/// With `OnDenied::Charge`, a charge counts requests that it or another denies, up to its capacity.
+/// A charge with `OnDenied::Charge` counts requests that it denies, or that another charge denies. It counts
+/// up to its capacity.
 pub async fn a_denied_request_counts_under_charge_denied(fixture: &impl Fixture) {
     for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let (spent, plain) = (charge(n + 100, &limit), charge(n + 200, &limit));
@@ -259,7 +260,7 @@ pub async fn charges_of_one_key_add_up(fixture: &impl Fixture) {
         assert_eq!(granted, 1, "{kind:?}: two of two");
         refund(fixture, &twice, 2, start).await;
         assert_eq!(left(fixture, one).await, 8, "{kind:?}");
-        // Together more than the capacity: waiting does not help.
+        // Both charges together need more than the capacity, so waiting does not help.
         let applied = apply(fixture, &[one, one], Ask::Exactly(6)).await;
         let never = Admission::Denied(Denial::Never);
         assert_eq!(applied.outcomes[1].admission, never, "{kind:?}");

@@ -1,4 +1,4 @@
-//! Holds that are settled after the numbers of a limit have changed.
+//! Checks holds that are settled after the numbers of a limit have changed.
 
 use tollgate_core::{CarryOver, Charge, Limit, Span, Time, Unit};
 
@@ -17,7 +17,7 @@ fn changes(fixture: &impl Fixture) -> impl Iterator<Item = (Kind, u64, Time, [Li
         .map(|(kind, n, start, limit)| (kind, n, start, [limit, kind.limit(LARGER, Span::HOUR)]))
 }
 
-/// A settle gives back, or takes the overrun, in the numbers in force.
+/// A settle uses the present numbers of the state, both to give back units and to take an overrun.
 pub async fn a_settle_keeps_changed_numbers(fixture: &impl Fixture) {
     for (kind, n, start, limits) in changes(fixture) {
         for (number, actual) in [(n, 2), (n + 100, 6), (n + 200, 20), (n + 300, 80)] {
@@ -26,7 +26,7 @@ pub async fn a_settle_keeps_changed_numbers(fixture: &impl Fixture) {
             held(fixture, &[before], 6, &reservation(number.into())).await;
             take(fixture, after, 50).await;
             let record = ended(fixture, number.into(), commit(actual)).await;
-            // Beyond the reserved units, 44 are left.
+            // 50 units are the most that fit: the reserved units, and 44 that are left.
             let fits = actual.min(50);
             assert_eq!(taken(&record), [fits], "{kind:?}, {actual}");
             let left = left(fixture, after).await;
@@ -35,7 +35,7 @@ pub async fn a_settle_keeps_changed_numbers(fixture: &impl Fixture) {
     }
 }
 
-/// Returns a charge whose state is reset when its numbers change.
+/// Returns a charge that resets its state when its numbers change.
 fn resets(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         carry_over: CarryOver::Reset,
@@ -70,7 +70,7 @@ pub async fn a_hold_may_end_before_the_numbers_change(fixture: &impl Fixture) {
     }
 }
 
-/// Several charges of a hold may have one key, and a charge may have no state.
+/// Several charges of a hold may have the same key. A charge of a hold may have no state.
 pub async fn charges_of_one_key_are_settled_in_its_present_numbers(fixture: &impl Fixture) {
     for (kind, n, _, limits) in changes(fixture) {
         let [before, after] = limits.each_ref().map(|it| charge(n, it));
@@ -88,7 +88,8 @@ pub async fn charges_of_one_key_are_settled_in_its_present_numbers(fixture: &imp
     }
 }
 
-/// A reservation of one calendar is settled in another, in the period of its charge.
+/// A reservation that was made under one calendar can be settled under another. It is settled in the period
+/// that contains its charge.
 pub async fn a_hold_is_settled_in_another_calendar(fixture: &impl Fixture) {
     let months = monthly(100, 0, 0);
     for rollover in [0, 50] {
@@ -97,7 +98,7 @@ pub async fn a_hold_is_settled_in_another_calendar(fixture: &impl Fixture) {
         let subject = |number: u64, limit| charge(number + rollover, limit);
         let number = |number: u64| u128::from(number + rollover);
 
-        // In the same day, and in the same month.
+        // These holds are settled in the same day and month.
         for (n, from, to) in [(1, &months, &days), (2, &days, &months)] {
             fixture.set_time(NOVEMBER);
             let id = number(n);
@@ -108,7 +109,7 @@ pub async fn a_hold_is_settled_in_another_calendar(fixture: &impl Fixture) {
             assert_eq!(left(fixture, subject(n, to)).await, 79);
         }
 
-        // A day later: the usage comes back in the month, but not in the new day.
+        // These holds are settled a day later. The units come back in the month, but not in the new day.
         for (n, from, to, back) in [(3, &days, &months, 40), (4, &months, &days, 0)] {
             fixture.set_time(NOVEMBER);
             let id = number(n);

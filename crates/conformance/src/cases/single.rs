@@ -38,7 +38,7 @@ pub async fn exactly_the_capacity_is_admitted(fixture: &impl Fixture) {
 }
 
 /// One microsecond before the promised instant, the request is denied with the same promise. At the
-/// instant it is admitted.
+/// promised instant, the request is admitted.
 pub async fn a_denial_names_the_exact_microsecond_of_admission(fixture: &impl Fixture) {
     for (kind, n, start, limit) in limits(fixture, WINDOW) {
         let charge = charge(n, &limit);
@@ -62,7 +62,7 @@ pub async fn a_denial_names_the_exact_microsecond_of_admission(fixture: &impl Fi
     }
 }
 
-/// A request of several units costs each charge its cost per unit.
+/// For each unit of a request, each charge takes its cost.
 pub async fn a_cost_is_taken_whole_or_not_at_all(fixture: &impl Fixture) {
     for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let heavy = costing(3, charge(n, &limit));
@@ -126,7 +126,7 @@ pub async fn an_unlimited_charge_allows_everything(fixture: &impl Fixture) {
     }
 }
 
-/// A capacity of zero is not "no limit".
+/// A capacity of zero does not mean unlimited: it denies everything.
 pub async fn a_capacity_of_zero_denies_everything(fixture: &impl Fixture) {
     for (kind, n, start) in kinds(fixture).filter(|(kind, ..)| kind.can_be_zero()) {
         let limit = kind.limit(0, WINDOW);
@@ -185,7 +185,8 @@ pub async fn a_shaping_bucket_assigns_turns(fixture: &impl Fixture) {
     let outcome = denied(fixture, charge(1, &limit), 1).await;
     let full = Admission::Denied(Denial::QueueFull(START + each));
     assert_eq!(outcome.admission, full);
-    // With a longest wait of half a window, turns at 0 to 500 ms are admitted; 600 ms is not.
+    // The longest wait is half a window. So turns from 0 to 500 ms are admitted, and a turn at 600 ms is
+    // denied.
     for _ in 0..6 {
         take(fixture, charge(2, &in_time), 1).await;
     }
@@ -194,7 +195,7 @@ pub async fn a_shaping_bucket_assigns_turns(fixture: &impl Fixture) {
     assert_eq!(outcome.remaining, 4);
 }
 
-/// The reset instant is the first at which the whole allowance is back.
+/// The reset instant is the first instant at which the whole allowance is back.
 pub async fn the_whole_allowance_is_back_at_the_reset_instant(fixture: &impl Fixture) {
     for (kind, n, start, limit) in limits(fixture, WINDOW) {
         for (units, late) in [(CAPACITY, 0), (1, 123_457), (7, 3)] {
@@ -211,7 +212,7 @@ pub async fn the_whole_allowance_is_back_at_the_reset_instant(fixture: &impl Fix
     }
 }
 
-/// Long after its last request, a subject has the same allowance as one never seen.
+/// Long after its last request, a subject has the same allowance as a subject never seen.
 pub async fn an_expired_state_equals_a_fresh_one(fixture: &impl Fixture) {
     for (kind, n, start, limit) in limits(fixture, WINDOW) {
         let (old, new) = (charge(n, &limit), charge(n + 100, &limit));
@@ -248,8 +249,8 @@ pub async fn a_clock_that_goes_back_refills_nothing(fixture: &impl Fixture) {
     }
 }
 
-/// An expired state still exists if the clock steps back a little, whatever the store has forgotten
-/// meanwhile. Otherwise the allowance could be spent twice.
+/// An expired state still counts if the clock steps back a little, even if the store has forgotten other
+/// states since. Otherwise the allowance could be spent twice.
 pub async fn a_state_survives_a_clock_that_steps_back(fixture: &impl Fixture) {
     for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let one = charge(n, &limit);
@@ -291,7 +292,8 @@ pub async fn a_refund_gives_back_the_charge(fixture: &impl Fixture) {
     }
 }
 
-/// A charge that has left its window has come back already. Later charges stay.
+/// A charge that has left its window has already come back by itself. So its refund gives nothing back, and
+/// later charges stay.
 pub async fn a_late_refund_gives_nothing_back(fixture: &impl Fixture) {
     for (kind, n, _, limit) in limits(fixture, WINDOW) {
         let one = charge(n, &limit);

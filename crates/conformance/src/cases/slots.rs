@@ -1,4 +1,5 @@
-//! Leases of slots: bounded in number, served in order, and changed only by their owner.
+//! Checks leases of slots: their number is bounded, clients get them in order, and only their owner changes
+//! them.
 
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Admission, Charge, Denial, Enforcement, Span, Time, Token};
@@ -48,7 +49,7 @@ async fn denied(
     }
 }
 
-/// No more slots than the limit are held, until one is given back.
+/// At most `limit` slots are held. A further client gets a slot only after one is given back.
 pub async fn at_most_limit_slots_are_held(fixture: &impl Fixture) {
     let three = slots(3);
     let one = charge(1, &three);
@@ -65,7 +66,7 @@ pub async fn at_most_limit_slots_are_held(fixture: &impl Fixture) {
     denied(fixture, &[one], &lease(5)).await;
 }
 
-/// A request without a hold passes while a slot is free, and takes none.
+/// A request without a hold passes if a slot is free, and does not take the slot.
 pub async fn a_check_takes_no_slot(fixture: &impl Fixture) {
     let both = [charge(1, &ONE_SLOT), charge(2, &ENDLESS)];
     for _ in 0..2 {
@@ -104,7 +105,7 @@ pub async fn a_slot_is_free_at_the_end_of_its_lease(fixture: &impl Fixture) {
     denied(fixture, &[one], &lease(3)).await;
 }
 
-/// A renewed lease lasts its time from the renewal on.
+/// A renewed lease lasts for its whole time, counted from the renewal.
 pub async fn a_renewed_lease_lasts_longer(fixture: &impl Fixture) {
     let one = charge(1, &ONE_SLOT);
     held(fixture, &[one], 1, &lease(1)).await;
@@ -123,7 +124,7 @@ pub async fn a_renewed_lease_lasts_longer(fixture: &impl Fixture) {
     held(fixture, &[one], 1, &lease(2)).await;
 }
 
-/// A holder whose slot was reset cannot renew, so that there is never one holder too many.
+/// After a reset of its slot, a holder cannot renew its lease. So there is never one holder too many.
 pub async fn a_lease_whose_slot_was_reset_is_not_renewed(fixture: &impl Fixture) {
     let two = slots(2);
     let both = [charge(1, &ONE_SLOT), charge(2, &two)];
@@ -137,7 +138,7 @@ pub async fn a_lease_whose_slot_was_reset_is_not_renewed(fixture: &impl Fixture)
     assert_eq!(lapsed, Extended::Lapsed(record.clone()));
     let renewed = extend(fixture, 2, LONG, Some(MINE)).await;
     assert!(matches!(renewed, Extended::Done(_)), "{renewed:?}");
-    // The other slots of the lease are free when it ends.
+    // The other slot of the lease is free when the lease ends.
     assert_eq!(left(fixture, both[1]).await, 1);
     fixture.set_time(record.expires_at);
     assert_eq!(left(fixture, both[1]).await, 2);
@@ -176,7 +177,7 @@ pub async fn only_the_owner_changes_a_lease(fixture: &impl Fixture) {
     }
 }
 
-/// Only the slot of a lease comes back; its other charges stay.
+/// When a lease ends, only its slot comes back. The other charges of the lease stay.
 pub async fn the_other_charges_of_a_lease_are_final(fixture: &impl Fixture) {
     let two = slots(2);
     let both = [charge(1, &two), charge(2, &ENDLESS)];
@@ -190,7 +191,7 @@ pub async fn the_other_charges_of_a_lease_are_final(fixture: &impl Fixture) {
     assert_eq!(left(fixture, both[1]).await, CAPACITY - 6);
 }
 
-/// First come, first served. Waiting clients come before those that do not wait.
+/// Waiting clients get slots in the order of their arrival, and before clients that do not wait.
 pub async fn waiting_clients_are_served_in_order(fixture: &impl Fixture) {
     let one = charge(1, &ONE_SLOT);
     held(fixture, &[one], 1, &lease(1)).await;
@@ -234,8 +235,8 @@ pub async fn a_client_that_stops_asking_loses_its_place(fixture: &impl Fixture) 
     assert_eq!(ahead, Some(0), "it gets a new place");
 }
 
-/// A patience of zero means the last try: the client's place counts, and then the client leaves the
-/// queue.
+/// A patience of zero means the last try: the client still has its place in this call, and loses it
+/// afterwards.
 pub async fn a_client_without_patience_gives_up_its_place(fixture: &impl Fixture) {
     let one = charge(1, &ONE_SLOT);
     let last = |number| patient(number, Span::ZERO);
@@ -257,7 +258,7 @@ pub async fn a_client_without_patience_gives_up_its_place(fixture: &impl Fixture
 
 /// A client that needs slots of several limits has a place in all queues.
 pub async fn a_client_that_waits_for_several_slots_is_not_overtaken(fixture: &impl Fixture) {
-    // If the limits are on different servers, each has its own order.
+    // If the limits are on different servers, each server has its own order of clients.
     if !fixture.range().judges_together() {
         return;
     }
@@ -266,8 +267,7 @@ pub async fn a_client_that_waits_for_several_slots_is_not_overtaken(fixture: &im
     held(fixture, first, 1, &lease(1)).await;
     let (_, ahead) = denied(fixture, &both, &waiting(2)).await;
     assert_eq!(ahead, Some(0));
-    // While this client waits for the first slot, no other client takes the second, and the other way
-    // round.
+    // While this client waits for one of the two slots, no other client takes the other slot.
     denied(fixture, second, &lease(3)).await;
     let (_, ahead) = denied(fixture, second, &waiting(3)).await;
     assert_eq!(ahead, Some(1));
@@ -292,14 +292,14 @@ pub async fn a_client_that_waits_for_several_slots_is_not_overtaken(fixture: &im
     held(fixture, &[charge(7, &ONE_SLOT)], 1, &lease(10)).await;
 }
 
-/// A client waits only if nothing but slots is missing.
+/// A client waits only if just slots are missing.
 pub async fn a_client_that_other_charges_deny_does_not_wait(fixture: &impl Fixture) {
     let window = Kind::FixedWindow.limit(1, LONG);
     let both = [charge(1, &ONE_SLOT), charge(2, &window)];
     held(fixture, &both, 1, &lease(1)).await;
     let (_, ahead) = denied(fixture, &both, &waiting(2)).await;
     assert_eq!(ahead, None);
-    // The client also loses the place it had before.
+    // A client that another charge denies also loses the place it had before.
     let (_, ahead) = denied(fixture, &both[..1], &waiting(2)).await;
     assert_eq!(ahead, Some(0));
     let (_, ahead) = denied(fixture, &both, &waiting(2)).await;
@@ -324,7 +324,8 @@ pub async fn a_lowered_limit_lets_holders_finish(fixture: &impl Fixture) {
     held(fixture, &[charge(1, &three)], 1, &lease(5)).await;
 }
 
-/// Every fence is larger than all before, after releases and resets, and while the clock stands still.
+/// Every fence is larger than all earlier fences. This is also true after releases and resets, and while the
+/// clock stands still.
 pub async fn fences_only_grow(fixture: &impl Fixture) {
     let two = slots(2);
     let one = charge(1, &two);
@@ -380,7 +381,7 @@ pub async fn holders_are_listed(fixture: &impl Fixture) {
     assert!(find(fixture, 3).await.is_some());
 }
 
-/// Without slots, waiting does not help.
+/// A limit of zero slots denies every hold, and waiting does not help.
 pub async fn a_limit_of_zero_slots_denies_everything(fixture: &impl Fixture) {
     let none = slots(0);
     let one = charge(1, &none);

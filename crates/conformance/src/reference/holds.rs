@@ -11,7 +11,7 @@ use tollgate_store::{
 };
 
 impl States {
-    /// Returns the slots of `charge`, if it is of a concurrency limit.
+    /// Returns the slots of `charge`, if its limit is a concurrency limit.
     pub(super) fn slots(&mut self, charge: &Charge<'_>) -> Option<&mut State> {
         let Limit::Concurrency(numbers) = charge.limit else {
             return None;
@@ -36,8 +36,8 @@ impl States {
         self.decide(charge, cost, now)
     }
 
-    /// Adds a place to each queue for a slot that the hold needs, if nothing else denies. Returns how many
-    /// clients are before it in the longest queue.
+    /// Gives the hold a place in the queue of each slot that it needs, if just slots are missing. Returns how
+    /// many clients are before it in the longest queue.
     fn wait(
         &mut self,
         charges: &[Charge<'_>],

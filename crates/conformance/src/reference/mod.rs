@@ -1,6 +1,6 @@
-//! The reference store: the contract in its most obvious form, with one lock and plain maps.
+//! The reference store implements the contract in the most obvious way, with one lock and plain maps.
 //!
-//! This store calls the algorithms directly, has no bound on keys, and forgets a state as soon as the
+//! This store calls the algorithms directly, and has no bound on keys. It forgets a state as soon as the
 //! contract allows: [`GRACE`] after its expiry, or at once if nothing is used. Holds are in
 //! `reference/holds.rs`.
 
@@ -63,7 +63,7 @@ impl<C: Clock> ReferenceStore<C> {
         (now, states)
     }
 
-    /// Returns the time, and a copy of these states.
+    /// Returns the time, and a copy of the states that are not expired.
     fn copy(&self) -> (Time, States) {
         let (now, mut states) = (self.clock.now(), self.states.lock().clone());
         states.forget_expired(now);
@@ -81,7 +81,7 @@ fn applied(now: Time, allowed: bool, units: u64, outcomes: Vec<Outcome>) -> Appl
     }
 }
 
-/// Returns the cost of charge `i` and the charges of the same key before it.
+/// Returns the cost of `units` units: the sum over charge `i` and the earlier charges of the same key.
 fn asked(charges: &[Charge<'_>], i: usize, units: u64) -> u64 {
     let mut sum: u64 = 0;
     for charge in &charges[..=i] {
@@ -97,7 +97,8 @@ fn all_allow(charges: &[Charge<'_>], verdicts: &[Verdict]) -> bool {
     both.all(|(charge, verdict)| !charge.enforces() || verdict.is_allowed())
 }
 
-/// Returns whether every enforcing charge allows, except the one at `place` and those that watch it.
+/// Returns whether every enforcing charge allows the request. Ignores the charge at index `place`, and the
+/// charges that watch it.
 fn all_allow_but(charges: &[Charge<'_>], verdicts: &[Verdict], place: u8) -> bool {
     (0..charges.len()).all(|i| {
         i == usize::from(place)
@@ -174,7 +175,7 @@ impl States {
             unlimited: false)
     }
 
-    /// Converts states that were written under other numbers to those of their charge.
+    /// Converts states that were written under other numbers to the numbers of their charge.
     fn carry_over(&mut self, charges: &[Charge<'_>], now: Time) {
         for charge in charges {
             with_kept!(self, charge.limit, |numbers, kept| {
@@ -188,14 +189,14 @@ impl States {
         }
     }
 
-    /// Returns the units to decide, and the verdict of each charge. With `Ask::UpTo`, the units are as many
-    /// as every enforcing charge allows, or one if not even one fits.
+    /// Returns the units to decide, and the verdict of each charge. With `Ask::UpTo`, the units are the most
+    /// that every enforcing charge allows. If not even one unit fits, they are one.
     fn settle(&mut self, charges: &[Charge<'_>], ask: Ask, now: Time) -> (u64, Vec<Verdict>) {
         let (mut fits, mut asked) = match ask {
             Ask::Exactly(units) => (units, units),
             Ask::UpTo(most) => (most.min(1), most),
         };
-        // A charge that allows some units allows fewer too: search by halves.
+        // A charge that allows some units also allows fewer units. So use a binary search.
         while fits < asked {
             let tried = asked - (asked - fits) / 2;
             if all_allow(charges, &self.decide_all(charges, tried, now)) {
@@ -236,7 +237,7 @@ impl States {
         })
     }
 
-    /// Writes charge `i` of a request for `units` that is `allowed` or not.
+    /// Writes charge `i` of a request for `units`. `allowed` says whether the request passes.
     fn write(
         &mut self,
         charges: &[Charge<'_>],
@@ -246,7 +247,7 @@ impl States {
         allowed: bool,
         now: Time,
     ) -> Outcome {
-        // Changes nothing: the request will be repeated after a restore.
+        // Change nothing: the caller repeats the request after a restore.
         let mut both = charges.iter().zip(verdicts);
         let unrestored = both.any(|(charge, verdict)| charge.enforces() && verdict.is_unrestored());
         let charge = &charges[i];
@@ -290,13 +291,13 @@ impl States {
         }, unlimited: ());
     }
 
-    /// Overdraws in the present numbers of the state: a settle carries nothing over.
+    /// Overdraws in the present numbers of the state, because a settle carries nothing over.
     fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, most: u64, now: Time) -> u64 {
         with_kept!(self, charge.limit, |numbers, kept| {
             let fresh = || (numbers.clone(), Default::default());
             let (own, state) = kept.entry(charge.key).or_insert_with(fresh);
             if own.expires_at(state) <= now {
-                // An expired state equals a missing one.
+                // An expired state is the same as a missing state.
                 numbers.carry_over(own, state, CarryOver::Reset, now);
                 *own = numbers.clone();
             }
@@ -316,8 +317,8 @@ impl States {
         }, unlimited: ());
     }
 
-    /// Returns the quota of `charge` and its state, carried over. Returns `None` for other limits, or
-    /// without a state.
+    /// Returns the quota of `charge`, and its state after carrying it over. Returns `None` if the limit is
+    /// not a quota, or has no state.
     fn quota<'c>(
         &mut self,
         charge: &Charge<'c>,
@@ -331,7 +332,7 @@ impl States {
         Some((quota, state))
     }
 
-    /// Returns the outcome of `charge`, which was answered with `admission`.
+    /// Returns the outcome of `charge` with this `admission`.
     fn outcome(&mut self, charge: &Charge<'_>, admission: Admission, now: Time) -> Outcome {
         let resets_at = with_kept!(self, charge.limit, |numbers, kept| {
             kept.get(&charge.key).map(|(_, state)| numbers.resets_at(state))

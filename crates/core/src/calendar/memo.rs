@@ -1,12 +1,12 @@
-//! Caches the boundaries that were computed last. Every request reads the cache, so a read writes
-//! nothing: readers on several processors do not wait for each other.
+//! Caches the boundaries of periods that were computed last. Every request reads this cache. A read does
+//! not write to memory, so readers on several processors do not wait for each other.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::Around;
 use crate::Time;
 
-/// The boundaries, and a version that is odd while they are written.
+/// The boundaries, and a version. The version is odd while a thread writes the boundaries.
 #[derive(Default)]
 pub(super) struct Memo {
     version: AtomicU64,
@@ -19,13 +19,13 @@ impl Memo {
         let version = self.version.load(Ordering::Acquire);
         let starts = self.starts.each_ref();
         let starts = starts.map(|it| Time::from_micros(it.load(Ordering::Relaxed)));
-        // The boundaries come from one write if the version is the same before and after.
+        // All boundaries come from the same write if the version has not changed since the first load.
         fence(Ordering::Acquire);
         let is_whole = version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version;
         is_whole.then_some(Around { starts })
     }
 
-    /// Replaces the boundaries. Does nothing if another thread writes.
+    /// Replaces the boundaries. Does nothing if another thread is writing.
     pub(super) fn write(&self, around: &Around) {
         let version = self.version.load(Ordering::Relaxed);
         let (acquire, relaxed) = (Ordering::Acquire, Ordering::Relaxed);

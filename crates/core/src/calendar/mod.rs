@@ -1,13 +1,14 @@
 //! Calendar periods: the hours, days, weeks, months and years of a time zone.
 //!
-//! A period begins by the clocks of its zone, and lasts until the next begins. A day in which the clocks
-//! change has 23 or 25 hours and is one day. Periods tile time: every instant is in exactly one period,
-//! and the end of one is the start of the next.
+//! The clocks of the time zone say when a period begins. The period lasts until the next period begins. A
+//! day in which the clocks change has 23 or 25 hours and is one day. Periods tile time: every instant is
+//! in exactly one period, and the end of a period is the start of the next period.
 //!
 //! Boundaries are wall-clock times, counted from the epoch. So periods of 3 months begin in January,
-//! April, July and October, and periods of 2 weeks on every other Monday. If the clocks skip a boundary,
-//! the period begins at the instant of the skip. If the clocks show a boundary twice, the first time
-//! counts. So an hour that is shown twice is one period of two hours, and a skipped hour is not a period.
+//! April, July and October, and periods of 2 weeks begin on every other Monday. If the clocks skip a
+//! boundary, the period begins at the instant of the skip. If the clocks show a boundary twice, the period
+//! begins at the first of the two instants. So an hour that the clocks show twice is one period of two
+//! hours, and a skipped hour is not a period.
 
 mod memo;
 mod zone;
@@ -28,7 +29,7 @@ pub use zone::Zone;
 /// The most units that make one period.
 pub const MAX_EVERY: u16 = 1000;
 
-/// Seconds in an hour, and in a day, as clocks show them.
+/// The seconds in an hour and in a day of the wall clock.
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
@@ -84,9 +85,9 @@ pub enum Anchor {
     First,
     /// This day of the week, from Monday as 1 to Sunday as 7.
     Weekday(u8),
-    /// This day of the month; the last day of a shorter month.
+    /// This day of the month. In a shorter month, the last day.
     Day(u8),
-    /// This month and day; the last day of a shorter month.
+    /// This month and day. If the month is shorter, its last day.
     MonthDay(u8, u8),
 }
 
@@ -110,20 +111,20 @@ struct Parts {
     zone: Zone,
     /// A hash of the fields above.
     fingerprint: u64,
-    /// The boundaries around the last instant asked for, which is most often now.
+    /// The boundaries that [`Calendar::around`] returned last, which are most often those of now.
     memo: Memo,
 }
 
 /// The boundaries around an instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Around {
-    /// The starts of the two periods before, of the period of the instant, and of the three after it. Each
-    /// start is the end of the period before.
+    /// The starts of six periods in order: two before the instant, the period that contains the instant, and
+    /// three after it. Each start is also the end of the period before it.
     pub starts: [Time; 6],
 }
 
 impl Around {
-    /// Returns the period of the instant.
+    /// Returns the period that contains the instant.
     #[must_use]
     pub fn period(&self) -> Period {
         Period {
@@ -132,7 +133,7 @@ impl Around {
         }
     }
 
-    /// Returns the one of the five periods that contains `at`.
+    /// Returns the period that contains `at`, if it is one of the five known periods.
     fn find(&self, at: Time) -> Option<Period> {
         let mut pairs = self.starts.windows(2);
         let found = pairs.find(|pair| pair[0] <= at && at < pair[1])?;
@@ -147,7 +148,7 @@ impl Calendar {
     /// Returns a calendar with periods of `every` units each.
     ///
     /// # Errors
-    /// If `every` is out of range, or such a unit cannot begin on the anchor.
+    /// If `every` is out of range, or if the unit cannot begin on the anchor.
     pub fn new(every: u16, unit: Unit, anchor: Anchor, zone: Zone) -> Result<Calendar, ParamError> {
         if !(1..=MAX_EVERY).contains(&every) {
             let range = 1..=MAX_EVERY.into();
@@ -224,7 +225,7 @@ impl Calendar {
         })
     }
 
-    /// Returns the boundaries around `now`, and remembers them for other calls in the same period.
+    /// Returns the boundaries around `now`, and caches them for later calls in the same period.
     #[must_use]
     pub fn around(&self, now: Time) -> Around {
         if let Some(memo) = self.0.memo.read()
@@ -235,7 +236,7 @@ impl Calendar {
         }
         let number = self.number_at(now);
         let mut starts = [self.start_of(number); 6];
-        // A day that the clocks skip has no length: go on to the next boundary.
+        // A day that the clocks skip starts and ends at the same instant: go on to the next boundary.
         let mut earlier = number;
         for i in [1, 0] {
             starts[i] = starts[i + 1];
@@ -257,11 +258,11 @@ impl Calendar {
         around
     }
 
-    /// Returns the number, counted from the epoch, of the period that contains `at`.
+    /// Returns the number of the period that contains `at`. Periods are numbered from the epoch.
     fn number_at(&self, at: Time) -> i64 {
         let mut number = self.number_by_wall_clock(at);
-        // The clocks may have been set back over the boundary, or a month may begin later than on its
-        // first day.
+        // The number by the wall clock can be wrong for two reasons: the clocks were set back over the
+        // boundary, or the anchor is later than the first day of the month.
         while self.start_of(number) > at && self.start_of(number) > Time::default() {
             number -= 1;
         }
@@ -271,8 +272,8 @@ impl Calendar {
         number
     }
 
-    /// Returns the number of the period by the wall clock alone; for months and years, as if they began on
-    /// their first day.
+    /// Returns the number of the period by the wall clock alone. For months and years, this ignores the
+    /// anchor: it computes as if they began on their first day.
     fn number_by_wall_clock(&self, at: Time) -> i64 {
         let parts = &*self.0;
         // At most 2^52, in the year 2112.
@@ -306,15 +307,15 @@ impl Calendar {
     }
 
     /// Returns when this period begins: the first instant at which the clocks show its boundary or a later
-    /// time. Instants before the epoch saturate there.
+    /// time. For a period that begins before the epoch, returns the epoch.
     fn start_of(&self, number: i64) -> Time {
         let zone = &self.0.zone.zone;
         let at = self.wall_clock_at(number).and_then(|wall_clock| {
             let ambiguous = zone.to_ambiguous_timestamp(wall_clock);
             match ambiguous.offset() {
                 AmbiguousOffset::Gap { after, .. } => {
-                    // By the offset after the skip, the boundary lies before the skip. The next
-                    // transition is the skip.
+                    // The offset after the skip gives an instant before the skip. So the first transition
+                    // after this instant is the skip.
                     let early = after.to_timestamp(wall_clock).ok()?;
                     zone.following(early).next().map(|it| it.timestamp())
                 }
@@ -360,7 +361,7 @@ impl Calendar {
 impl PartialEq for Calendar {
     fn eq(&self, other: &Calendar) -> bool {
         let (one, two) = (&*self.0, &*other.0);
-        // Clones share their parts: the most common case.
+        // Clones share their parts. This is the most common case.
         Arc::ptr_eq(&self.0, &other.0)
             || one.fingerprint == two.fingerprint
                 && (one.every, one.unit, one.anchor) == (two.every, two.unit, two.anchor)

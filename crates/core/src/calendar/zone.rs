@@ -15,7 +15,7 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// Returns the zone of that name in the IANA database, such as `Europe/Berlin`.
+    /// Returns the zone with this name in the IANA database, such as `Europe/Berlin`.
     ///
     /// # Errors
     /// If the database has no such zone.
@@ -26,7 +26,7 @@ impl Zone {
         Ok(Zone { name, zone })
     }
 
-    /// Returns coordinated universal time.
+    /// Returns the zone of coordinated universal time.
     #[must_use]
     pub fn utc() -> Zone {
         Zone {

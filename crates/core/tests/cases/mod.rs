@@ -1,9 +1,10 @@
-//! How many random cases a proof runs, and where its failures are kept.
+//! Sets how many random cases a property test runs, and where its failures are kept.
 
 use proptest::test_runner::{Config, FileFailurePersistence};
 
-/// Returns the config of `base` cases, times `TOLLGATE_PROOF_CASES`. Failures are kept in the file `kept`,
-/// and run first. The path is relative to the crate, where Cargo runs the tests.
+/// Returns the config of a property test with `base` cases, times the number in `TOLLGATE_PROOF_CASES`.
+/// Failures are kept in the file `kept`, and run first the next time. The path is relative to the crate,
+/// because Cargo runs the tests there.
 #[allow(clippy::expect_used, reason = "a wrong number fails the test")]
 pub(crate) fn cases(base: u32, kept: &'static str) -> Config {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();

@@ -7,7 +7,7 @@ use tollgate_core::{Admission, CarryOver, Denial, Limiting, Span, Time};
 use super::steps::{Cost, Pause, Step};
 use super::{LATEST, Proven, Run};
 
-/// Crate and model give the same answers after every step.
+/// Checks that crate and model give the same answers after every step.
 pub(crate) fn answers_as_the_model_does<N: Proven>(
     numbers: &N,
     start: u64,
@@ -21,8 +21,9 @@ pub(crate) fn answers_as_the_model_does<N: Proven>(
     Ok(())
 }
 
-/// A denial keeps its promised instant until the microsecond before it. At that instant the same cost is
-/// admitted. A cost that can never be admitted gets no promise.
+/// Checks that the instant promised by a denial is exact. Until the microsecond before it, denials promise
+/// the same instant. At this instant, the same cost is admitted. A cost that can never be admitted gets no
+/// promise.
 pub(crate) fn denies_until_exactly_the_promised_instant<N: Proven>(
     run: &Run<N>,
     cost: u64,
@@ -61,7 +62,7 @@ fn is_never(admission: Admission) -> bool {
     matches!(admission, Admission::Denied(Denial::Never))
 }
 
-/// A decision changes nothing. A charge takes exactly its cost.
+/// Checks that a decision changes nothing, and that a charge takes exactly its cost.
 pub(crate) fn takes_exactly_what_it_admits<N: Proven>(
     run: &mut Run<N>,
     cost: u64,
@@ -79,8 +80,9 @@ pub(crate) fn takes_exactly_what_it_admits<N: Proven>(
     Ok(())
 }
 
-/// An immediate refund leaves the subject as if it had not been charged. Another charge then leaves it as
-/// if there had been no refund. After a later refund, the subject never has more than without the charge.
+/// Checks refunds. After an immediate refund, the subject has as much as before the charge. If the cost is
+/// charged again, the subject has as much as if there had been no refund. After a later refund, the subject
+/// never has more than without the charge.
 pub(crate) fn a_refund_undoes_a_charge<N: Proven>(
     run: &Run<N>,
     cost: u64,
@@ -107,7 +109,7 @@ pub(crate) fn a_refund_undoes_a_charge<N: Proven>(
     Ok(())
 }
 
-/// `left` and `right` decide the same now and later.
+/// Checks that `left` and `right` make the same decisions now and later.
 fn same_from_now_on<N: Proven>(left: &Run<N>, right: &Run<N>) -> TestCaseResult {
     let window = left.limit.window().as_micros();
     for later in [0, 1, window / 3, window, 3 * window] {
@@ -125,8 +127,8 @@ fn same_from_now_on<N: Proven>(left: &Run<N>, right: &Run<N>) -> TestCaseResult 
     Ok(())
 }
 
-/// From its expiry on, a state decides like a fresh one. A microsecond before, it does not, if the
-/// capacity is not 0.
+/// Checks the expiry of a state. From its expiry on, a state decides like that of a subject never seen. A
+/// microsecond earlier it decides differently, unless the capacity is 0.
 pub(crate) fn is_forgotten_exactly_at_its_expiry<N: Proven>(run: &Run<N>) -> TestCaseResult {
     let fresh = Run::new(&run.numbers, run.now);
     let expiry = run.limit.expires_at(&run.state);
@@ -153,9 +155,9 @@ pub(crate) fn is_forgotten_exactly_at_its_expiry<N: Proven>(run: &Run<N>) -> Tes
     Ok(())
 }
 
-/// At the instant of a change, a larger capacity never admits less, and a smaller one never more. This is
-/// true whether the used amount is kept or its share. Two counts that are both rounded up may cost a
-/// larger capacity one unit.
+/// Checks that at the instant of a change, a larger capacity never admits less, and a smaller capacity never
+/// admits more. This is true under `keep` and under `proportional`. One exception: if two counts are rounded
+/// up, a larger capacity may have one unit less.
 pub(crate) fn a_change_acts_in_its_own_direction<N: Proven>(
     run: &Run<N>,
     capacity: u64,
@@ -192,8 +194,8 @@ fn in_its_own_direction<N: Proven>(
     }
     for cost in [1, smaller.cost(cost).max(1)] {
         let (less, more) = (smaller.decide(cost), larger.decide(cost));
-        // There is room, but the wait is too long: capacity does not matter. The missing amount is
-        // rounded up to a whole token, so a change may lengthen a wait by one.
+        // There is room, but the wait is too long, so the capacity does not matter. The missing amount is
+        // rounded up to a whole token, so a change may lengthen a wait by the time of one token.
         if matches!(more.admission, Admission::Denied(Denial::QueueFull(_)))
             && cost <= more.available
         {
@@ -207,8 +209,9 @@ fn in_its_own_direction<N: Proven>(
     Ok(())
 }
 
-/// Checks what a fresh subject that has used `used` has after a change. Under `keep`, it has the rest of
-/// the new capacity. Under `proportional`, the share is kept to the unit. A reset gives everything.
+/// Checks the amount that a subject has left after a change, if it has used `used`. Under `keep`, this is
+/// the new capacity less `used`. Under `proportional`, the used share is exact to the unit. After a reset,
+/// it is the whole capacity.
 pub(crate) fn a_change_leaves_what_it_says<N: Proven>(
     fresh: &Run<N>,
     used: u64,
@@ -219,7 +222,7 @@ pub(crate) fn a_change_leaves_what_it_says<N: Proven>(
         return Ok(());
     };
     if limit == fresh.limit {
-        return Ok(()); // No change.
+        return Ok(()); // The numbers do not change.
     }
     let capacity = limit.capacity();
     let mut spent = fresh.clone();

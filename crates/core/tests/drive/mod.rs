@@ -1,4 +1,4 @@
-//! One subject under a limit and under its model, driven side by side through the same events.
+//! Sends the same events of one subject to a limit and to its model, side by side.
 
 pub(crate) mod laws;
 pub(crate) mod numbers;
@@ -11,14 +11,14 @@ use tollgate_core::{CarryOver, Limiting, MAX_AMOUNT, Time, Verdict};
 use crate::model::{Event, Model, Reference};
 use steps::{Cost, Pause, Step};
 
-/// No test goes beyond this instant, so that no promise saturates at the latest one.
+/// No test goes beyond this instant, so that no promised instant saturates at [`Time::MAX`].
 const LATEST: u64 = 1 << 51;
 
-/// Numbers of both a limit of the crate and its model.
+/// Numbers that make both a limit of the crate and its model.
 pub(crate) trait Proven: Reference {
     type Limit: Limiting;
 
-    /// Returns the limit, unless the crate rejects the numbers.
+    /// Returns the limit, or `None` if the crate rejects the numbers.
     fn limit(&self) -> Option<Self::Limit>;
 
     /// Returns the same numbers with another capacity.
@@ -63,12 +63,12 @@ impl<N: Proven> Run<N> {
         self.limit.decide(&self.state, cost, self.time())
     }
 
-    /// Returns the crate's answer at another instant, if nothing happens until then.
+    /// Returns the crate's answer at the instant `at`, if nothing is charged until then.
     pub(crate) fn decide_at(&self, cost: u64, at: Time) -> Verdict {
         self.limit.decide(&self.state, cost, at)
     }
 
-    /// Asks, and charges if the answer is yes.
+    /// Asks for `cost`, and charges it if it is admitted.
     pub(crate) fn ask(&mut self, cost: u64) -> Verdict {
         let verdict = self.decide(cost);
         if verdict.is_allowed() {
@@ -82,7 +82,7 @@ impl<N: Proven> Run<N> {
         verdict
     }
 
-    /// Overdraws, and checks that as much is missing as the crate says.
+    /// Overdraws, and checks that the amount left falls by as much as the crate says.
     pub(crate) fn overdraw(&mut self, cost: u64, most: u64) {
         let now = Time::from_micros(self.now);
         let before = self.model.left(self.now);

@@ -1,5 +1,5 @@
-//! Random numbers for each algorithm: tiny ones that meet every edge, everyday ones, and the
-//! largest that the crate accepts.
+//! Makes random numbers for each algorithm: tiny numbers that reach every edge, everyday numbers, and the
+//! largest numbers that the crate accepts.
 
 use proptest::prelude::*;
 use tollgate_core::{
@@ -164,7 +164,8 @@ impl Proven for TwoWindow {
     }
 
     fn resized(&self, limit: u64) -> TwoWindow {
-        // Large numbers are counted in milliseconds and rounded more: change the size, keep the tick.
+        // A limit that counts in milliseconds rounds more than one that counts in microseconds. So the new
+        // limit has to count in the same tick as before.
         let most_in_micros = ((1 << 52) - 1) / self.window;
         TwoWindow {
             limit: match self.grain() {

@@ -1,4 +1,4 @@
-//! Random events: their time and amount are relative to the limit under test.
+//! Makes random events. Their time and amount are relative to the numbers of the limit under test.
 
 use std::fmt::Debug;
 
@@ -11,7 +11,7 @@ pub(crate) enum Step<N> {
     Ask {
         pause: Pause,
         cost: Cost,
-        /// If it is denied: the most it may overdraw, if it is charged nevertheless.
+        /// The most that a denied request may overdraw; `None` if a denied request is not charged.
         overdraft: Option<Cost>,
     },
     /// Gives back one of the charges so far, or a part of it.
@@ -32,9 +32,9 @@ pub(crate) enum Step<N> {
 pub(crate) enum Pause {
     None,
     Micros(u64),
-    /// About the time that this many tokens take.
+    /// About the time in which this many tokens refill.
     Tokens(u32),
-    /// Percent of a window.
+    /// This many percent of a window.
     Windows(u32),
     UntilPromised,
     UntilJustBefore,
@@ -51,7 +51,7 @@ pub(crate) enum Cost {
     Huge,
 }
 
-/// Start instants: the epoch, soon after it, and today.
+/// Makes a start instant: the epoch, an instant soon after it, or an instant of today.
 pub(crate) fn start() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(0),
@@ -110,7 +110,7 @@ fn anywhere() -> impl Strategy<Value = Pause> {
     ]
 }
 
-/// Any history, with overdrafts after denials, refunds, and changes of numbers.
+/// Makes a random history, with overdrafts after denials, with refunds, and with changes of numbers.
 pub(crate) fn history<N: Clone + Debug>(
     clock: Clock,
     numbers: impl Strategy<Value = N>,
@@ -131,7 +131,7 @@ pub(crate) fn history<N: Clone + Debug>(
     prop::collection::vec(prop_oneof![10 => ask, 2 => refund, 1 => change], 1..40)
 }
 
-/// Random requests only, without refunds or changes.
+/// Makes random requests, without refunds or changes.
 pub(crate) fn asks(clock: Clock) -> impl Strategy<Value = Vec<(Pause, Cost)>> {
     prop::collection::vec((clock.pause(), cost()), 1..120)
 }

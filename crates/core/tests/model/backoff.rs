@@ -1,4 +1,4 @@
-//! Back-off: replays every denial and every change for each question.
+//! The model of back-off. For each question, it replays every denial and every change.
 
 use tollgate_core::backoff::Schedule;
 use tollgate_core::{CarryOver, Span};
@@ -21,11 +21,11 @@ pub(crate) struct Model {
     log: Vec<Event>,
 }
 
-/// The sum of a log: every denial that is not forgotten, and the end of the block.
+/// The result of replaying a log: every denial that is not forgotten, and the end of the block.
 #[derive(Default)]
 struct Account {
     strikes: u128,
-    /// The instants of the denials that counted.
+    /// The instants of strikes, and of denials by the block if there is a penalty.
     denials: Vec<u64>,
     block_ends: u64,
 }
@@ -130,7 +130,7 @@ impl Model {
         }
     }
 
-    /// Returns the first instant at which all is forgotten.
+    /// Returns the first instant at which no denial is remembered.
     pub(crate) fn forgotten_at(&self) -> u64 {
         let (schedule, account) = self.replay();
         let (mut low, mut high) = (0, 1 << 54);

@@ -1,8 +1,8 @@
-//! Token bucket and GCRA: one level, computed from the whole log.
+//! The model of token bucket and GCRA: one level, computed from the whole log.
 
 use super::{Reference, first};
 
-/// The algorithm to ask the crate for. Both decide the same.
+/// The algorithm of the crate that the model is compared with. Both algorithms make the same decisions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Name {
     TokenBucket,
@@ -18,8 +18,8 @@ pub(crate) struct Bucket {
     pub(crate) period: u64,
 }
 
-/// The level at an instant in `1/period` of a token, as if the bucket had no upper and lower bound. A
-/// microsecond adds `amount` of these units. `amount` and `period` are in lowest terms.
+/// The level at an instant, as if the bucket had no upper and lower bound. The unit is `1/period` of a
+/// token, so each microsecond adds `amount` units. `amount` and `period` are in lowest terms.
 pub(crate) struct Level {
     level: i128,
     at: u64,
@@ -40,7 +40,7 @@ impl Bucket {
         lowest(self.amount, self.period)
     }
 
-    /// Returns the resolution of levels.
+    /// Returns how many units of a level make a token.
     fn unit(&self) -> u64 {
         self.reduced().1 / lowest(self.amount, self.period / self.grain()).1
     }
@@ -64,7 +64,7 @@ impl Bucket {
         i128::from(tokens) * i128::from(self.reduced().1)
     }
 
-    /// Returns `most`, cut to the tokens that can be counted exactly and refill within 71 years.
+    /// Returns `most`, or fewer tokens if `most` cannot be counted exactly or do not refill within 71 years.
     fn most(&self, most: u64) -> u64 {
         let (rate, token) = lowest(self.amount, self.period / self.grain());
         let in_time = u128::from((1 << 51) / self.grain()) * u128::from(rate);
@@ -76,7 +76,8 @@ impl Bucket {
         self.tokens(self.capacity)
     }
 
-    /// Returns the level at `at`: at most the capacity, and below zero only if the clock went back.
+    /// Returns the level at `at`. It is at most the capacity. It can be below zero if the bucket is overdrawn
+    /// or the clock went back.
     pub(crate) fn level(&self, level: &Level, at: u64) -> i128 {
         let passed = i128::from(self.floor(at)) - i128::from(level.at);
         (level.level + passed * i128::from(self.reduced().0)).min(self.full())
@@ -121,7 +122,7 @@ impl Reference for Bucket {
     }
 
     fn refund(&self, account: &mut Level, cost: u64, charged_at: u64, at: u64) {
-        // The refill since the charge is not given back again.
+        // The part that has refilled since the charge is not given back again.
         let passed = self.floor(at).saturating_sub(self.floor(charged_at));
         let flowed = i128::from(passed) * i128::from(self.reduced().0);
         let charged = self.tokens(cost.min(self.capacity));
@@ -129,8 +130,7 @@ impl Reference for Bucket {
     }
 
     fn carry_over(&self, account: &mut Level, to: &Bucket, share: bool, at: u64) {
-        // A level below zero means that the clock went back: use the first instant at which the level
-        // is zero.
+        // If the level is below zero, use the first instant at which it is zero.
         let seen = first(at, |at| self.level(account, at) >= 0);
         let missing = (self.full() - self.level(account, seen)).unsigned_abs();
         let missing = if share && self.capacity > 0 && to.capacity > 0 {

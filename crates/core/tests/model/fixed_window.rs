@@ -1,4 +1,4 @@
-//! Fixed window: the sum of the events of the current window.
+//! The model of the fixed window: the sum of the events of the current window.
 
 use super::Reference;
 
@@ -8,7 +8,7 @@ pub(crate) struct FixedWindow {
     pub(crate) window: u64,
 }
 
-/// Costs with the first instant of the window that each counts in. A refund is a negative cost.
+/// Costs, each with the first instant of the window in which it counts. A refund is a negative cost.
 pub(crate) struct Account(Vec<(u64, i128)>);
 
 impl FixedWindow {
@@ -16,7 +16,7 @@ impl FixedWindow {
         at - at % self.window
     }
 
-    /// Returns the window in force: that of the clock, or a later one that was already written to.
+    /// Returns the start of the window in force: the window of `at`, or a later window that has events.
     fn running(&self, account: &Account, at: u64) -> u64 {
         let written = account.0.iter().map(|(window, _)| *window).max();
         self.window_of(at).max(written.unwrap_or(0))
@@ -61,7 +61,7 @@ impl Reference for FixedWindow {
     fn carry_over(&self, account: &mut Account, to: &FixedWindow, share: bool, at: u64) {
         if to.window != self.window {
             let (used, running) = (self.used(account, at), self.running(account, at));
-            // A clock behind the window in force is treated as if it stood at its end.
+            // If the clock is before the window in force, act as if it stood at the end of that window.
             let seen = match running > at {
                 true => running + self.window - 1,
                 false => at,

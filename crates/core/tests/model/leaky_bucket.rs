@@ -1,5 +1,5 @@
-//! Leaky bucket: the free room refills like a token bucket. Shaping also needs the time until the bucket
-//! is empty.
+//! The model of the leaky bucket. The free room refills like a token bucket. Shaping also needs the time
+//! until the bucket is empty.
 
 use tollgate_core::CarryOver;
 
@@ -43,7 +43,7 @@ impl Reference for LeakyBucket {
     }
 
     fn change(&self, account: &mut Level, to: &LeakyBucket, how: CarryOver, at: u64) {
-        // Another mode or longest wait leaves the level alone.
+        // If only the mode or the longest wait changes, the level stays as it is.
         if !to.room.is(&self.room) {
             self.room.change(account, &to.room, how, at);
         }

@@ -2,8 +2,8 @@
 //!
 //! A [`Model`] keeps every event of a subject. To answer a question, the model replays the whole log in
 //! exact integers (fractions have a common denominator). The model does not compute the instant of a
-//! retry but searches for it: the first instant at which the answer would be yes. The model calls no code
-//! of the crate's algorithms, and uses only the types of their answers.
+//! retry. It searches for the first instant at which the cost would be admitted. The model does not call
+//! the crate's algorithms, and uses only the types of their answers.
 
 pub(crate) mod bucket;
 pub(crate) mod fixed_window;
@@ -25,7 +25,7 @@ const FAR: u64 = 1 << 54;
 pub(crate) enum Event<N> {
     /// An admitted charge: the cost.
     Charged(u64),
-    /// A charge that may not fit: the cost, and how far it may go below zero.
+    /// A charge that may overdraw: the cost, and how far the allowance may fall below zero.
     Overdrawn(u64, u64),
     /// A refund of an earlier charge: the cost, and the instant of the charge.
     Refunded(u64, u64),
@@ -33,9 +33,9 @@ pub(crate) enum Event<N> {
     Changed(N, CarryOver),
 }
 
-/// The numbers of one algorithm, and its promise about a log.
+/// The numbers of one algorithm. The methods compute what the algorithm promises about a log.
 pub(crate) trait Reference: Clone + Debug {
-    /// The sum of a log.
+    /// The result of replaying a log.
     type Account;
 
     /// Returns the most that can be admitted at once.
@@ -46,7 +46,7 @@ pub(crate) trait Reference: Clone + Debug {
 
     fn charge(&self, account: &mut Self::Account, cost: u64, at: u64);
 
-    /// Charges `cost`, or the part of it that takes the account at most `most` below zero.
+    /// Charges `cost`, but does not take the account more than `most` below zero.
     fn overdraw(&self, account: &mut Self::Account, cost: u64, most: u64, at: u64);
 
     fn refund(&self, account: &mut Self::Account, cost: u64, charged_at: u64, at: u64);
@@ -60,7 +60,8 @@ pub(crate) trait Reference: Clone + Debug {
         }
     }
 
-    /// Carries the used amount over to the numbers `to`, or its share.
+    /// Carries over the used amount to the numbers `to`. If `share` is true, carries over its share of the
+    /// capacity instead.
     fn carry_over(&self, account: &mut Self::Account, to: &Self, share: bool, at: u64);
 
     /// Returns whether `cost`, which is at most the capacity, would be admitted at `at`.
@@ -69,7 +70,7 @@ pub(crate) trait Reference: Clone + Debug {
     /// Returns the units left at `at`: below zero if overdrawn.
     fn left(&self, account: &Self::Account, at: u64) -> i128;
 
-    /// Returns whether no event counts any more at `at`.
+    /// Returns whether all events are forgotten at `at`.
     fn is_forgotten(&self, account: &Self::Account, at: u64) -> bool;
 
     /// Returns how long a request admitted at `at` waits for its turn.
@@ -92,7 +93,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Counts `cost` in number `running`, which becomes the latest.
+    /// Adds `cost` to the window or sub-bucket number `running`, which becomes the latest.
     fn add(&mut self, cost: u64, running: u64) {
         self.latest = running;
         *self.counts.entry(running).or_default() += cost;
@@ -172,8 +173,8 @@ impl<N: Reference> Model<N> {
     }
 }
 
-/// Returns the first instant from `from` on at which `holds` is true. `holds` must stay true from then
-/// on.
+/// Returns the first instant from `from` on at which `holds` is true. After this instant, `holds` must stay
+/// true.
 fn first(from: u64, holds: impl Fn(u64) -> bool) -> u64 {
     let (mut low, mut high) = (from, FAR);
     while low < high {
@@ -187,8 +188,8 @@ fn first(from: u64, holds: impl Fn(u64) -> bool) -> u64 {
     low
 }
 
-/// Returns the share of `to` that `used` is of `from`, rounded up, at most all of `to`. If `from` or `to`
-/// is 0, `used` stays as it is.
+/// Scales `used` from the capacity `from` to the capacity `to`, rounded up. The result is at most `to`. If
+/// `from` or `to` is 0, returns `used`.
 fn share(used: u64, from: u64, to: u64) -> u64 {
     if from == 0 || to == 0 {
         return used;
@@ -197,7 +198,7 @@ fn share(used: u64, from: u64, to: u64) -> u64 {
     u64::try_from(parts.div_ceil(u128::from(from)).min(u128::from(to))).unwrap()
 }
 
-/// Scales `amounts`, which come newest first, so that each running sum is its share.
+/// Scales `amounts`, which come newest first, so that each running sum is scaled and rounded up once.
 fn scale<'a>(amounts: impl Iterator<Item = &'a mut u64>, from: u64, to: u64) {
     let mut newer = 0;
     for amount in amounts {

@@ -1,4 +1,5 @@
-//! Sliding counter: costs by the number of their sub-bucket, summed over the last N + 1 of them.
+//! The model of the sliding counter: it keeps costs by the number of their sub-bucket, and sums up the last
+//! N + 1 sub-buckets.
 
 use super::{Counts, Reference, scale, take_off};
 
@@ -10,7 +11,7 @@ pub(crate) struct SlidingCounter {
 }
 
 impl SlidingCounter {
-    /// The microseconds in a sub-bucket: N sub-buckets cover the window.
+    /// Returns the microseconds in a sub-bucket. N sub-buckets cover the window.
     fn length(&self) -> u64 {
         self.window.div_ceil(u64::from(self.buckets))
     }
@@ -23,7 +24,7 @@ impl SlidingCounter {
         self.number(at).max(account.latest)
     }
 
-    /// The oldest sub-bucket that counts.
+    /// Returns the number of the oldest sub-bucket that counts at `at`.
     fn oldest(&self, account: &Counts, at: u64) -> u64 {
         self.running(account, at)
             .saturating_sub(u64::from(self.buckets))
@@ -37,13 +38,14 @@ impl SlidingCounter {
             .sum()
     }
 
-    /// Moves each sub-bucket that counts, whole, into the sub-bucket of its last instant under `to`.
+    /// Moves each sub-bucket that counts, whole, into a sub-bucket of `to`: the one that contains its last
+    /// instant.
     fn move_to(&self, to: &SlidingCounter, account: &mut Counts, at: u64) {
         if (self.length(), self.buckets) == (to.length(), to.buckets) {
             return;
         }
         let last_instant = |number: u64| (number + 1) * self.length() - 1;
-        // A clock behind the latest sub-bucket is treated as if it stood at the end of that one.
+        // If the clock is before the latest sub-bucket, act as if it stood at the end of that sub-bucket.
         let seen = match account.latest > self.number(at) {
             true => last_instant(account.latest),
             false => at,
@@ -78,7 +80,7 @@ impl Reference for SlidingCounter {
     fn overdraw(&self, account: &mut Counts, cost: u64, most: u64, at: u64) {
         let cost = cost.min(self.limit + most);
         let used = self.used(account, at);
-        // Usage that is already beyond the bound stays.
+        // Usage that is already above the bound stays.
         let deepest = used.max(self.limit + most);
         let excess = (used + cost).saturating_sub(deepest);
         let oldest = self.oldest(account, at);

@@ -1,4 +1,4 @@
-//! Sliding log: every cost with its instant, summed while it is in the window.
+//! The model of the sliding log: it keeps every cost with its instant, and sums up those in the window.
 
 use super::{Reference, scale, take_off};
 
@@ -29,7 +29,8 @@ impl SlidingLog {
         counting.map(|cost| cost.amount).sum()
     }
 
-    /// Removes the costs that have left the window by `at`, so that they stay out if the clock goes back.
+    /// Removes the costs that have left the window by `at`. So they do not count again if the clock goes
+    /// back.
     fn leave(&self, account: &mut Account, at: u64) {
         account.seen = account.seen.max(at);
         for cost in &mut account.costs {
@@ -61,7 +62,7 @@ impl Reference for SlidingLog {
         self.leave(account, at);
         let cost = cost.min(self.limit + most);
         let total: u64 = account.costs.iter().map(|cost| cost.amount).sum();
-        // Usage that is already beyond the bound stays.
+        // Usage that is already above the bound stays.
         let deepest = total.max(self.limit + most);
         let excess = (total + cost).saturating_sub(deepest);
         let oldest_first = account.costs.iter_mut();

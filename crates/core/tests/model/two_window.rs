@@ -1,5 +1,5 @@
-//! Two windows: costs by the number of their window. The current window counts whole, the one before by
-//! its remaining share, as a fraction over the window.
+//! The model of the two-window estimate: it keeps costs by the number of their window. The current window
+//! counts whole. The window before it counts by its remaining share, as a fraction of the window.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ impl TwoWindow {
             .unwrap_or(0)
     }
 
-    /// Returns the counts of the current window and of the one before.
+    /// Returns the counts of the current window and of the window before it.
     fn counts(&self, account: &Counts, at: u64) -> (u64, u64) {
         let running = self.running(account, at);
         (
@@ -58,7 +58,7 @@ impl TwoWindow {
     fn move_to(&self, to: &TwoWindow, account: &mut Counts, at: u64) {
         let running = self.running(account, at);
         let estimate = self.estimate(account, at).div_ceil(u128::from(self.window));
-        // A clock behind the latest window is treated as if it stood at the end of that window.
+        // If the clock is before the latest window, act as if it stood at the end of that window.
         let seen = match running > self.number(at) {
             true => (running + 1) * self.window - 1,
             false => at,
@@ -104,7 +104,7 @@ impl Reference for TwoWindow {
     fn refund(&self, account: &mut Counts, cost: u64, charged_at: u64, at: u64) {
         account.latest = self.running(account, at);
         let charged = self.number(charged_at).min(account.latest);
-        // The window two before does not count, so a refund to it changes nothing.
+        // Windows before the previous window do not count, so a refund to them changes nothing.
         if let Some(count) = account.counts.get_mut(&charged) {
             *count = count.saturating_sub(cost);
         }
@@ -129,7 +129,7 @@ impl Reference for TwoWindow {
             };
             [first.min(most), second.min(most)]
         } else {
-            // An overdrawn count stays overdrawn by as much.
+            // A count that is above the old limit stays above the new limit by the same amount.
             counts.map(|count| {
                 let above = count.saturating_sub(self.limit);
                 u128::from(count.min(to.limit + above).min(to.most()))

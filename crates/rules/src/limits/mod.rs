@@ -2,7 +2,7 @@
 
 mod numbers;
 
-use tollgate_core::{Algorithm, Limit, ParamError, ParamProblem};
+use tollgate_core::{Algorithm, Limit, ParamError};
 
 pub(crate) use numbers::{Numbers, Terms, Written};
 
@@ -228,14 +228,7 @@ fn report(
     problems: &mut Problems<'_>,
 ) {
     let at = written.place_of(error.field).unwrap_or(place);
-    let message = match (&error.problem, numbers.anchor) {
-        (ParamProblem::ImpossibleAnchor(unit @ ("hour" | "day")), _) => {
-            format!("an `anchor` has no effect on {unit}s")
-        }
-        (ParamProblem::ImpossibleAnchor(unit), Some(day)) => format!("no {unit} begins on `{day}`"),
-        _ => error.to_string(),
-    };
-    problems.report(at, message, error.help());
+    problems.report(at, numbers.message(error), error.help());
 }
 
 /// Reports fields that exclude each other, and fields that need another one. Returns whether there was

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use tollgate_core::{Anchor, Calendar, Leaky, Limit, MAX_AMOUNT, ParamError, Span, Zone};
+use tollgate_core::{
+    Anchor, Calendar, Leaky, Limit, MAX_AMOUNT, ParamError, ParamProblem, Span, Zone,
+};
 
 use super::{Counting, algorithm_of, taken, takes};
 use crate::document::{Amount, Duration, Field, Flag, Lease, Place, RateOrUnlimited, Whole};
@@ -206,8 +208,23 @@ impl Numbers {
         if let Some((_, why)) = counting.numbers.idle(self) {
             return Some(why.to_owned());
         }
-        let error = counting.numbers.with(self).limit(algorithm, None)?.err()?;
-        Some(error.to_string())
+        let numbers = counting.numbers.with(self);
+        let error = numbers.limit(algorithm, None)?.err()?;
+        let (field, message, help) = (error.field, numbers.message(&error), error.help());
+        Some(format!("`{field}`: {message}; {help}"))
+    }
+
+    /// Returns why these numbers do not make a limit. The message names the anchor if the anchor is wrong.
+    pub(super) fn message(&self, error: &ParamError) -> String {
+        match (&error.problem, self.anchor) {
+            (ParamProblem::ImpossibleAnchor(unit @ ("hour" | "day")), _) => {
+                format!("an `anchor` has no effect on {unit}s")
+            }
+            (ParamProblem::ImpossibleAnchor(unit), Some(day)) => {
+                format!("no {unit} begins on `{day}`")
+            }
+            _ => error.to_string(),
+        }
     }
 
     /// Returns the terms for a tenant in the zone `tenant`. `None` if the algorithm has no terms, or if

@@ -1,12 +1,13 @@
 //! Holds: units that are taken for a while, and settled or given back later.
 //!
 //! A **reservation** is a hold with provisional charges. The store takes the charges when it makes the
-//! reservation. When the reservation is settled, the store gives the unused rest back, or takes the overrun.
+//! reservation. When the reservation is settled, the store gives back the unused units, or takes the overrun.
 //! A **lease** is a hold of concurrency slots. The other charges of a lease are final.
 //!
-//! The record of a hold decides. The record changes in the same step as the charges. The state in the record
-//! changes only from [`HoldState::Reserved`] to one of the others. After the end of the hold, the record
-//! never changes. So each call may be repeated, and of two contradicting calls the first wins.
+//! The record says whether a hold is open. The store changes the record in the same step as the charges. The
+//! state in the record changes only once, from [`HoldState::Reserved`] to another state. After the end of the
+//! hold, the record never changes. So each call may be repeated. If two calls contradict each other, the
+//! first wins.
 
 mod record;
 mod text;
@@ -21,7 +22,7 @@ pub use text::RecordError;
 
 use crate::contract::Applied;
 
-/// How long the record of a hold is kept after its end, so that a repeated call finds it.
+/// How long the record of an ended hold is kept, so that a repeated call finds it.
 pub const RETAIN: Span = Span::HOUR;
 /// The most bytes of an owner's name. A longer name is cut.
 pub const MAX_OWNER: usize = 128;
@@ -47,7 +48,7 @@ pub struct NewHold<'a> {
     pub owner: &'a str,
     /// A text to store with the hold: at most [`MAX_MEMO`] bytes.
     pub memo: &'a str,
-    /// The idempotency key of the request, if it has one, for a ledger.
+    /// The idempotency key of the request, if it has one. A ledger records it.
     pub idempotency_key: Option<&'a str>,
     /// A hash of the request. The same id with another hash is a conflict.
     pub fingerprint: u64,
@@ -78,16 +79,16 @@ fn cut(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-/// A place in the queue for slots. The client gets a place for every enforcing charge that needs a slot, even
-/// where slots are free. So other clients do not overtake a client that needs several slots. In a cluster,
-/// this is true only for charges in one cluster slot. A store does not wake a waiting client: the client has
-/// to ask again.
+/// A place in the queues for slots. The client gets a place for every enforcing charge that needs a slot,
+/// even if that charge has free slots. So other clients do not overtake a client that needs several slots.
+/// In a cluster, this is true only for charges in one cluster slot. A store does not wake a waiting client:
+/// the client has to ask again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// Identifies the waiting client. A client that asks again with the same ticket keeps its place.
     pub ticket: u128,
     /// The client loses its place if it does not ask again within this time. A patience of zero means the
-    /// last try: the client's place counts for this call, and is lost after it.
+    /// last try: the client still has its place in this call, and loses it afterwards.
     pub patience: Span,
 }
 
@@ -101,7 +102,7 @@ pub enum Held {
         /// The record.
         record: Arc<HoldRecord>,
     },
-    /// The hold existed. Nothing was taken again.
+    /// The same hold existed already. Nothing was taken again.
     Repeated(Arc<HoldRecord>),
     /// Another hold has this id. Nothing was taken.
     Conflict(Arc<HoldRecord>),
@@ -109,9 +110,9 @@ pub enum Held {
     Denied {
         /// The decision on each charge.
         applied: Applied,
-        /// How many clients wait before this client, if it waits. A client waits only if nothing but slots is
-        /// missing, no queue is full, and its patience is not zero. Otherwise the client has no place in a
-        /// queue, and loses any place it had.
+        /// How many clients wait before this client; `None` if this client does not wait. A client waits
+        /// only if just slots are missing, no queue is full, and its patience is not zero. Otherwise the
+        /// client has no place in a queue, and loses any place it had.
         ahead: Option<u64>,
     },
 }
@@ -119,17 +120,17 @@ pub enum Held {
 /// How a hold ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settle {
-    /// Commits a reservation. Unused units are given back; an overrun is taken, as far as the overdraft of
-    /// each charge allows.
+    /// Commits a reservation. The store gives back unused units. It takes an overrun, as far as the
+    /// overdraft of each charge allows.
     Commit {
         /// The used units.
         actual: u64,
     },
-    /// Releases a reservation: all units are given back.
+    /// Releases a reservation. The store gives back all units.
     Release,
     /// Ends an expired hold. Gives back all units of a reservation, or the slots of a lease.
     Expire,
-    /// Gives the slots of a lease back. The other charges of the lease stay.
+    /// Gives back the slots of a lease. The other charges of the lease stay.
     ReleaseLease {
         /// The secret of the owner.
         token: Token,
@@ -160,8 +161,8 @@ pub enum Extended {
     Done(Arc<HoldRecord>),
     /// The hold has ended.
     Ended(Arc<HoldRecord>),
-    /// The slots of the hold are gone: it has expired, or the slots were reset. Another hold may have these
-    /// slots.
+    /// The hold has lost its slots, because it has expired or the slots were reset. Another hold may have
+    /// these slots now.
     Lapsed(Arc<HoldRecord>),
     /// The hold does not exist, or is forgotten.
     Unknown,

@@ -66,7 +66,7 @@ pub struct HoldRecord {
 pub struct HeldCharge {
     /// The key of the state.
     pub key: Key,
-    /// The key of the state that new subjects share while the store is full.
+    /// The key of the state that new subjects of the rule share while the store is full.
     pub overflow: Key,
     /// The rule's name.
     pub rule: Arc<str>,
@@ -78,15 +78,15 @@ pub struct HeldCharge {
     pub cost: u64,
     /// Whether the charge could deny the request.
     pub enforcement: Enforcement,
-    /// What happens to a state under other numbers.
+    /// What happens to a state that was written under other numbers.
     pub carry_over: CarryOver,
     /// Whether a ledger records the charge too.
     pub ledgered: bool,
     /// How far a commit may take the allowance below zero.
     pub overdraft: u64,
-    /// The amount charged so far: the cost of all held units. After the hold is settled, it is the cost of
-    /// the used units, as far as the overdraft allows. For a concurrency limit, 1 while the hold has a slot.
-    /// 0 for a shadow that would have denied.
+    /// The amount that was charged. For an open hold, this is the cost of all held units. For a settled
+    /// hold, it is the cost of the used units, as far as the overdraft allowed. For a concurrency limit, it
+    /// is 1 while the hold has a slot. For a shadow that would have denied, it is 0.
     pub taken: u64,
 }
 
@@ -132,7 +132,7 @@ impl HeldCharge {
     }
 }
 
-/// Returns a shared text. Most texts are empty, which needs no memory.
+/// Returns `text` as a shared text. Most texts are empty and need no memory.
 fn shared(text: &str) -> Arc<str> {
     match text {
         "" => Arc::default(),
@@ -192,7 +192,7 @@ impl HoldRecord {
         self.charges.iter().any(|it| it.is_slot() && it.taken > 0)
     }
 
-    /// Returns whether this hold can end as `how` says, and the caller may end it so.
+    /// Returns whether `how` fits this kind of hold, and has the right token if it is a lease.
     #[must_use]
     pub fn may_settle(&self, how: Settle) -> bool {
         match (self.purpose, how) {
@@ -212,9 +212,9 @@ impl HoldRecord {
         }
     }
 
-    /// Returns whether settling this hold changes the charge. Nothing is ever taken from a back-off. A charge
-    /// that took nothing although it has a cost is a shadow that would have denied. A hold of 0 units,
-    /// made before the cost was known, is charged for the used units.
+    /// Returns whether settling this hold can change the charge. It cannot change a back-off, which takes
+    /// nothing. It cannot change a shadow that would have denied: such a charge has a cost but took
+    /// nothing. A hold of 0 units, made before the cost was known, is charged for the used units.
     #[must_use]
     pub fn settles(&self, charge: &HeldCharge) -> bool {
         let costs = charge.cost > 0 && self.units > 0;
@@ -223,7 +223,8 @@ impl HoldRecord {
     }
 
     /// Returns the final amount of a charge that [is settled](HoldRecord::settles), if the hold ends as `how`
-    /// says. The slots of a lease are free then, although this returns their amount too.
+    /// says. For a lease, returns the taken amount of each charge, also for its slots. They become free all
+    /// the same.
     #[must_use]
     pub fn due(&self, charge: &HeldCharge, how: Settle) -> u64 {
         match (self.purpose, how) {

@@ -1,13 +1,13 @@
 //! Hold records as text, for stores and ledgers that outlive a process.
 //!
-//! The first line is the hold, each further line a charge with its limit. The text begins with its
-//! version. Another layout needs another version. The reader has to keep reading this version, because
-//! running deployments have stored it. `tests/hold_text.rs` has examples. The code does not use serde:
-//! the stored texts need this reader in any case, and serde would add a second format.
+//! The first line is the hold. Each further line is a charge with its limit. The text begins with its
+//! version. A change of the layout needs a new version. The reader has to keep reading this version,
+//! because running deployments have stored such texts. `tests/hold_text.rs` has examples. The code does not
+//! use serde: the stored texts need this reader in any case, and serde would add a second format.
 //!
-//! Reading checks everything, because other programs may write to the disk or server that the text comes
-//! from. A wrong text gives an error that names the line, and never a limit that a config could not
-//! have.
+//! The reader checks everything, because other programs may write to the disk or server that the text
+//! comes from. For a wrong text, the reader returns an error that names the line. It never returns a limit
+//! that a config could not have.
 
 use std::fmt::{self, Display, Formatter, Write};
 use std::str::FromStr;
@@ -80,7 +80,8 @@ impl HoldRecord {
     /// Returns the record as text.
     #[must_use]
     pub fn to_text(&self) -> String {
-        // Large enough for most records: every hold that leaves the process is written.
+        // This is large enough for most records. The text of every stored hold is made here, so it saves
+        // time.
         let mut text = String::with_capacity(192 + self.memo.len() + 256 * self.charges.len());
         // Writing to a string does not fail.
         let _ = self.write_to(&mut text);
@@ -175,8 +176,7 @@ impl HoldRecord {
     }
 }
 
-/// Writes the algorithm and the numbers that it computes with, so that the text reads back as the same
-/// limit.
+/// Writes the algorithm and its numbers, so that reading the text gives the same limit.
 fn write_limit(to: &mut String, limit: &Limit) -> fmt::Result {
     let amount_in_window = |to: &mut String, name: &str| {
         let window = limit.window().as_micros();
@@ -241,7 +241,7 @@ fn name<T: Copy + PartialEq>(names: &[(&'static str, T)], value: T) -> &'static 
     named.map_or("", |(name, _)| name)
 }
 
-/// The unread rest of a line; `None` at its end.
+/// The unread part of a line; `None` at the end of the line.
 struct Words<'t> {
     line: usize,
     rest: Option<&'t str>,
@@ -406,13 +406,14 @@ fn anchor(word: &str) -> Option<Anchor> {
     parts.next().is_none().then_some(anchor)
 }
 
-/// Parses a number that has digits only: `parse` alone would accept a sign.
+/// Parses a number that has digits only. `parse` alone would also accept a sign.
 fn digits<N: FromStr>(word: &str) -> Option<N> {
     let is_number = word.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| word.parse().ok()).flatten()
 }
 
-/// A text as one word: a `.`, then printable ASCII as it is, and every other byte as `%` and two digits.
+/// Writes a text as one word: first a `.`, then printable ASCII as it is, and every other byte as `%` and
+/// two digits.
 struct Escaped<'t>(&'t str);
 
 impl Display for Escaped<'_> {

@@ -1,12 +1,12 @@
-//! Combines the looks at all charges of a request: whether it passes, how many units fit, and what the
-//! result means for each charge. Nothing here touches a state.
+//! Combines the verdicts on all charges of a request. Computes whether the request passes, how many units
+//! fit, and what the result means for each charge. No function here reads or writes a state.
 
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Enforcement, OnDenied};
 
 use super::one_charge::{Look, RequestResult};
 
-/// The look at each charge of a request.
+/// The verdicts on all charges of a request, in the order of the charges.
 pub(super) type Looks = SmallVec<[Look; 6]>;
 
 /// Returns whether every enforcing charge allows the request.
@@ -21,7 +21,7 @@ pub(super) fn is_unrestored(charges: &[Charge<'_>], looks: &[Look]) -> bool {
     both.any(|(charge, look)| charge.enforces() && look.verdict.is_unrestored())
 }
 
-/// Returns the result of a request for `charge`, given whether the request is `allowed`.
+/// Returns what the result of the request means for `charge`. `allowed` says whether the request passes.
 pub(super) fn result_for(
     charges: &[Charge<'_>],
     looks: &[Look],
@@ -34,7 +34,7 @@ pub(super) fn result_for(
     }
 }
 
-/// Returns whether the request would pass if the candidate `charge` replaced the charge it stands for.
+/// Returns whether the request would pass if the candidate `charge` replaced its charge.
 fn stands_in(charges: &[Charge<'_>], looks: &[Look], charge: &Charge<'_>) -> bool {
     let Enforcement::Instead(place) = charge.enforcement else {
         return false;
@@ -58,7 +58,7 @@ fn is_struck(looks: &[Look], charge: &Charge<'_>) -> bool {
     watched.is_some_and(|look| !look.verdict.is_allowed() && !look.verdict.is_unrestored())
 }
 
-/// Returns the cost of a unit for charge `i` and the charges of the same key before it.
+/// Returns the cost of one unit: the sum over charge `i` and the earlier charges of the same key.
 pub(super) fn weight(charges: &[Charge<'_>], i: usize) -> u64 {
     let key = charges[i].key;
     let same = charges[..i].iter().filter(|charge| charge.key == key);

@@ -1,4 +1,5 @@
-//! Holds in memory: decided like any request, and recorded under the lock of their record.
+//! Holds in memory. The store decides a hold like any request, and records it while it has the lock of the
+//! record.
 
 use std::sync::Arc;
 
@@ -215,7 +216,7 @@ impl<C: Clock> MemoryStore<C> {
         Ok(true)
     }
 
-    /// See [`Store::due_holds`](crate::Store::due_holds). Locks one part of the records at a time.
+    /// See [`Store::due_holds`](crate::Store::due_holds). Locks only a part of the records at a time.
     pub fn due_holds(&self, most: usize) -> Vec<HoldId> {
         self.records.due(self.clock.now(), most)
     }
@@ -232,8 +233,8 @@ impl<C: Clock> MemoryStore<C> {
 }
 
 impl<C: Clock> Locked<'_, C> {
-    /// Gives a denied hold a place in each queue for a slot that the hold needs, if nothing but
-    /// slots is missing. Returns how many clients are before it in the longest queue.
+    /// Gives a denied hold a place in the queue of each slot that it needs, if just slots are missing.
+    /// Returns how many clients are before it in the longest queue.
     fn wait(
         &mut self,
         charges: &[Charge<'_>],
@@ -264,8 +265,8 @@ impl<C: Clock> Locked<'_, C> {
         Some(longest)
     }
 
-    /// Returns the holder of the slots of an allowed hold, if the hold takes any. The holder's
-    /// fence is above all earlier fences of these slots.
+    /// Returns the holder to write into the slots of an allowed hold, if the hold takes slots. The
+    /// holder's fence is above all earlier fences of these slots.
     fn slots(
         &mut self,
         charges: &[Charge<'_>],

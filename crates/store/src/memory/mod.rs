@@ -1,15 +1,17 @@
-//! The memory store: the state of one process.
+//! The memory store keeps the states of one process.
 //!
 //! Keys are spread over shards, each under its own lock. A request locks the shards of its charges in
-//! ascending order, looks at all states, and writes all or none. So requests never deadlock, and no
-//! request sees half of another. A known key costs no allocation.
+//! ascending order, reads all states, and writes all or none. So requests never deadlock, and no request
+//! sees a half-written request. A request for known keys allocates no memory.
 //!
 //! # Bounds
-//! At most `max_keys` states are kept. Heap memory of states (the entries of a sliding log) counts as keys
-//! too, 64 bytes a key. Expired states are forgotten a few at a time, when new keys come and by
-//! [`MemoryStore::sweep`]. A state that has not expired is never dropped to make room. When the store is
-//! full, new subjects of a rule share one state per rule and shard. A subject that gets its own state
-//! later starts from a copy of the shared one, so that it gains nothing by being new.
+//! The store keeps at most `max_keys` states. Heap memory of states, such as the entries of a sliding log,
+//! counts as keys too: 64 bytes are one key. Expired states are forgotten a few at a time, when new keys
+//! come and by [`MemoryStore::sweep`]. A state that has not expired is never dropped to make room.
+//!
+//! When the store is full, new subjects of a rule share one state per rule and shard. If such a subject
+//! later gets its own state, this state starts as a copy of the shared state. So a subject gains nothing by
+//! being new.
 //!
 //! Holds have their own bound: `max_keys`, at most a million.
 
@@ -40,11 +42,11 @@ use crate::clock::{Clock, SystemClock};
 use crate::contract::{Applied, Ask, Immediate, Outcomes, Reply, Store, StoreError, Usage};
 use crate::holds::{Extended, Held, HoldRecord, NewHold, Settle, Settled};
 
-/// One bit per shard fits into a `u64`.
+/// A request marks its shards in a `u64`, with one bit for each shard.
 const MAX_SHARDS: usize = 64;
-/// The buckets of each table that [`Store::sweep`] looks at: few, so that no request waits long.
+/// How many buckets of each table [`Store::sweep`] searches. There are few, so that no request waits long.
 const SWEEP: usize = 64;
-/// Smaller shards would fill unevenly.
+/// The least keys of a shard. Smaller shards would fill unevenly.
 const MIN_KEYS_PER_SHARD: usize = 1024;
 
 /// The store in the memory of this process.
@@ -80,7 +82,7 @@ impl<C> fmt::Debug for MemoryStore<C> {
     }
 }
 
-/// A shard on its own cache lines, so that neighbours do not slow each other down.
+/// A shard on its own cache lines, so that threads on other shards do not slow it down.
 #[repr(align(128))]
 struct Padded(Mutex<Shard>);
 
@@ -123,7 +125,7 @@ impl<C: Clock> MemoryStore<C> {
         applied
     }
 
-    /// Like `apply`, but writes into `applied` and overwrites its content. This saves copies of a large
+    /// Does the same as `apply`, but overwrites `applied` with the decision. This saves copies of a large
     /// value. Benchmarks show the difference.
     #[inline]
     pub fn apply_into(&self, charges: &[Charge<'_>], ask: Ask, applied: &mut Applied) {
@@ -134,12 +136,13 @@ impl<C: Clock> MemoryStore<C> {
         }
     }
 
-    /// Decides the most common request, without the bookkeeping of several charges.
+    /// Decides a request with one charge. This is the most common request, and needs no bookkeeping for
+    /// several charges.
     #[inline]
     fn apply_one(&self, charge: &Charge<'_>, units: u64, applied: &mut Applied) {
         let cost = charge.cost.saturating_mul(units);
         let mut shard = self.shards[self.shard_of(charge.key)].0.lock();
-        // Read under the lock, so that later writes have later times.
+        // Read the clock under the lock, so that later writes have later times.
         let now = self.clock.now();
         let allowed = shard.apply_one(charge, cost, now, &mut applied.outcomes);
         drop(shard);
@@ -160,7 +163,7 @@ impl<C: Clock> MemoryStore<C> {
         {
             units = available_units(charges, &looks, most).max(1).min(most);
             shards.look(charges, units, now, &mut looks);
-            // A denial that does not depend on the cost, such as a long wait, denies one unit too.
+            // Some denials do not depend on the cost, such as a long wait. They deny a single unit too.
             if units > 1 && !all_allow(charges, &looks) {
                 units = 1;
                 shards.look(charges, units, now, &mut looks);
@@ -231,7 +234,7 @@ impl<C: Clock> MemoryStore<C> {
     /// See [`Store::restore`].
     ///
     /// # Errors
-    /// If there is no room for a state. The charges after it are not restored either.
+    /// If there is no room for a state. The charges after this one are not restored either.
     pub fn restore(&self, charges: &[Charge<'_>], balances: &[Balance]) -> Result<(), StoreError> {
         let mut shards = self.lock(charges);
         let now = self.clock.now();
@@ -279,8 +282,8 @@ impl<C: Clock> MemoryStore<C> {
         usage
     }
 
-    /// Forgets expired states among the next `steps` buckets of each table, one shard at a time, and frees
-    /// the memory of tables that are mostly empty. Call it now and then; decisions do not depend on it.
+    /// Forgets expired states in the next `steps` buckets of each table, one shard at a time. Frees the
+    /// memory of tables that are mostly empty. Call this from time to time. Decisions do not depend on it.
     pub fn sweep(&self, steps: usize) {
         let now = self.clock.now();
         for shard in &self.shards {
@@ -289,7 +292,8 @@ impl<C: Clock> MemoryStore<C> {
         self.records.sweep(now);
     }
 
-    /// Returns the shard of `key`, by the 32 bits that tables do not store.
+    /// Returns the index of the shard of `key`. It comes from the 32 bits of the key that tables do not
+    /// store.
     #[inline]
     fn shard_of(&self, key: Key) -> usize {
         (key.bits() >> 96) as usize & self.mask
@@ -315,7 +319,7 @@ impl<C: Clock> MemoryStore<C> {
     }
 }
 
-/// The shards of one request, locked.
+/// The locked shards of one request.
 struct Locked<'s, C> {
     store: &'s MemoryStore<C>,
     /// A bit for each locked shard.
@@ -324,8 +328,8 @@ struct Locked<'s, C> {
 }
 
 impl<C> Drop for Locked<'_, C> {
-    /// Unlocks in descending order. The next request that gets the first lock then finds the others free,
-    /// and does not hold the first while it waits for the second.
+    /// Unlocks the shards in descending order. When the next request gets the first lock, the other shards
+    /// are already free. So it does not keep the first lock while it waits for the second.
     fn drop(&mut self) {
         while self.guards.pop().is_some() {}
     }
@@ -337,8 +341,9 @@ impl<C: Clock> Locked<'_, C> {
         &mut self.guards[(self.wanted & before).count_ones() as usize]
     }
 
-    /// Decides and writes the most common request of several charges: all are meters with a state, and
-    /// admit it without delay. Returns false for any other request, and changes nothing then.
+    /// Decides and writes the most common request with several charges: each charge is of a token bucket or
+    /// GCRA with a state, and admits the request without delay. For any other request, changes nothing and
+    /// returns false.
     fn charge_meters(
         &mut self,
         charges: &[Charge<'_>],
@@ -381,7 +386,7 @@ impl<C: Clock> Locked<'_, C> {
         }
     }
 
-    /// Writes charge `i` of a request for `units` that is `allowed` or not.
+    /// Writes charge `i` of a request for `units`. `allowed` says whether the request passes.
     fn write(
         &mut self,
         charges: &[Charge<'_>],
@@ -396,25 +401,25 @@ impl<C: Clock> Locked<'_, C> {
         let shard = self.of(charge.key);
         let result = result_for(charges, looks, charge, allowed);
         let write = match !allowed && is_unrestored(charges, looks) {
-            // Changes nothing: the caller restores the state and asks again.
+            // Write nothing: the caller restores the state and asks again.
             true => Write::Nothing,
             false => Write::of(charge, &look.verdict, result),
         };
         let mut outcome = shard.write(charge, look, cost, write, now);
         if allowed && charge.enforces() {
-            // A charge that allowed the request must not report a denial, for example after a strike
-            // for the denial of a shadow.
+            // A charge that allowed the request must not report a denial. For example, a back-off that
+            // counts a strike for the denial of a shadow blocks only the next request.
             outcome.admission = look.verdict.admission;
         }
         if look.asked != cost {
-            // Earlier charges of the same key may have taken something since the look.
+            // Earlier charges of the same key may have taken something since the verdict.
             outcome.remaining = shard.peek(charge, 0, now).remaining;
         }
         outcome
     }
 
-    /// Returns the cost of a unit for other new subjects before charge `i` that share the state of charge
-    /// `i`.
+    /// Returns the cost of one unit that other new subjects take from the shared state of charge `i`.
+    /// Counts the charges before charge `i`.
     fn drawn_by_others(&self, charges: &[Charge<'_>], looks: &[Look], i: usize) -> u64 {
         let stranger = &charges[i];
         let shard = self.store.shard_of(stranger.key);

@@ -1,33 +1,33 @@
-//! One charge and one table: look, write, and both in one step.
+//! Decides and writes one charge in one table, in two steps or in one.
 //!
-//! A request looks at the states of all its charges before it writes any, so each look is kept until
-//! then. Nothing here knows the other charges, or the bound on keys.
+//! A request decides all its charges before it writes any state. So it keeps a [`Look`] for each charge: the
+//! verdict, and where the state is. This file does not know the other charges or the bound on keys.
 
 use tollgate_core::{Admission, Charge, Limit, OnDenied, Outcome, Span, Time, Verdict};
 
 use super::table::{Id, Kept, Table};
 use crate::contract::Outcomes;
 
-/// The verdict on a charge, and the state that gave it.
+/// The verdict on a charge, and where the state of the charge is.
 #[derive(Clone, Copy)]
 pub(super) struct Look {
     pub(super) verdict: Verdict,
-    /// The cost that was asked for, including charges of the same key before this one.
+    /// The cost that was asked for, including the costs of earlier charges of the same key.
     pub(super) asked: u64,
     pub(super) place: Place,
 }
 
 impl Look {
-    /// Returns whether new subjects share the state.
+    /// Returns whether the charge uses the state that new subjects share.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self.place, Place::Shared)
     }
 }
 
-/// The state of a charge.
+/// Where the state of a charge is.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
-    /// The charge has its own state, at this index.
+    /// The charge has its own state, at this index of the table.
     Own(usize),
     /// The charge has no state yet.
     New,
@@ -35,21 +35,22 @@ pub(super) enum Place {
     Shared,
 }
 
-/// How a charge is written.
+/// What a request writes to the state of a charge.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Write {
-    /// As allowed.
+    /// The cost of an allowed request.
     Charge,
-    /// As denied, and counted nevertheless.
+    /// The cost of a denied request that is counted all the same.
     ChargeDenied,
-    /// Not at all.
+    /// Nothing.
     Nothing,
 }
 
-/// The result of a request, as it concerns one of its charges.
+/// What the result of a request means for one of its charges.
 #[derive(Clone, Copy)]
 pub(super) struct RequestResult {
-    /// Whether the request passes; for a candidate, whether it would pass in the candidate's place.
+    /// Whether the request passes. For a candidate: whether the request would pass if the candidate
+    /// replaced its charge.
     pub(super) passes: bool,
     /// Whether the charge that this one watches denies the request.
     pub(super) struck: bool,
@@ -66,7 +67,7 @@ impl RequestResult {
 }
 
 impl Write {
-    /// Returns how a charge is written, given the result of the request.
+    /// Returns what to write to the state of a charge, given the result of the request.
     #[inline]
     pub(super) fn of(charge: &Charge<'_>, verdict: &Verdict, result: RequestResult) -> Write {
         if verdict.is_unrestored() {
@@ -77,7 +78,7 @@ impl Write {
             _ if matches!(charge.limit, Limit::Concurrency(_)) => Write::Nothing,
             (false, OnDenied::Charge | OnDenied::Strike(_)) => Write::ChargeDenied,
             (true, OnDenied::Strike(_)) if result.struck => Write::ChargeDenied,
-            // Nothing is taken from a back-off.
+            // A request takes nothing from a back-off.
             (true, _) if charge.limit.is_companion() => Write::Nothing,
             (true, on_denied) if result.passes || on_denied == OnDenied::Charge => Write::Charge,
             _ => Write::Nothing,
@@ -85,9 +86,9 @@ impl Write {
     }
 }
 
-/// Decides and writes the only `charge` of a request, if its key has a state in these numbers that
-/// cannot grow. Adds the outcome to `outcomes`: returning it through the match over algorithms would
-/// copy it twice.
+/// Decides and writes the only `charge` of a request. Does so only if its key has a state that was written
+/// under these numbers and cannot grow. Adds the outcome to `outcomes`, because returning the outcome
+/// through the match over algorithms would copy it twice.
 #[inline]
 pub(super) fn apply_own<A: Kept>(
     table: &mut Table<A>,
@@ -132,7 +133,8 @@ pub(super) fn charge_admitted<A: Kept>(
     }
 }
 
-/// The rare cases of [`apply_own`]: a charge that is denied, has to wait, or costs nothing.
+/// Decides and writes the rare cases of [`apply_own`]: a charge that is denied, has to wait, or costs
+/// nothing.
 #[inline(never)]
 fn apply_rarely<A: Kept>(
     numbers: &A,
@@ -166,9 +168,9 @@ pub(super) fn look_own<A: Kept>(
     })
 }
 
-/// Returns the first state of a new key: a copy of the shared state while that is in use, and a fresh
-/// state otherwise. The subject may have used the shared state, so a fresh one would give it a second
-/// allowance.
+/// Returns the first state of a new key. While the shared state is in use, this is a copy of the shared
+/// state: the subject may have used it, and an empty state would give the subject a second allowance.
+/// Otherwise, this is an empty state.
 pub(super) fn starting_state<A: Kept>(
     table: &Table<A>,
     numbers: &A,
@@ -197,7 +199,7 @@ pub(super) fn write_at<A: Kept>(
     is_full: bool,
     now: Time,
 ) -> (Outcome, Time) {
-    // An insertion for another charge of the request may have moved the entry since the look.
+    // An insertion for another charge of the request may have moved the entry since the verdict.
     let Some(index) = table.find_at(index, id) else {
         return write_new(
             table,
@@ -299,7 +301,7 @@ pub(super) const UNLIMITED: Look = Look {
     place: Place::New,
 };
 
-/// The look at a charge whose usage has to be restored first.
+/// Returns the verdict on a charge when its usage has to be restored first.
 pub(super) fn unrestored(cost: u64) -> Look {
     Look {
         verdict: Verdict::unrestored(),

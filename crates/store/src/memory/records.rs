@@ -1,7 +1,7 @@
 //! The records of holds in memory.
 //!
-//! Records are spread over parts, each under its own lock. A caller that needs a part and shards of states
-//! locks the part first.
+//! Records are spread over parts, each under its own lock. A caller that locks both a part and shards of
+//! states locks the part first, so that callers never deadlock.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -18,9 +18,9 @@ use crate::holds::{HeldCharge, HoldRecord, RETAIN};
 /// The most holds of a store.
 const MAX_HOLDS: usize = 1_000_000;
 const PARTS: usize = 16;
-/// The most records that are forgotten for each new one.
+/// The most records that are forgotten for each new record.
 const FORGET: usize = 4;
-/// How many ended holds may remain in the list of expiries before they are removed.
+/// How many ended holds may stay in the list of expiries before they are removed.
 const SLACK: usize = 64;
 
 /// All records, in parts with a lock each.
@@ -29,7 +29,7 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Returns room for `max_keys` records, at most [`MAX_HOLDS`].
+    /// Makes room for `max_keys` records, but for at most [`MAX_HOLDS`].
     pub(super) fn new(max_keys: usize) -> Records {
         let most = max_keys.min(MAX_HOLDS).div_ceil(PARTS).max(1);
         let part = |_| Part {
@@ -42,13 +42,13 @@ impl Records {
 
     /// Locks the part of a hold.
     pub(super) fn lock(&self, id: HoldId) -> MutexGuard<'_, Part> {
-        // Ids are random.
+        // Ids are random, so their low bits spread the records evenly.
         #[allow(clippy::cast_possible_truncation)]
         let place = id.bits() as usize % PARTS;
         self.parts[place].lock()
     }
 
-    /// Returns up to `most` open holds that have expired, the oldest first.
+    /// Returns up to `most` open holds that have expired, the earliest expiry first.
     pub(super) fn due(&self, now: Time, most: usize) -> Vec<HoldId> {
         let mut due = Vec::new();
         for part in &self.parts {
@@ -91,7 +91,7 @@ impl Records {
     }
 }
 
-/// The records of some of the holds.
+/// A part of the records, under one lock.
 #[derive(Default)]
 pub(super) struct Part {
     most: usize,
@@ -100,8 +100,9 @@ pub(super) struct Part {
     records: HashMap<HoldId, Arc<HoldRecord>>,
     /// The number of open holds.
     open: usize,
-    /// The expiry of each open hold, or an earlier instant. Ended holds are removed later: most end long
-    /// before they expire, and removing each at once would cost more than everything else here.
+    /// The expiry of each open hold. An extended hold may have its old expiry here. Ended holds are removed
+    /// later, many at once: most holds end long before they expire, and removing each alone would cost too
+    /// much.
     expiries: BinaryHeap<Reverse<(Time, HoldId)>>,
     /// The ended holds, by the time at which they are forgotten.
     ended: BTreeSet<(Time, HoldId)>,
@@ -112,8 +113,8 @@ impl Part {
         self.records.get(&id)
     }
 
-    /// Makes room for one more record: forgets holds that ended long ago, and if that is not enough the
-    /// one that ended first.
+    /// Makes room for one more record. Forgets holds that ended long ago. If that is not enough, forgets
+    /// the hold that ended first.
     pub(super) fn make_room(&mut self, now: Time) -> Result<(), StoreError> {
         self.forget(FORGET, now);
         if self.records.len() < self.most {
@@ -190,7 +191,7 @@ impl Part {
                 None => {}
             }
         }
-        // Due holds stay listed until they are settled.
+        // Expired holds stay in the list until they are settled.
         self.expiries
             .extend(due[before..].iter().copied().map(Reverse));
     }

@@ -1,4 +1,4 @@
-//! One shard: the states of a part of the keys, one table per algorithm, under one lock.
+//! A shard has the states of a part of the keys, in one table per algorithm, under one lock.
 
 use tollgate_core::backoff::Backoff;
 use tollgate_core::concurrency::Concurrency;
@@ -18,9 +18,9 @@ use super::one_charge::{
 use super::table::{Id, Table};
 use crate::contract::Outcomes;
 
-/// The buckets to search for expired states when a new key comes.
+/// How many buckets are searched for expired states when a new key comes.
 const SWEEP: usize = 8;
-/// The buckets to search while the shard is full.
+/// How many buckets are searched for expired states when a new key comes and the shard is full.
 const SWEEP_FULL: usize = 64;
 /// The bytes outside a table that count as one key.
 const BYTES_PER_KEY: usize = 64;
@@ -28,10 +28,11 @@ const BYTES_PER_KEY: usize = 64;
 /// The states of a part of the keys.
 pub(super) struct Shard {
     meters: Table<Meter>,
-    /// Boxed, so that the part of all shards that most requests touch fits into the first-level cache.
+    /// The tables that few requests use. They are boxed to keep the shard small: the tables that most
+    /// requests use have to fit into the first-level cache, for all shards together.
     pub(super) others: Box<Others>,
     max_keys: usize,
-    /// The latest expiry of a shared state.
+    /// The latest expiry of the shared states.
     pub(super) shared_until: Time,
     /// The number of decisions by a shared state.
     pub(super) shared: u64,
@@ -113,8 +114,8 @@ impl Shard {
         }
     }
 
-    /// Decides and writes a request of one charge, in one step if its key has a state. Adds the outcome,
-    /// and returns whether the limit allows the request.
+    /// Decides and writes a request with one charge. If the key has a state, this is one step. Adds the
+    /// outcome, and returns whether the limit allows the request.
     #[inline]
     pub(super) fn apply_one(
         &mut self,
@@ -123,7 +124,7 @@ impl Shard {
         now: Time,
         outcomes: &mut Outcomes,
     ) -> bool {
-        // Most limits are meters: they are decided inline, and the others by a call.
+        // Most limits are GCRA or token buckets. These are decided inline, and other limits by a call.
         if let Limit::Gcra(meter) | Limit::TokenBucket(meter) = charge.limit {
             let id = Id::of(charge.key);
             let own = apply_own(&mut self.meters, meter, id, charge, cost, now, outcomes);
@@ -134,7 +135,8 @@ impl Shard {
         self.apply_one_of_others(charge, cost, now, outcomes)
     }
 
-    /// Returns the index of a meter's state that admits `cost` without delay, and its available amount.
+    /// Returns the index of the state of a GCRA or token bucket, and its available amount. Returns `None`
+    /// unless the state admits `cost` without delay.
     #[inline]
     pub(super) fn meter_admits(
         &self,
@@ -150,7 +152,8 @@ impl Shard {
         Some((index, meter.admits(state, cost, now)?))
     }
 
-    /// Takes `cost` from the meter at `index`, which admits it and has `available`.
+    /// Takes `cost` from the state of a GCRA or token bucket at `index`. The state must admit `cost`, and
+    /// have `available` left.
     #[inline]
     pub(super) fn charge_meter(
         &mut self,
@@ -199,15 +202,15 @@ impl Shard {
         own.unwrap_or_else(|| self.look_new(charge, cost, now))
     }
 
-    /// Decides for a key without a state.
+    /// Decides `cost` for a key without a state.
     #[cold]
     fn look_new(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Look {
         if charge.needs_state() {
             return unrestored(cost);
         }
         if let Limit::Backoff(numbers) = charge.limit {
-            // Most subjects never have the state of a back-off. A shared state would block subjects for
-            // the denials of others.
+            // A back-off never uses a shared state, which would block subjects for the denials of others.
+            // Most subjects are never denied, so no room is made for a state here.
             return Look {
                 verdict: numbers.decide(&Default::default(), cost, now),
                 asked: cost,
@@ -237,8 +240,8 @@ impl Shard {
         }
     }
 
-    /// Returns whether there is room for the state of a back-off. Without room, the watched limit still
-    /// holds, and only the back-off is lost.
+    /// Returns whether there is room for the state of a back-off. Without room, strikes are not counted,
+    /// but the watched limit still acts.
     fn has_room_for(&mut self, charge: &Charge<'_>, now: Time) -> bool {
         if self.others.backoffs.find(Id::of(charge.key)).is_some() {
             return true;
@@ -299,7 +302,7 @@ impl Shard {
         outcome
     }
 
-    /// Returns the outcome of `charge` without a change.
+    /// Returns the outcome of `charge`, and changes nothing.
     pub(super) fn peek(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Outcome {
         let is_full = self.is_full();
         let shared_is_live = now < self.shared_until;
@@ -320,7 +323,7 @@ impl Shard {
         }, unlimited: unlimited_outcome(now))
     }
 
-    /// Gives `cost` back to `charge`, which took it at `charged_at`.
+    /// Gives back a `cost` that `charge` took at `charged_at`.
     pub(super) fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
         with_table!(self, charge.limit, |table, numbers| {
             if let Some(index) = table.find(Id::of(charge.key))
@@ -333,9 +336,9 @@ impl Shard {
         }, unlimited: ());
     }
 
-    /// Gives `cost` back to `charge`, which a hold took at `charged_at`. If the numbers of the limit have
-    /// changed, the state stays in its present numbers, so that nothing is carried over twice. If the
-    /// change has reset the state, there is nothing to give back.
+    /// Gives back a `cost` that a hold took from `charge` at `charged_at`. If the numbers of the limit have
+    /// changed, the state stays in its present numbers, so that nothing is carried over twice. If the change
+    /// has reset the state, nothing is given back.
     pub(super) fn give_back(
         &mut self,
         charge: &Charge<'_>,
@@ -352,14 +355,14 @@ impl Shard {
         }, unlimited: ());
     }
 
-    /// Returns whether `charge` is of a quota that has a state.
+    /// Returns whether the limit of `charge` is a quota that has a state.
     pub(super) fn has_quota(&self, charge: &Charge<'_>) -> bool {
         self.others.quotas.find(Id::of(charge.key)).is_some()
     }
 
     /// Takes as much of `cost` as the overdraft of `charge` allows, and returns the amount taken. Uses the
-    /// present numbers of the state, like [`give_back`](Self::give_back), or the numbers of the charge if
-    /// there is no state.
+    /// present numbers of the state, as [`give_back`](Self::give_back) does. If there is no state, uses the
+    /// numbers of the charge.
     pub(super) fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> u64 {
         if let Some((taken, _)) = self.overdraw_at(charge.key, charge, cost, now) {
             return taken;
@@ -390,7 +393,7 @@ impl Shard {
         taken
     }
 
-    /// Overdraws the state of `key`, if it exists, and returns the amount and the expiry.
+    /// Overdraws the state of `key`, if it exists. Returns the amount taken, and the expiry of the state.
     fn overdraw_at(
         &mut self,
         key: Key,
@@ -406,8 +409,8 @@ impl Shard {
         }, unlimited: None)
     }
 
-    /// Writes the balance of `charge` if it is of a quota without a state. Returns false if there is no
-    /// room.
+    /// Writes `balance` as the state of `charge`, if its limit is a quota without a state. Returns false if
+    /// there is no room.
     pub(super) fn restore(&mut self, charge: &Charge<'_>, balance: Balance, now: Time) -> bool {
         let (Limit::Quota(quota), id) = (charge.limit, Id::of(charge.key)) else {
             return true;
@@ -424,7 +427,7 @@ impl Shard {
         true
     }
 
-    /// Adds to the balance of `charge`, if it is of a quota that has a state.
+    /// Adds to the balance of `charge`, if its limit is a quota that has a state.
     pub(super) fn adjust(
         &mut self,
         charge: &Charge<'_>,
@@ -440,7 +443,7 @@ impl Shard {
         quotas.change(index, |state| quota.adjust(state, used, extra, now))
     }
 
-    /// Returns the balance of `charge`, if it is of a quota that has a state.
+    /// Returns the balance of `charge`, if its limit is a quota that has a state.
     pub(super) fn balance(&self, charge: &Charge<'_>, now: Time) -> Option<Balance> {
         let Limit::Quota(quota) = charge.limit else {
             return None;
@@ -463,7 +466,8 @@ impl Shard {
             unlimited: None)
     }
 
-    /// Forgets expired states among the next `steps` buckets of every table, and frees memory.
+    /// Forgets expired states in the next `steps` buckets of every table. Frees the memory of tables that are
+    /// mostly empty.
     pub(super) fn sweep(&mut self, steps: usize, now: Time) {
         self.forget_expired(steps, now);
         self.meters.shrink();

@@ -1,8 +1,8 @@
-//! The slots of concurrency limits in a shard, which holds take and free.
+//! The slots of concurrency limits in a shard. Holds take and free these slots.
 //!
-//! While the store is full, new subjects share slots as they share other states. The subjects share these
-//! slots until no client holds or waits for one of them. If a subject got a separate state earlier, it would
-//! get its slots twice.
+//! While the store is full, new subjects share slots as they share other states. They share these slots
+//! until no client holds or waits for one of them. A subject that got its own state earlier would have its
+//! slots twice.
 
 use tollgate_core::concurrency::{Concurrency, Holder, State};
 use tollgate_core::{Admission, Charge, Limiting, Outcome, Time};
@@ -13,7 +13,7 @@ use super::table::Id;
 use crate::contract::GRACE;
 
 impl Shard {
-    /// Returns the id of the slots of `charge`, which may not exist yet, and whether they are shared.
+    /// Returns the id of the slots of `charge`, and whether they are shared. The slots may not exist yet.
     fn slots_id(&mut self, charge: &Charge<'_>, now: Time) -> (Id, bool) {
         let (own, overflow) = (Id::of(charge.key), Id::of(charge.overflow));
         if self.others.slots.find(own).is_some() {
@@ -28,7 +28,7 @@ impl Shard {
         }
     }
 
-    /// Returns the slots of `charge` if they exist, and whether they are or would be shared.
+    /// Returns the slots of `charge`, if they exist. Also returns whether the charge uses shared slots.
     fn known_slots(
         &mut self,
         charge: &Charge<'_>,
@@ -42,7 +42,7 @@ impl Shard {
         (state, shared)
     }
 
-    /// Decides whether a slot is free for the client with this ticket, or for a client without a ticket.
+    /// Decides whether a slot is free for a client, which may have a ticket.
     pub(super) fn look_slot(
         &mut self,
         charge: &Charge<'_>,
@@ -86,7 +86,7 @@ impl Shard {
         Some(changed)
     }
 
-    /// Changes the slots of `charge`, its own and the shared ones, if they exist.
+    /// Changes the slots of `charge` that exist: its own slots, and the shared slots.
     pub(super) fn change_known_slots(&mut self, charge: &Charge<'_>, change: impl Fn(&mut State)) {
         for key in [charge.key, charge.overflow] {
             let table = &mut self.others.slots;
@@ -111,7 +111,7 @@ impl Shard {
         self.shared_until = self.shared_until.max(to);
     }
 
-    /// Returns the outcome of `charge`, which was answered with `admission`.
+    /// Returns the outcome of `charge` with this `admission`.
     pub(super) fn slot_outcome(
         &mut self,
         charge: &Charge<'_>,

@@ -16,7 +16,7 @@ use tollgate_core::{CarryOver, Key, Limiting, Time};
 
 use crate::contract::GRACE;
 
-/// The 96 bits of a key that a shard stores; the other 32 have chosen the shard.
+/// The 96 bits of a key that a shard stores. The other 32 bits decide which shard has the key.
 ///
 /// The probability that two of ten million keys share these bits is below 10^-15.
 #[derive(Clone, Copy)]
@@ -42,14 +42,14 @@ impl Id {
         self.low == other.low && self.high == other.high
     }
 
-    /// Keys are uniformly distributed, so their own bits are the hash.
+    /// Returns the hash. Keys are uniformly distributed, so their own bits are the hash.
     #[inline]
     fn hash(self) -> u64 {
         self.low
     }
 }
 
-/// An algorithm whose states a table can hold.
+/// An algorithm with states that a table can keep.
 pub(super) trait Kept: Limiting + Eq + Hash {
     /// Whether a state can grow after it was inserted.
     const GROWS: bool = false;
@@ -59,7 +59,7 @@ pub(super) trait Kept: Limiting + Eq + Hash {
         0
     }
 
-    /// Makes room in a state, so that one more charge does not make it grow.
+    /// Makes room in a state, so that the next charge does not make the state grow.
     fn relieve(_state: &mut Self::State) {}
 }
 
@@ -109,7 +109,7 @@ struct Entry<S> {
 pub(super) struct Table<A: Kept> {
     entries: HashTable<Entry<A::State>>,
     numbers: Numbers<A>,
-    /// Where the search for expired states continues.
+    /// The bucket at which the search for expired states continues.
     cursor: usize,
     /// Bytes that states hold outside the table.
     heap: usize,
@@ -144,7 +144,7 @@ impl<A: Kept> Table<A> {
             .find_bucket_index(id.hash(), |entry| entry.id.is(id))
     }
 
-    /// Like [`find`](Self::find), trying `index` first.
+    /// Does the same as [`find`](Self::find), but tries `index` first.
     pub(super) fn find_at(&self, index: usize, id: Id) -> Option<usize> {
         match self.entries.get_bucket(index) {
             Some(entry) if entry.id.is(id) => Some(index),
@@ -152,7 +152,8 @@ impl<A: Kept> Table<A> {
         }
     }
 
-    /// Returns the state at `index`, converted to the numbers of `limit` if it was written under others.
+    /// Returns the state at `index`. If it was written under other numbers, converts it to the numbers of
+    /// `limit`.
     #[inline]
     pub(super) fn state(
         &mut self,
@@ -194,8 +195,8 @@ impl<A: Kept> Table<A> {
         (self.numbers.get(entry.numbers) == Some(limit)).then_some(&entry.state)
     }
 
-    /// Changes the state of `id`, if it exists and was written under the numbers of `limit`: the most
-    /// common case, with one lookup.
+    /// Changes the state of `id`, if it exists and was written under the numbers of `limit`. This is the most
+    /// common case, and needs only one lookup.
     #[inline]
     pub(super) fn change_own<T>(
         &mut self,
@@ -236,7 +237,7 @@ impl<A: Kept> Table<A> {
         Some(format!("{:?}", entry.state))
     }
 
-    /// Changes the state at `index`, which was written under the numbers of the caller.
+    /// Changes the state at `index`. The state must have been written under the numbers of the caller.
     #[inline]
     pub(super) fn change<T>(
         &mut self,
@@ -250,8 +251,8 @@ impl<A: Kept> Table<A> {
         Some(changed)
     }
 
-    /// Changes the state of `id`, if it exists, in the numbers that it was written under; in those of
-    /// `limit` if it has expired.
+    /// Changes the state of `id`, if it exists, in the numbers that it was written under. An expired state of
+    /// other numbers is first reset, and then changed in the numbers of `limit`.
     pub(super) fn change_as_written<T>(
         &mut self,
         id: Id,
@@ -298,7 +299,7 @@ impl<A: Kept> Table<A> {
         }
     }
 
-    /// Looks at the next `steps` buckets, and forgets states that expired more than [`GRACE`] ago.
+    /// Searches the next `steps` buckets, and forgets states that expired more than [`GRACE`] ago.
     pub(super) fn forget_expired(&mut self, steps: usize, now: Time) {
         let buckets = self.entries.num_buckets();
         if self.entries.is_empty() {
@@ -320,7 +321,7 @@ impl<A: Kept> Table<A> {
         }
     }
 
-    /// Gives memory back when the table has become mostly empty.
+    /// Frees memory if the table is mostly empty.
     pub(super) fn shrink(&mut self) {
         if self.entries.num_buckets() > 64 && self.entries.len() < self.entries.num_buckets() / 8 {
             self.entries
@@ -329,7 +330,7 @@ impl<A: Kept> Table<A> {
         }
     }
 
-    /// Forgets unused numbers, if most are unused.
+    /// Forgets numbers that no state uses, if there are many of them.
     fn compact_many_numbers(&mut self) {
         if self.numbers.len() > 64 && self.numbers.len() > 2 * self.entries.len() {
             self.compact_numbers();
@@ -350,12 +351,12 @@ impl<A: Kept> Table<A> {
 
 /// The distinct numbers under which the states of a table were written.
 ///
-/// A state does not contain its numbers, so that it stays small. A change of the numbers needs the old
-/// ones to convert the state.
+/// A state does not contain its numbers, so that it stays small. When the numbers of a limit change, the old
+/// numbers are needed to convert the state.
 struct Numbers<A> {
     known: Vec<A>,
     indexes: HashMap<A, u32>,
-    /// The last index returned. Most tables see few different numbers.
+    /// The index that was returned last. It is tried first, because most tables see few different numbers.
     last: u32,
 }
 
@@ -381,7 +382,7 @@ impl<A: Clone + Eq + Hash> Numbers<A> {
         self.known.get(index as usize)
     }
 
-    /// Returns the index of the numbers, which are added if they are new.
+    /// Returns the index of the numbers of `limit`. Adds the numbers if they are new.
     fn index_of(&mut self, limit: &A) -> u32 {
         if self.get(self.last) == Some(limit) {
             return self.last;
@@ -389,7 +390,7 @@ impl<A: Clone + Eq + Hash> Numbers<A> {
         self.last = match self.indexes.get(limit) {
             Some(index) => *index,
             None => {
-                // At most one per state, and a shard has fewer than 2^32 states.
+                // There are at most as many numbers as states, and a shard has fewer than 2^32 states.
                 let index = u32::try_from(self.known.len()).unwrap_or(u32::MAX);
                 self.known.push(limit.clone());
                 self.indexes.insert(limit.clone(), index);

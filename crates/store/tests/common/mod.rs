@@ -1,4 +1,4 @@
-//! Helpers of several tests.
+//! Helpers that several tests use.
 
 #![allow(dead_code)] // Each test uses some of them.
 
