@@ -12,7 +12,7 @@ const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 /// ioredis, as npm names it.
 const IOREDIS: &str = "ioredis@6.0.0";
 
-/// A Python interpreter with redis-py.
+/// Returns a Python interpreter with redis-py.
 ///
 /// # Panics
 ///
@@ -45,7 +45,7 @@ pub fn schemathesis() -> Command {
     schemathesis
 }
 
-/// A Node.js with ioredis.
+/// Returns a Node.js with ioredis.
 ///
 /// # Panics
 ///

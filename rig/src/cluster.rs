@@ -52,24 +52,24 @@ impl Cluster {
         cluster
     }
 
-    /// The nodes, which tests may inspect, kill, pause and restart.
+    /// Returns the nodes, which tests may inspect, kill, pause and restart.
     pub fn nodes(&self) -> &[Redis] {
         &self.nodes
     }
 
-    /// The URLs of all nodes.
+    /// Returns the URLs of all nodes.
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Redis::url).collect()
     }
 
-    /// The nodes that hold cluster slots, according to one running node.
+    /// Returns the nodes that hold cluster slots, according to one running node.
     pub fn masters(&self) -> Vec<usize> {
         let view = self.view();
         let masters = view.iter().filter(|it| !it.slots.is_empty());
         masters.map(|it| self.index_of(it)).collect()
     }
 
-    /// The node that holds the cluster slot `slot`, according to one running node.
+    /// Returns the node that holds the cluster slot `slot`, according to one running node.
     ///
     /// # Panics
     ///
@@ -80,7 +80,7 @@ impl Cluster {
         self.index_of(holder.unwrap_or_else(|| panic!("no node holds cluster slot {slot}")))
     }
 
-    /// The replicas of the node `master`, according to one running node.
+    /// Returns the replicas of the node `master`, according to one running node.
     pub fn replicas_of(&self, master: usize) -> Vec<usize> {
         let view = self.view();
         let port = self.nodes[master].port();
@@ -91,7 +91,7 @@ impl Cluster {
         replicas.map(|it| self.index_of(it)).collect()
     }
 
-    /// The cluster slot of a key.
+    /// Returns the cluster slot of a key.
     pub fn slot_of(&self, key: &str) -> u16 {
         let slot = self
             .running()

@@ -23,14 +23,14 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// A random free port.
+    /// Returns a random free port.
     pub(crate) fn free() -> Port {
         (0..ATTEMPTS)
             .find_map(|_| Port::take(fastrand::u16(FIRST..=LAST)))
             .unwrap_or_else(|| panic!("no free port between {FIRST} and {LAST}"))
     }
 
-    /// The port with this number, which must be free.
+    /// Returns the port with this number, which must be free.
     pub(crate) fn exactly(number: u16) -> Port {
         Port::take(number).unwrap_or_else(|| panic!("port {number} is in use"))
     }

@@ -58,12 +58,12 @@ impl Postgres {
         postgres
     }
 
-    /// The port, which never changes.
+    /// Returns the port, which never changes.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// The URL of the database `postgres`.
+    /// Returns the URL of the database `postgres`.
     pub fn url(&self) -> String {
         self.url_of("postgres")
     }
@@ -83,7 +83,7 @@ impl Postgres {
         format!("postgres://postgres@{HOST}:{port}/{database}?sslmode=disable")
     }
 
-    /// The process id.
+    /// Returns the process id.
     ///
     /// # Panics
     ///
@@ -192,7 +192,7 @@ impl Postgres {
         output(&mut initdb);
     }
 
-    /// A command that runs a program as a user that PostgreSQL accepts.
+    /// Returns a command that runs a program as a user that PostgreSQL accepts.
     fn command(&self, name: &str) -> Command {
         let program = self.program(name);
         if !is_root() {
@@ -302,7 +302,8 @@ impl Drop for Postgres {
     }
 }
 
-/// The directory of the programs: from the PATH, or the newest version of Debian.
+/// Finds the directory of PostgreSQL's programs: on the PATH, or the newest version that Debian has
+/// installed.
 fn programs() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut versions: Vec<PathBuf> = fs::read_dir(VERSIONS)
@@ -323,7 +324,7 @@ fn is_root() -> bool {
     getuid().is_root()
 }
 
-/// The user id and group id of the user that runs the server.
+/// Returns the user id and group id of the user that runs the server.
 fn owner() -> (u32, u32) {
     let number = |what: &str| {
         let text = output(Command::new("id").args([what, USER]));

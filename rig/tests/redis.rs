@@ -12,7 +12,7 @@ fn ok() -> Reply {
     Reply::Simple("OK".to_owned())
 }
 
-/// The panic message of `action`.
+/// Returns the panic message of `action`.
 fn panic_of(action: impl FnOnce()) -> String {
     let payload = panic::catch_unwind(AssertUnwindSafe(action)).unwrap_err();
     *payload.downcast::<String>().unwrap()

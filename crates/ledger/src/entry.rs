@@ -335,7 +335,7 @@ pub(crate) fn check_text(field: &'static str, text: &str, most: usize) -> Result
 pub(crate) mod tests {
     use super::*;
 
-    /// A use with amount 1.
+    /// Returns a use with amount 1.
     pub(crate) fn entry(id: u128) -> Entry {
         Entry {
             id: EntryId(id),

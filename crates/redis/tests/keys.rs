@@ -19,7 +19,7 @@ use tollgate_store::{Applied, Ask, GRACE, Store};
 
 use common::{LONG, block_on, charge, left};
 
-/// Every algorithm, each with its own subject.
+/// Returns all algorithms, each with the number of its own subject.
 fn kinds() -> impl Iterator<Item = (u64, Kind)> {
     (0..).zip(Kind::ALL)
 }

@@ -20,7 +20,7 @@ use common::{LIMIT, LONG, RUNTIME, block_on, charge, errors, left, take};
 const TIMEOUT: Duration = Duration::from_millis(50);
 const SLACK: Duration = Duration::from_millis(500);
 
-/// Options with the default timeout, and a breaker that never opens.
+/// Returns options with the default timeout, and a breaker that never opens.
 fn impatient(mut options: Options) -> Options {
     options.timeout = TIMEOUT;
     options.connect_timeout = 4 * TIMEOUT;

@@ -12,7 +12,7 @@ use tollgate_rig::{Redis, RedisBuilder, Version, versions};
 
 use common::{LONG, block_on, left, options, options_at, take};
 
-/// A server with TLS. Only the Redis version of the distribution has TLS.
+/// Returns a server with TLS. Only the Redis version of the distribution has TLS.
 fn secure() -> RedisBuilder {
     Redis::with()
         .binary(versions::fetch(Version::Redis7_0))

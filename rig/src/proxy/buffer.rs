@@ -42,7 +42,7 @@ impl Buffer {
         self.closed
     }
 
-    /// When the next bytes may leave.
+    /// Returns when the next bytes may leave.
     pub(super) fn next_due(&self) -> Option<Duration> {
         self.chunks.front().map(|chunk| chunk.due)
     }

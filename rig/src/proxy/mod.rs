@@ -73,7 +73,7 @@ impl Proxy {
         }
     }
 
-    /// The address of the proxy, such as `127.0.0.1:20002`.
+    /// Returns the address of the proxy, such as `127.0.0.1:20002`.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port.number())
     }
@@ -85,7 +85,7 @@ impl Proxy {
         wait.recv().expect("a running proxy");
     }
 
-    /// How many connections were accepted so far.
+    /// Returns how many connections were accepted so far.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }

@@ -39,7 +39,7 @@ impl Pair {
         }
     }
 
-    /// A client without a connection to the server.
+    /// Returns a client without a connection to the server.
     pub(super) fn in_black_hole(client: TcpStream) -> Pair {
         prepare(&client);
         Pair {

@@ -61,17 +61,17 @@ impl Redis {
         RedisBuilder::default()
     }
 
-    /// The port, which never changes.
+    /// Returns the port, which never changes.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Host and port, such as `127.0.0.1:20001`.
+    /// Returns host and port, such as `127.0.0.1:20001`.
     pub fn address(&self) -> String {
         format!("{HOST}:{}", self.port())
     }
 
-    /// The URL for clients, with `rediss` for TLS, and with user and password if there are any.
+    /// Returns the URL for clients, with `rediss` for TLS, and with user and password if there are any.
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() {
             "rediss"
@@ -85,7 +85,7 @@ impl Redis {
         format!("{scheme}://{user}{}", self.address())
     }
 
-    /// The certificate authority of a TLS server, in PEM.
+    /// Returns the certificate authority of a TLS server, in PEM.
     ///
     /// # Panics
     ///
@@ -94,7 +94,7 @@ impl Redis {
         &self.tls.as_ref().expect("a TLS server").files.authority
     }
 
-    /// The process id.
+    /// Returns the process id.
     ///
     /// # Panics
     ///
@@ -195,7 +195,7 @@ impl Redis {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// The fields of a section of `INFO`, such as `memory`.
+    /// Returns the fields of a section of `INFO`, such as `memory`.
     pub fn info(&self, section: &str) -> BTreeMap<String, String> {
         let text = self.connect().command(&["INFO", section]).text();
         text.lines()
@@ -204,7 +204,7 @@ impl Redis {
             .collect()
     }
 
-    /// The CPU time of the process so far, user and system, in microseconds.
+    /// Returns the CPU time of the process so far, user and system, in microseconds.
     pub fn cpu_micros(&self) -> u64 {
         let cpu = self.info("cpu");
         let seconds = |name: &str| cpu[name].parse().expect("a number of seconds");
@@ -213,7 +213,7 @@ impl Redis {
         u64::try_from(used.as_micros()).expect("a CPU time in range")
     }
 
-    /// The memory that the server has allocated, in bytes.
+    /// Returns the memory that the server has allocated, in bytes.
     pub fn used_memory(&self) -> u64 {
         let memory = self.info("memory");
         memory["used_memory"].parse().expect("a number of bytes")

@@ -40,7 +40,7 @@ pub(super) enum Table {
 type Column = (&'static str, &'static str);
 
 impl Table {
-    /// The columns that take values.
+    /// Returns the columns that take values.
     pub(super) fn columns(self) -> Vec<Column> {
         let columns = match self {
             Table::Entries | Table::EntriesReturning => {
@@ -66,7 +66,7 @@ impl Table {
         columns.filter_map(|it| it.split_once(' ')).collect()
     }
 
-    /// The columns that the database computes.
+    /// Returns the columns that the database computes.
     fn computed(self) -> &'static [Column] {
         match self {
             Table::Periods => &[("from_seq", LAST), ("to_seq", LAST)],

@@ -51,7 +51,7 @@ pub(crate) struct Read {
     waiting: u64,
 }
 
-/// The time of the last entry, or of the last note if there is no entry.
+/// Returns the time of the last entry, or of the last note if there is no entry.
 pub(crate) fn last_at(entry: Option<&Entry>, note: Option<&Note>) -> Option<Time> {
     entry.map(|it| it.at).or(note.map(|it| it.at))
 }

@@ -104,7 +104,7 @@ mod tests {
         line
     }
 
-    /// A line with a correct checksum.
+    /// Returns a line with a correct checksum.
     fn sealed(json: &str) -> Vec<u8> {
         format!("{:08x} {json}", CHECKSUM.checksum(json.as_bytes())).into_bytes()
     }

@@ -122,12 +122,12 @@ impl Spill {
         self.files.extend(own);
     }
 
-    /// How many entries wait.
+    /// Returns how many entries wait.
     pub(crate) fn entries(&self) -> u64 {
         self.files.iter().map(|file| file.entries).sum()
     }
 
-    /// How many bytes wait.
+    /// Returns how many bytes wait.
     pub(crate) fn bytes(&self) -> u64 {
         self.files.iter().map(SpillFile::bytes).sum()
     }

@@ -80,7 +80,7 @@ impl Fixture {
     }
 }
 
-/// Options with a short flush interval.
+/// Returns options with a short flush interval.
 fn quick(database: Database) -> Options {
     let mut options = Options::new(database);
     options.flush_interval = Duration::from_millis(20);
@@ -100,7 +100,7 @@ pub(crate) fn period(number: u64) -> Period {
     }
 }
 
-/// A use of 1 of counter 7 by `acme`, in the first period.
+/// Returns a use of 1 of counter 7 by `acme`, in the first period.
 pub(crate) fn entry(id: u128) -> Entry {
     Entry {
         id: EntryId(id),
@@ -122,7 +122,7 @@ pub(crate) fn entry(id: u128) -> Entry {
     }
 }
 
-/// A grant, which is never merged with another.
+/// Returns a grant, which is never merged with another.
 pub(crate) fn grant(id: u128) -> Entry {
     Entry {
         kind: Kind::Grant,
@@ -130,7 +130,7 @@ pub(crate) fn grant(id: u128) -> Entry {
     }
 }
 
-/// An entry about a reservation.
+/// Returns an entry about a reservation.
 pub(crate) fn of_hold(id: u128, kind: Kind, amount: i64, hold: u128, expires_at: Time) -> Entry {
     Entry {
         kind,
@@ -148,7 +148,7 @@ pub(crate) fn of_hold(id: u128, kind: Kind, amount: i64, hold: u128, expires_at:
     }
 }
 
-/// All entries of the namespace `test`.
+/// Returns all entries of the namespace `test`.
 pub(crate) fn everything() -> EntryQuery {
     EntryQuery {
         namespace: "test".into(),

@@ -462,7 +462,7 @@ impl Shared {
     }
 }
 
-/// The error for an id that was used again on every attempt.
+/// Returns the error for an id that was used again on every attempt.
 fn reused_id() -> StoreError {
     StoreError::Script("other calls keep reusing the id of this hold: use another id".into())
 }

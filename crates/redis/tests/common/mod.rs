@@ -50,7 +50,7 @@ pub(crate) fn parse(text: &str) -> Address {
     }
 }
 
-/// Options for one server, with timeouts for a busy machine.
+/// Returns options for one server, with timeouts for a busy machine.
 pub(crate) fn options(redis: &Redis) -> Options {
     options_at(&redis.address())
 }
@@ -72,7 +72,7 @@ pub(crate) fn cluster_that_bears_pauses() -> Cluster {
     cluster
 }
 
-/// Options for a shared cluster.
+/// Returns options for a shared cluster.
 pub(crate) fn cluster_options(cluster: &Cluster) -> Options {
     let nodes = addresses(cluster.nodes());
     let mut options = patient(Options::new(Servers::Cluster(nodes)));
@@ -179,7 +179,7 @@ pub(crate) fn steps() -> usize {
     }
 }
 
-/// A charge of one unit on subject `number`.
+/// Returns a charge of one unit on subject `number`.
 pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         overflow: conformance::key(u64::MAX),
