@@ -50,7 +50,7 @@ fn reason(options: Options) -> StartError {
 fn a_certificate_of_a_trusted_authority_is_accepted() {
     let redis = secure().start();
     decides(trusting(options(&redis), &redis));
-    // Also by the other name in its certificate.
+    // The certificate also has the name `localhost`.
     redis.connect().command(&["FLUSHALL"]);
     let by_name = options_at(&format!("localhost:{}", redis.port()));
     decides(trusting(by_name, &redis));
