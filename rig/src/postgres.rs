@@ -43,7 +43,8 @@ impl Postgres {
     ///
     /// # Panics
     ///
-    /// When PostgreSQL is not installed, or not ready within thirty seconds; the message shows the end of its log.
+    /// When PostgreSQL is not installed. When it is not ready within thirty seconds; the message shows the
+    /// end of its log.
     pub fn start() -> Postgres {
         let programs = programs().unwrap_or_else(|| panic!("initdb is missing; {INSTALL}"));
         let directory = TempDir::with_prefix("tollgate-").expect("a temporary directory");
@@ -117,13 +118,13 @@ impl Postgres {
     ///
     /// # Panics
     ///
-    /// As [`Postgres::start`].
+    /// The same as for [`Postgres::start`].
     pub fn start_again(&self) {
         self.stop();
         self.launch();
     }
 
-    /// Stops its processes (SIGSTOP): connections stay open, but get no answers.
+    /// Pauses the processes of the server (SIGSTOP): connections stay open, but get no answers.
     ///
     /// # Panics
     ///
@@ -187,7 +188,7 @@ impl Postgres {
         let mut initdb = self.command("initdb");
         initdb.arg("-D").arg(&data);
         initdb.args(["-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-locale"]);
-        // Tests do not cut the power, so the data need not reach the disk.
+        // Tests do not simulate a power cut, so the data need not reach the disk.
         initdb.arg("--no-sync");
         output(&mut initdb);
     }
@@ -222,7 +223,7 @@ impl Postgres {
             .arg("-D")
             .arg(self.data())
             .args(["-h", HOST, "-p", &self.port().to_string()])
-            // Without a Unix socket, whose directory is shared with other servers.
+            // No Unix socket: other servers use the same directory for theirs.
             .args(["-c", "unix_socket_directories="])
             .args(["-c", "max_connections=50", "-c", "shared_buffers=32MB"])
             .stdin(Stdio::null())

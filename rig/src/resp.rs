@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// The timeout of a reply.
+/// How long to wait for a reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A reply of a server (RESP 2).

@@ -22,7 +22,8 @@ impl Sentinels {
     /// The name of the primary in the Sentinels.
     pub const MASTER: &str = MASTER;
 
-    /// Starts all servers, and waits until the replica is connected and the Sentinels know it and each other.
+    /// Starts all servers. Waits until the replica is connected, and until the Sentinels know the replica and
+    /// each other.
     ///
     /// # Panics
     ///

@@ -98,7 +98,7 @@ fn paused_server_answers_when_resumed() {
     assert!(!redis.is_running());
     let state = std::fs::read_to_string(format!("/proc/{}/stat", redis.pid())).unwrap();
     assert!(state.contains(") T "), "{state}");
-    // The system accepts the connection; only the server can answer.
+    // The operating system accepts the connection, but only the server can answer.
     let mut resp = Resp::connect(&redis.address()).unwrap();
     redis.resume();
     assert_eq!(resp.command(&["PING"]).text(), "PONG");

@@ -1,6 +1,6 @@
 //! Sums and exports contain each distinct entry once, even if entries are written several times.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Helpers may panic, like tests.
 
 mod common;
 
@@ -23,7 +23,7 @@ enum Step {
     Reopen,
 }
 
-/// Returns entries with few different ids, so that many repeat. Entries with the same id are equal.
+/// Makes entries with few different ids, so that many repeat. Entries with the same id are equal.
 fn any_entry() -> impl Strategy<Value = Entry> {
     (0..60_u128).prop_map(|id| {
         let number = u64::try_from(id).unwrap();
@@ -133,7 +133,7 @@ fn distinct(steps: &[Step], number: u64) -> Vec<u128> {
         .collect()
 }
 
-/// Returns the same ids, read from the ledger in small pages.
+/// Returns the ids of the entries of a period, read from the ledger in small pages.
 async fn exported(ledger: &Ledger, number: u64) -> Vec<u128> {
     let mut query = EntryQuery {
         from: period(number).start,

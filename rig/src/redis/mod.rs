@@ -120,7 +120,7 @@ impl Redis {
         process.paused = false;
     }
 
-    /// Stops the process (SIGSTOP): connections stay open, but get no answers.
+    /// Pauses the process (SIGSTOP): connections stay open, but get no answers.
     ///
     /// # Panics
     ///
@@ -153,7 +153,8 @@ impl Redis {
         self.launch();
     }
 
-    /// Opens a connection, with a login if needed. For a TLS server it uses a Unix socket without TLS.
+    /// Opens a connection, and logs in if needed. The connection to a TLS server uses a Unix socket without
+    /// TLS.
     ///
     /// # Panics
     ///
@@ -264,7 +265,8 @@ impl Redis {
         !matches!(status, Some(Ok(None)))
     }
 
-    /// Whether the server executes commands. (It answers LOADING while it loads or synchronizes data.)
+    /// Returns whether the server executes commands. While it loads or synchronizes data, it answers LOADING
+    /// to all commands.
     fn answers(&self) -> bool {
         let reply = self.open().and_then(|mut resp| resp.try_command(&["PING"]));
         match reply {
