@@ -74,7 +74,7 @@ fn percent(part: f64, whole: f64, digits: usize) -> String {
     format!("{:.digits$}%", 100.0 * part / whole)
 }
 
-/// In the order of the headings.
+/// Returns the algorithms in the order of [`HEADINGS`].
 fn algorithms() -> Result<[Box<dyn Algorithm>; 5], ParamError> {
     Ok([
         algorithm(sliding_log::new(LIMIT, WINDOW)?),
@@ -144,7 +144,7 @@ impl Traffic {
     }
 }
 
-/// Seconds to the next request of a Poisson process.
+/// Returns the seconds until the next request of a Poisson process.
 fn gap(load: f64, rng: &mut Rng) -> f64 {
     exponential(1.0 / (load * FULL_RATE), rng)
 }
@@ -156,9 +156,9 @@ fn exponential(mean: f64, rng: &mut Rng) -> f64 {
 /// An algorithm with the state of one subject, and statistics of its admissions.
 trait Algorithm {
     fn admits(&mut self, now: Time) -> bool;
-    /// The number of admitted requests.
+    /// Returns the number of admitted requests.
     fn admitted(&self) -> u64;
-    /// The most admitted requests within one window length.
+    /// Returns the most admitted requests within one window length.
     fn highest(&self) -> usize;
 }
 

@@ -74,7 +74,7 @@ fn run(quick: bool) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The bytes as the store reports them, and as the allocator counts them.
+/// Returns the bytes as the store reports them, and as the allocator counts them.
 fn store_bytes(keys: &[Key], limit: &Limit) -> (f64, f64) {
     let mut kept = None;
     let seen = allocation_counter::measure(|| {

@@ -5,7 +5,7 @@ use std::error::Error;
 /// Linux reports CPU time in hundredths of a second on every machine.
 const MICROS_PER_TICK: f64 = 10_000.0;
 
-/// The CPU time of the process `id` so far, in microseconds.
+/// Returns the CPU time of the process `id` so far, in microseconds.
 ///
 /// # Errors
 /// If the process does not exist.
@@ -21,7 +21,7 @@ pub fn cpu_micros(id: u32) -> Result<f64, Box<dyn Error>> {
     }
 }
 
-/// The resident memory of the process `id`, in bytes.
+/// Returns the resident memory of the process `id`, in bytes.
 ///
 /// # Errors
 /// If the process does not exist.

@@ -171,7 +171,7 @@ fn alternate(
     Ok((ours, theirs))
 }
 
-/// A row that compares two figures, if both exist.
+/// Returns a row that compares two figures, if both exist.
 fn against(name: &str, digits: usize, (our, their): (f64, f64), bar: Bar) -> [String; 6] {
     let absent = || "-".to_owned();
     if their.is_nan() {

@@ -14,7 +14,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// The report of `cargo xtask bench <bench> --write`.
+    /// Returns the report of `cargo xtask bench <bench> --write`.
     pub(crate) fn new(bench: &str) -> Report {
         Report {
             begin: format!("<!-- written by `cargo xtask bench {bench} --write` -->\n"),

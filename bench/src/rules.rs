@@ -132,7 +132,7 @@ impl Side {
         })
     }
 
-    /// Nanoseconds from attributes to charges.
+    /// Measures the nanoseconds from the attributes of a request to its charges.
     fn resolve(&self, tenants: &[String], effort: &Effort) -> Result<f64, Box<dyn Error>> {
         let mut charges = 0;
         let stopwatch = Stopwatch::start();
@@ -149,7 +149,7 @@ impl Side {
         Ok(nanos)
     }
 
-    /// Nanoseconds from attributes to a decision.
+    /// Measures the nanoseconds from the attributes of a request to the decision.
     fn check(&self, tenants: &[String], effort: &Effort) -> f64 {
         let stopwatch = Stopwatch::start();
         for request in 0..effort.requests {
@@ -174,7 +174,7 @@ fn tenant(number: usize) -> String {
     format!("tenant-{number}")
 }
 
-/// Three rules that match the requests, and others that match other actions and routes.
+/// Makes a config with three rules that match the requests. The other rules match other actions and routes.
 fn config(rules: usize, tenants: usize) -> String {
     let mut text = "version: 1\n".to_owned();
     if tenants > 0 {

@@ -66,12 +66,12 @@ impl Server {
         self.address
     }
 
-    /// The CPU time of the process so far, in microseconds.
+    /// Returns the CPU time of the process so far, in microseconds.
     pub(crate) fn cpu_micros(&self) -> Result<f64, Box<dyn Error>> {
         cpu_micros(self.process.id())
     }
 
-    /// The resident memory of the process, in bytes.
+    /// Returns the resident memory of the process, in bytes.
     pub(crate) fn resident_bytes(&self) -> Result<f64, Box<dyn Error>> {
         resident_bytes(self.process.id())
     }
@@ -85,7 +85,7 @@ impl Drop for Server {
     }
 }
 
-/// Different free addresses.
+/// Returns different free addresses.
 pub(crate) fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
     let mut addresses = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)); N];
     // Keep all listeners until the end, so that no address is found twice.

@@ -22,7 +22,7 @@ impl Table {
         self.rows.push(Vec::from(cells));
     }
 
-    /// The table in Markdown.
+    /// Returns the table in Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut text = String::new();
@@ -69,7 +69,7 @@ pub enum Bar {
 }
 
 impl Bar {
-    /// `met` or `MISSED`, or a dash where there is no bar.
+    /// Returns `met` or `MISSED`, or a dash where there is no bar.
     #[must_use]
     pub fn verdict(self, value: f64) -> String {
         let met = match self {
@@ -92,7 +92,7 @@ impl fmt::Display for Bar {
     }
 }
 
-/// A figure with this many decimals, or a dash if it was not measured.
+/// Returns a figure with this many decimals, or a dash if it was not measured.
 #[must_use]
 pub fn figure(value: f64, digits: usize) -> String {
     match value.is_nan() {
@@ -101,7 +101,7 @@ pub fn figure(value: f64, digits: usize) -> String {
     }
 }
 
-/// The middle value; the higher of the two middle ones for an even number of values.
+/// Returns the middle value; the higher of the two middle ones for an even number of values.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);

@@ -10,7 +10,7 @@ use tollgate_core::{Charge, Key, Keyring, Limit, ParamError, Rate, Span};
 /// and write the state.
 pub const BURST: u32 = 1_000_000_000;
 
-/// Random keys of sixteen characters, as clients would send them.
+/// Returns random keys of sixteen characters, as clients would send them.
 #[must_use]
 pub fn api_keys(count: usize) -> Vec<String> {
     let mut rng = fastrand::Rng::with_seed(0x746f_6c6c);
@@ -19,7 +19,7 @@ pub fn api_keys(count: usize) -> Vec<String> {
         .collect()
 }
 
-/// The hashed keys of `api_keys`.
+/// Returns the hashed keys of `api_keys`.
 #[must_use]
 pub fn hashed(api_keys: &[String]) -> Vec<Key> {
     let keyring = Keyring::new(b"the secret of a benchmark", "bench");
@@ -30,7 +30,7 @@ pub fn hashed(api_keys: &[String]) -> Vec<Key> {
         .collect()
 }
 
-/// A charge of one on `key`.
+/// Returns a charge of one on `key`.
 #[inline]
 #[must_use]
 pub fn charge(key: Key, limit: &Limit) -> Charge<'_> {
@@ -40,7 +40,7 @@ pub fn charge(key: Key, limit: &Limit) -> Charge<'_> {
     }
 }
 
-/// One request a second, and [`BURST`] at once.
+/// Returns a limit of one request a second, and [`BURST`] at once.
 ///
 /// # Errors
 /// Never: the numbers fit.
@@ -48,7 +48,8 @@ pub fn gcra() -> Result<Limit, ParamError> {
     Limit::gcra(Rate::new(1, Span::SECOND)?, u64::from(BURST))
 }
 
-/// Governor's keyed limiter with the same limit and its defaults: DashMap, the standard hasher, its clock.
+/// Returns governor's keyed limiter with the same limit and its defaults: DashMap, the standard hasher, its
+/// clock.
 #[must_use]
 pub fn governor() -> Option<DefaultKeyedRateLimiter<String>> {
     let quota = Quota::with_period(Duration::from_secs(1))?.allow_burst(NonZeroU32::new(BURST)?);

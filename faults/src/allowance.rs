@@ -24,7 +24,7 @@ pub struct Admission {
     pub answered: Duration,
 }
 
-/// How many `admissions` exceed the `allowance`, in the worst span.
+/// Returns how many `admissions` exceed the `allowance`, in the worst span.
 #[must_use]
 pub fn excess(admissions: &[Admission], allowance: Allowance) -> u64 {
     let mut admissions = admissions.to_vec();

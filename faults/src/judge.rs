@@ -186,8 +186,8 @@ fn row(policy: Policy, place: usize, observed: &Observed) -> Row {
     }
 }
 
-/// How much the store admitted beyond the limit. Each time the store loses its state, a subject may use its
-/// capacity again.
+/// Returns how much the store admitted beyond the limit. Each time the store loses its state, a subject may
+/// use its capacity again.
 fn wrong_by_store(samples: &[Sample], losses: u64) -> u64 {
     let allowance = Allowance {
         capacity: LIMIT.capacity * (1 + losses),
@@ -200,7 +200,7 @@ fn wrong_by_store(samples: &[Sample], losses: u64) -> u64 {
     (0..SUBJECTS.len()).map(of).sum()
 }
 
-/// How much the policy admitted beyond its bound.
+/// Returns how much the policy admitted beyond its bound.
 fn wrong_by_policy(policy: Policy, samples: &[Sample], observed: &Observed) -> u64 {
     let by_policy = |it: &Sample| it.by == By::Policy;
     let of_each = |allowance| {

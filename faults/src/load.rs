@@ -75,7 +75,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// How long the decision took.
+    /// Returns how long the decision took.
     #[must_use]
     pub fn took(&self) -> Duration {
         self.answered - self.asked
@@ -202,7 +202,7 @@ impl Client {
     }
 }
 
-/// A request of `user` under the rule of `policy`.
+/// Returns a request of `user` under the rule of `policy`.
 pub(crate) fn attributes<'a>(policy: Policy, user: &'a str) -> Attributes<'a> {
     Attributes::from([
         ("action", policy.name()),

@@ -61,7 +61,7 @@ impl Policy {
         Policy(None),
     ];
 
-    /// The name in configs; also the action and the id of its rule.
+    /// Returns the name in configs; also the action and the id of its rule.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.0.map_or("none", FailurePolicy::name)
@@ -104,7 +104,7 @@ impl Policy {
     }
 }
 
-/// A limiter on `store`, with the stack of an engine and the given clock.
+/// Returns a limiter on `store`, with the stack of an engine and the given clock.
 #[must_use]
 pub fn limiter(
     config: &Config,
@@ -118,7 +118,7 @@ pub fn limiter(
         .build()
 }
 
-/// The rules, as a config.
+/// Returns the rules, as a config.
 #[must_use]
 pub fn rules() -> String {
     let mut text = String::from("rules:\n");
@@ -141,7 +141,7 @@ pub fn rules() -> String {
     text
 }
 
-/// The validated config. The addresses of the servers are set elsewhere.
+/// Returns the validated config. The addresses of the servers are set elsewhere.
 ///
 /// # Errors
 /// If the rules are invalid, which is a bug in [`rules`].

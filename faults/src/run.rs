@@ -207,7 +207,7 @@ async fn exhaust_once(limiter: &Limiter, policy: Policy, user: &str) -> Fresh {
     fresh
 }
 
-/// The number of panics in this process since the first call.
+/// Returns the number of panics in this process since the first call.
 fn count_panics() -> usize {
     static PANICS: AtomicUsize = AtomicUsize::new(0);
     static COUNT: Once = Once::new();

@@ -44,8 +44,8 @@ impl Delays {
         Delays(sleeps)
     }
 
-    /// The worst delay of anything between `from` and `to`: one delay in between, or one at its start and
-    /// one at its end.
+    /// Returns the longest delay that a task between `from` and `to` can have had: one delay in between, or
+    /// one at its start and one at its end.
     #[must_use]
     pub fn worst_between(&self, from: Duration, to: Duration) -> Duration {
         let first = self.0.partition_point(|one| one.ended < from);
@@ -58,7 +58,7 @@ impl Delays {
         }
     }
 
-    /// The worst delay of the whole run.
+    /// Returns the worst delay of the whole run.
     #[must_use]
     pub fn worst(&self) -> Duration {
         self.0.iter().map(Sleep::late).max().unwrap_or_default()

@@ -160,7 +160,7 @@ async fn undoing_a_charge_does_not_exceed_the_timeout() {
     cluster.nodes()[second].resume();
 }
 
-/// The cluster slot of all keys of the tenant, and its master.
+/// Returns the cluster slot of all keys of the tenant, and its master.
 fn slot(cluster: &Cluster) -> (u16, usize) {
     let masters = cluster.masters().into_iter();
     let mut keys = masters.flat_map(|master| cluster.nodes()[master].connect().keys());

@@ -13,7 +13,7 @@ const INSTALL: &str = "if it is missing, install: apt-get install -y python3-pip
 ///
 /// # Panics
 ///
-/// When the directory cannot be created, or `fill` panics. Then nothing is cached.
+/// When the directory cannot be created, or when `fill` panics. After a panic, nothing is cached.
 pub(crate) fn directory(kind: &str, name: &str, fill: impl FnOnce(&Path)) -> PathBuf {
     let cache = cache().join(kind);
     fs::create_dir_all(&cache)

@@ -12,7 +12,7 @@ const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 /// ioredis, as npm names it.
 const IOREDIS: &str = "ioredis@6.0.0";
 
-/// A Python interpreter with redis-py.
+/// Returns a command that runs Python with redis-py.
 ///
 /// # Panics
 ///
@@ -26,7 +26,8 @@ pub fn python() -> Command {
     python
 }
 
-/// Schemathesis, which makes requests from an OpenAPI description and checks the answers.
+/// Returns a command that runs Schemathesis, which makes requests from an OpenAPI description and checks the
+/// answers.
 ///
 /// # Panics
 ///
@@ -34,7 +35,7 @@ pub fn python() -> Command {
 #[must_use]
 pub fn schemathesis() -> Command {
     needs("python3", "python3 python3-pip");
-    // Some of its parts are compiled for one version of Python.
+    // Some modules of Schemathesis are compiled for one version of Python.
     let abi = "import sysconfig; print(sysconfig.get_config_var('SOABI'))";
     let abi = run(Command::new("python3").args(["-c", abi]));
     let name = format!("{SCHEMATHESIS}-{}", abi.trim());
@@ -45,7 +46,7 @@ pub fn schemathesis() -> Command {
     schemathesis
 }
 
-/// A Node.js with ioredis.
+/// Returns a command that runs Node.js with ioredis.
 ///
 /// # Panics
 ///

@@ -8,12 +8,12 @@ use crate::resp::{Reply, Resp};
 use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// After this many milliseconds of silence a node counts as failed.
+/// After how many milliseconds of silence the cluster treats a node as failed.
 const NODE_TIMEOUT: &str = "1000";
-/// A longer timeout while the cluster forms. On a busy machine, nodes would otherwise mark each other as failed
-/// and not retry.
+/// A longer timeout while the cluster forms. With a short one, nodes on a busy machine would mark each other
+/// as failed and not try again.
 const MEETING_TIMEOUT: &str = "15000";
-/// Keys that [`Cluster::migrate_slot`] moves at a time.
+/// How many keys [`Cluster::migrate_slot`] moves at a time.
 const BATCH: usize = 100;
 
 /// Masters and replicas on loopback. Nodes are numbered from 0, independent of their roles.
@@ -24,7 +24,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts a cluster, and waits until all nodes see it complete. Redis needs at least three masters.
+    /// Starts a cluster, and waits until all nodes report that it is complete. Redis needs at least three
+    /// masters.
     ///
     /// # Panics
     ///
@@ -52,24 +53,24 @@ impl Cluster {
         cluster
     }
 
-    /// The nodes, which tests may inspect, kill, pause and restart.
+    /// Returns the nodes, which tests may inspect, kill, pause and restart.
     pub fn nodes(&self) -> &[Redis] {
         &self.nodes
     }
 
-    /// The URLs of all nodes.
+    /// Returns the URLs of all nodes.
     pub fn urls(&self) -> Vec<String> {
         self.nodes.iter().map(Redis::url).collect()
     }
 
-    /// The nodes that hold cluster slots, according to one running node.
+    /// Returns the nodes that hold cluster slots, according to one running node.
     pub fn masters(&self) -> Vec<usize> {
         let view = self.view();
         let masters = view.iter().filter(|it| !it.slots.is_empty());
         masters.map(|it| self.index_of(it)).collect()
     }
 
-    /// The node that holds the cluster slot `slot`, according to one running node.
+    /// Returns the node that holds the cluster slot `slot`, according to one running node.
     ///
     /// # Panics
     ///
@@ -80,7 +81,7 @@ impl Cluster {
         self.index_of(holder.unwrap_or_else(|| panic!("no node holds cluster slot {slot}")))
     }
 
-    /// The replicas of the node `master`, according to one running node.
+    /// Returns the replicas of the node `master`, according to one running node.
     pub fn replicas_of(&self, master: usize) -> Vec<usize> {
         let view = self.view();
         let port = self.nodes[master].port();
@@ -91,7 +92,7 @@ impl Cluster {
         replicas.map(|it| self.index_of(it)).collect()
     }
 
-    /// The cluster slot of a key.
+    /// Returns the cluster slot of a key.
     pub fn slot_of(&self, key: &str) -> u16 {
         let slot = self
             .running()
@@ -100,7 +101,8 @@ impl Cluster {
         slot.int().try_into().expect("a slot")
     }
 
-    /// Waits until all running nodes agree that another node than `old` holds `slot`, and returns that node.
+    /// Waits until all running nodes agree on a new master of `slot`: any node but `old`. Returns the new
+    /// master.
     ///
     /// # Panics
     ///
@@ -220,11 +222,11 @@ impl Migration<'_> {
         keys.len()
     }
 
-    /// Assigns the cluster slot to its new master, and waits until all running nodes know.
+    /// Assigns the cluster slot to its new master, and waits until all running nodes know about it.
     pub fn finish(self) {
         let cluster = self.cluster;
         let new = cluster.id(self.to);
-        // The new master first: otherwise no node would hold the cluster slot for a moment.
+        // The new master comes first. Otherwise no node would hold the cluster slot for a moment.
         self.set_slot(self.to, &["NODE", &new]);
         self.set_slot(self.from, &["NODE", &new]);
         let slot = self.slot.parse().expect("a slot");
@@ -250,7 +252,7 @@ struct Member {
 }
 
 impl Member {
-    /// `<id> <ip:port@bus> <flags> <master or -> <ping> <pong> <epoch> <link> <slots> ...`
+    /// Parses `<id> <ip:port@bus> <flags> <master or -> <ping> <pong> <epoch> <link> <slots> ...`.
     fn parse(line: &str) -> Option<Member> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (_, port) = words.get(1)?.split('@').next()?.rsplit_once(':')?;

@@ -59,7 +59,7 @@ fn find(directory: &Path, programs: &[&str]) -> Option<PathBuf> {
     found.into_iter().next()
 }
 
-/// All files below `directory`.
+/// Returns all files below `directory`.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let entries = entries.unwrap_or_else(|error| panic!("{}: {error}", directory.display()));

@@ -23,14 +23,14 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// A random free port.
+    /// Locks a random free port.
     pub(crate) fn free() -> Port {
         (0..ATTEMPTS)
             .find_map(|_| Port::take(fastrand::u16(FIRST..=LAST)))
             .unwrap_or_else(|| panic!("no free port between {FIRST} and {LAST}"))
     }
 
-    /// The port with this number, which must be free.
+    /// Locks the port with this number, which must be free.
     pub(crate) fn exactly(number: u16) -> Port {
         Port::take(number).unwrap_or_else(|| panic!("port {number} is in use"))
     }
@@ -62,7 +62,7 @@ fn lock(number: u16) -> Option<File> {
     Some(file)
 }
 
-/// Whether no process listens on the port. The check binds without listening: a child process that is
+/// Returns whether no process listens on the port. The check binds without listening: a child process that is
 /// starting may inherit a listening socket, and would keep the port busy a little longer.
 fn is_free(number: u16) -> bool {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");

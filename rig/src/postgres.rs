@@ -43,7 +43,8 @@ impl Postgres {
     ///
     /// # Panics
     ///
-    /// When PostgreSQL is not installed, or not ready within thirty seconds; the message shows the end of its log.
+    /// When PostgreSQL is not installed. When it is not ready within thirty seconds; the message shows the
+    /// end of its log.
     pub fn start() -> Postgres {
         let programs = programs().unwrap_or_else(|| panic!("initdb is missing; {INSTALL}"));
         let directory = TempDir::with_prefix("tollgate-").expect("a temporary directory");
@@ -58,12 +59,12 @@ impl Postgres {
         postgres
     }
 
-    /// The port, which never changes.
+    /// Returns the port, which never changes.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// The URL of the database `postgres`.
+    /// Returns the URL of the database `postgres`.
     pub fn url(&self) -> String {
         self.url_of("postgres")
     }
@@ -83,7 +84,7 @@ impl Postgres {
         format!("postgres://postgres@{HOST}:{port}/{database}?sslmode=disable")
     }
 
-    /// The process id.
+    /// Returns the process id.
     ///
     /// # Panics
     ///
@@ -117,13 +118,13 @@ impl Postgres {
     ///
     /// # Panics
     ///
-    /// As [`Postgres::start`].
+    /// The same as for [`Postgres::start`].
     pub fn start_again(&self) {
         self.stop();
         self.launch();
     }
 
-    /// Stops its processes (SIGSTOP): connections stay open, but get no answers.
+    /// Pauses the processes of the server (SIGSTOP): connections stay open, but get no answers.
     ///
     /// # Panics
     ///
@@ -187,12 +188,12 @@ impl Postgres {
         let mut initdb = self.command("initdb");
         initdb.arg("-D").arg(&data);
         initdb.args(["-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-locale"]);
-        // Tests do not cut the power, so the data need not reach the disk.
+        // Tests do not simulate a power cut, so the data need not reach the disk.
         initdb.arg("--no-sync");
         output(&mut initdb);
     }
 
-    /// A command that runs a program as a user that PostgreSQL accepts.
+    /// Returns a command that runs a program as a user that PostgreSQL accepts.
     fn command(&self, name: &str) -> Command {
         let program = self.program(name);
         if !is_root() {
@@ -222,7 +223,7 @@ impl Postgres {
             .arg("-D")
             .arg(self.data())
             .args(["-h", HOST, "-p", &self.port().to_string()])
-            // Without a Unix socket, whose directory is shared with other servers.
+            // No Unix socket: other servers use the same directory for theirs.
             .args(["-c", "unix_socket_directories="])
             .args(["-c", "max_connections=50", "-c", "shared_buffers=32MB"])
             .stdin(Stdio::null())
@@ -302,7 +303,8 @@ impl Drop for Postgres {
     }
 }
 
-/// The directory of the programs: from the PATH, or the newest version of Debian.
+/// Finds the directory of PostgreSQL's programs: on the PATH, or the newest version that Debian has
+/// installed.
 fn programs() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut versions: Vec<PathBuf> = fs::read_dir(VERSIONS)
@@ -323,7 +325,7 @@ fn is_root() -> bool {
     getuid().is_root()
 }
 
-/// The user id and group id of the user that runs the server.
+/// Returns the user id and group id of the user that runs the server.
 fn owner() -> (u32, u32) {
     let number = |what: &str| {
         let text = output(Command::new("id").args([what, USER]));

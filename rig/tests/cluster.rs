@@ -8,7 +8,7 @@
 
 use tollgate_rig::{Cluster, Reply};
 
-/// The code and cluster slot of an error, such as `MOVED 42`.
+/// Returns the code and cluster slot of an error, such as `MOVED 42`.
 fn redirection(reply: Reply) -> String {
     match reply {
         Reply::Error(text) => text.rsplit_once(' ').unwrap().0.to_owned(),

@@ -49,7 +49,7 @@ fn databases_are_separate() {
 fn paused_server_can_be_resumed_and_stopped() {
     let postgres = Postgres::start();
     postgres.pause();
-    // The signal is delivered at once, but takes effect when the process is scheduled next.
+    // The signal takes effect only when the process is scheduled next.
     let stat = format!("/proc/{}/stat", postgres.pid());
     let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|it| it.contains(") T "));
     wait::until("it has stopped", Duration::from_secs(10), is_stopped);

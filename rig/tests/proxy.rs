@@ -37,7 +37,7 @@ fn echoes(stream: &mut TcpStream) -> bool {
         && &answer == b"ping"
 }
 
-/// The kind of error at the end of the stream; `None` for a normal end.
+/// Returns the kind of error at the end of the stream; `None` for a normal end.
 fn ending(stream: &mut TcpStream) -> Option<ErrorKind> {
     let mut rest = Vec::new();
     stream

@@ -12,7 +12,7 @@ fn ok() -> Reply {
     Reply::Simple("OK".to_owned())
 }
 
-/// The panic message of `action`.
+/// Returns the panic message of `action`.
 fn panic_of(action: impl FnOnce()) -> String {
     let payload = panic::catch_unwind(AssertUnwindSafe(action)).unwrap_err();
     *payload.downcast::<String>().unwrap()
@@ -98,7 +98,7 @@ fn paused_server_answers_when_resumed() {
     assert!(!redis.is_running());
     let state = std::fs::read_to_string(format!("/proc/{}/stat", redis.pid())).unwrap();
     assert!(state.contains(") T "), "{state}");
-    // The system accepts the connection; only the server can answer.
+    // The operating system accepts the connection, but only the server can answer.
     let mut resp = Resp::connect(&redis.address()).unwrap();
     redis.resume();
     assert_eq!(resp.command(&["PING"]).text(), "PONG");

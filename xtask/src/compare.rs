@@ -22,8 +22,8 @@ struct Figure {
     value: f64,
 }
 
-/// A table with each figure of both checkouts, as medians over the runs. The table also has the ratio of this
-/// checkout to the other: the median, the lowest and the highest over the runs.
+/// Returns a table with each figure of both checkouts, as medians over the runs. The table also has the ratio
+/// of this checkout to the other: the median, the lowest and the highest over the runs.
 pub(crate) fn report(before: &[String], after: &[String]) -> Result<String, Failure> {
     let before: Vec<Vec<Figure>> = before.iter().map(|text| figures(text)).collect();
     let after: Vec<Vec<Figure>> = after.iter().map(|text| figures(text)).collect();
@@ -69,7 +69,7 @@ fn line([row, column, other, this, ratio, lowest, highest]: [String; 7]) -> Stri
     format!("{row:<46}{column:>24}{other:>12}{this:>12}{ratio:>9}{lowest:>9}{highest:>9}\n")
 }
 
-/// The middle value; the mean of the two middle ones if their number is even.
+/// Returns the middle value; the mean of the two middle ones if their number is even.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;
@@ -79,7 +79,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// The figures of all tables in `text`.
+/// Returns the figures of all tables in `text`.
 fn figures(text: &str) -> Vec<Figure> {
     let mut figures = Vec::new();
     let (mut title, mut is_paragraph) = (String::new(), false);
@@ -123,7 +123,7 @@ fn figures(text: &str) -> Vec<Figure> {
     figures
 }
 
-/// The cells of a line of a table, each with the column where it ends.
+/// Returns the cells of a line of a table, each with the column where it ends.
 fn cells(line: &str) -> Vec<(usize, &str)> {
     let mut cells = Vec::new();
     let mut start = 0;

@@ -99,7 +99,7 @@ fn is_on_path(program: &str) -> bool {
     programs.any(|program| program.is_file())
 }
 
-/// The directories with PostgreSQL's programs on Debian: one for each version.
+/// Returns the directories with PostgreSQL's programs on Debian: one for each version.
 fn postgresql() -> impl Iterator<Item = PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql");
     let versions = versions.into_iter().flatten().flatten();

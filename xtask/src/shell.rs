@@ -149,7 +149,7 @@ fn pass_on(output: impl io::Read, see: &mut impl FnMut(&str)) -> io::Result<()> 
     Ok(())
 }
 
-/// The root of this workspace: the parent of this package.
+/// Returns the root of this workspace: the parent of this package.
 pub(crate) fn root() -> PathBuf {
     let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     package

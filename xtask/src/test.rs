@@ -89,7 +89,7 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Each combination of the features of the library. `ledger` is left out, because the feature of each
+/// Returns all combinations of the features of the library. `ledger` is left out, because the feature of each
 /// database includes it.
 fn feature_sets(manifest: &Path) -> Result<Vec<String>, Failure> {
     let text = std::fs::read_to_string(manifest)

@@ -22,12 +22,12 @@ fn architecture() -> String {
     fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap()
 }
 
-/// The texts in backquotes.
+/// Returns the texts in backquotes.
 fn quoted(line: &str) -> Vec<&str> {
     line.split('`').skip(1).step_by(2).collect()
 }
 
-/// The sections whose heading begins with `heading`, up to the next heading.
+/// Returns the sections whose heading begins with `heading`, up to the next heading.
 fn sections<'a>(text: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
     let mut sections = Vec::new();
     let mut lines = text.lines().peekable();

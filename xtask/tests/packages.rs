@@ -11,7 +11,7 @@ fn crates() -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The value of a field, which must be there and on one line.
+/// Returns the value of a field, which must be there and on one line.
 fn field<'a>(manifest: &'a str, name: &str, path: &Path) -> &'a str {
     let prefix = format!("{name} = ");
     let value = manifest.lines().find_map(|line| line.strip_prefix(&prefix));

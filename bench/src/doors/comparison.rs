@@ -9,7 +9,7 @@ pub(super) const RATE: Bar = Bar::AtLeast(0.85);
 /// The most CPU time per request, relative to the no-op server.
 pub(super) const CPU: Bar = Bar::AtMost(1.25);
 
-/// A table whose first column has this heading.
+/// Returns a table whose first column has this heading.
 pub(super) fn table(heading: &str) -> Table {
     Table::new([
         heading,

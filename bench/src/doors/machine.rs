@@ -1,6 +1,6 @@
 //! The machine of the benchmark.
 
-/// The machine's cores and its memory, in a sentence.
+/// Returns the machine's cores and its memory, in a sentence.
 pub(super) fn describe() -> String {
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let (processors, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));

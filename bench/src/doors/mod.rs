@@ -73,7 +73,7 @@ struct Setting {
 }
 
 impl Setting {
-    /// The number of rounds, and the seconds of each.
+    /// Returns the number of rounds, and the seconds of each.
     fn effort(&self) -> (u32, u32) {
         if self.quick { (1, 1) } else { (7, 3) }
     }

@@ -124,7 +124,7 @@ rules:
 }
 
 impl Side {
-    /// Microseconds per check.
+    /// Measures the microseconds per check.
     async fn check(&self, tenants: &[String]) -> f64 {
         let stopwatch = Stopwatch::start();
         for tenant in tenants.iter().cycle().take(self.requests) {
@@ -134,7 +134,7 @@ impl Side {
         stopwatch.elapsed().as_secs_f64() * 1e6 / self.requests as f64
     }
 
-    /// Microseconds per reserve and commit.
+    /// Measures the microseconds per reserve and commit.
     async fn reserve(&self, tenants: &[String]) -> Result<f64, Box<dyn Error>> {
         let requests = self.requests / 5;
         let request = Reserve {

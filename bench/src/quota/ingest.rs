@@ -114,7 +114,7 @@ async fn write(database: Database, made: Vec<Entry>) -> Result<f64, Box<dyn Erro
     Ok(speed)
 }
 
-/// An entry with an idempotency key, so the ledger does not merge it with others.
+/// Returns an entry with an idempotency key, so the ledger does not merge it with others.
 fn entry(id: EntryId, number: u128) -> Entry {
     Entry {
         id,

@@ -10,7 +10,7 @@ use tollgate_rig::Redis;
 use super::callers::Side;
 use super::traffic::{Rule, Traffic};
 
-/// Bytes per key of states under this limit, in a new server.
+/// Measures the bytes per key of states under this limit, in a new server.
 pub(super) fn of_states(
     rule: &'static str,
     limit: &Limit,
@@ -24,7 +24,7 @@ pub(super) fn of_states(
     per_key(&servers[0], before, keys)
 }
 
-/// Bytes per key of plain keys with equally long names, the value 1, and an expiry.
+/// Measures the bytes per key of plain keys with equally long names, the value 1, and an expiry.
 pub(super) fn of_plain(rule: &str, keys: usize) -> Result<f64, Box<dyn Error>> {
     const AT_ONCE: usize = 1000;
     let redis = Redis::start();

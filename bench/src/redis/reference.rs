@@ -16,7 +16,7 @@ pub(super) struct Reference {
     args: [&'static str; 3],
 }
 
-/// The reference of an algorithm, if it has one.
+/// Returns the reference of an algorithm, if it has one.
 pub(super) fn of(algorithm: &str) -> Option<Reference> {
     let (letter, script, args) = match algorithm {
         "gcra" => (
@@ -79,7 +79,7 @@ fn cannot_run(error: &std::io::Error) -> String {
     format!("redis-benchmark does not run: {error}\n    {install}")
 }
 
-/// The requests per second in the last line, which has the test, the rate, and six latencies.
+/// Returns the requests per second in the last line, which has the test, the rate, and six latencies.
 fn rate(text: &str) -> Option<f64> {
     let field = text.lines().last()?.rsplit(',').nth(6)?;
     field.trim_matches('"').parse().ok()

@@ -53,7 +53,7 @@ impl Traffic {
         }
     }
 
-    /// One rule with [`SUBJECTS`] subjects.
+    /// Makes requests under one rule with [`SUBJECTS`] subjects.
     pub(super) fn single(limit: Limit) -> Traffic {
         Traffic::new(vec![Rule::new("bench", limit, SUBJECTS)])
     }
@@ -62,7 +62,7 @@ impl Traffic {
         Traffic { placement, ..self }
     }
 
-    /// The charges of the subject with this number.
+    /// Returns the charges of the subject with this number.
     pub(super) fn charges(&self, number: usize) -> Vec<Charge<'_>> {
         let charges = self.rules.iter().map(|rule| {
             let key = rule.subjects[number % rule.subjects.len()];
@@ -80,7 +80,7 @@ impl Traffic {
     }
 }
 
-/// Every algorithm by its name in configs, with limits that keep all states live during a run.
+/// Returns every algorithm by its name in configs, with limits that keep all states live during a run.
 pub(super) fn limits() -> Result<Vec<(&'static str, Limit)>, ParamError> {
     let rate = Rate::new(1, Span::MINUTE)?;
     let queue = CAPACITY - 1;

@@ -14,7 +14,8 @@ use crate::pending::UseOf;
 pub const MOST_AMOUNT: i64 = 1 << 53;
 /// The longest text from a request (tenant, action), in bytes.
 ///
-/// PostgreSQL indexes rows of up to 2,704 bytes. Tenant, action and rule together stay just below.
+/// PostgreSQL cannot index a row of more than 2,704 bytes. Tenant, action and rule together stay just below
+/// this maximum.
 pub const MOST_VALUE: usize = 1024;
 /// The longest name from a config (namespace, rule, allowance), in bytes.
 pub const MOST_NAME: usize = 512;
@@ -64,7 +65,7 @@ pub enum Kind {
     /// Usage.
     #[default]
     Use,
-    /// A reservation. With an amount of 0, an extension of the reservation's time.
+    /// A reservation, or the extension of its time if the amount is 0.
     Reserve,
     /// The end of a reservation by a commit or a release. The amount is the difference to the reserved
     /// amount.
@@ -145,7 +146,7 @@ pub struct HoldNote {
 
 /// One entry of the ledger. Never changed, never deleted.
 ///
-/// The serde form is that of the spill file: see `spill/line.rs` before you change a field.
+/// The serde form of this type is stored in spill files: read `spill/line.rs` before you change a field.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The id. Writing an entry again under the same id changes nothing.
@@ -335,7 +336,7 @@ pub(crate) fn check_text(field: &'static str, text: &str, most: usize) -> Result
 pub(crate) mod tests {
     use super::*;
 
-    /// A use with amount 1.
+    /// Returns a use with amount 1.
     pub(crate) fn entry(id: u128) -> Entry {
         Entry {
             id: EntryId(id),

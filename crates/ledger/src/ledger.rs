@@ -49,7 +49,7 @@ pub struct Ledger(Arc<Handle>);
 #[derive(Debug)]
 struct Handle {
     shared: Arc<Shared>,
-    /// An error means an invalid URL or a missing backend.
+    /// The pool to read with, or an error if the URL is invalid or the backend is missing.
     readers: Result<Arc<dyn Readers>, OpenError>,
 }
 
@@ -133,8 +133,8 @@ impl Ledger {
     /// `who` or `why` is not merged.
     ///
     /// # Errors
-    /// If the queue is full, the ledger is closed, or the entry is invalid. The entry was not accepted
-    /// then.
+    /// If the queue is full, the ledger is closed, or the entry is invalid. After an error, the entry was not
+    /// accepted.
     pub fn record(&self, entry: Entry) -> Result<(), Full> {
         self.accept(|pending| pending.record(entry))
     }
@@ -159,8 +159,8 @@ impl Ledger {
     /// at the same time share a transaction. A caller that stops waiting does not cancel the write.
     ///
     /// # Errors
-    /// If the write failed. Unless the error [is unknown](LedgerError::is_unknown), no entry was written, and none
-    /// will be.
+    /// If the write failed. If the error [is unknown](LedgerError::is_unknown), the entries may have been
+    /// written. Otherwise no entry was written, and none will be.
     pub async fn write(&self, entries: Vec<Entry>) -> Result<(), LedgerError> {
         self.write_new(entries).await.map(|_| ())
     }
@@ -188,7 +188,8 @@ impl Ledger {
             full => LedgerError::Full(full),
         })?;
         self.0.shared.wake.notify_one();
-        // Enough time for the transaction before, for connecting, and for its own transaction.
+        // Enough time for the transaction that is running, for connecting, and for the transaction of these
+        // entries.
         let limit = options.write_timeout * 2 + options.connect_timeout;
         match timeout(limit, answer).await {
             Ok(Ok(result)) => result,
@@ -197,10 +198,10 @@ impl Ledger {
         }
     }
 
-    /// Waits until everything that was recorded before is in the database.
+    /// Waits until everything that was recorded before this call is in the database.
     ///
     /// # Errors
-    /// If the database does not take the entries, or not in time. The entries are still queued then.
+    /// If the database does not take the entries in time. After an error, the entries are still queued.
     pub async fn flush(&self) -> Result<(), LedgerError> {
         let (reply, answer) = oneshot::channel();
         self.0.shared.pending.lock().flush(reply);
@@ -222,7 +223,7 @@ impl Ledger {
         self.accept(|pending| pending.note(note))
     }
 
-    /// Queues something, and wakes the writer if it is time.
+    /// Calls `queue` to queue an item, and wakes the writer if `queue` returns true.
     fn accept(&self, queue: impl FnOnce(&mut Pending) -> Result<bool, Full>) -> Result<(), Full> {
         let is_due = queue(&mut self.0.shared.pending.lock())?;
         if is_due {
@@ -245,9 +246,9 @@ impl Ledger {
         }
     }
 
-    /// Accepts nothing more and writes the waiting entries. Entries that the database does not take in
-    /// time are spilled. If the spill file does not take them either, the writer tries again for ten
-    /// seconds.
+    /// Closes the ledger: accepts no more entries, and writes those that wait. Entries that the database does
+    /// not take in time are spilled. If the spill file does not take them either, the writer tries again for
+    /// ten seconds.
     pub async fn close(&self) {
         let shared = &self.0.shared;
         shared.pending.lock().close();
@@ -270,7 +271,7 @@ impl Ledger {
         read: impl Fn(&Row) -> Result<T, sqlx::Error>,
     ) -> Result<Vec<T>, LedgerError> {
         let shared = &self.0.shared;
-        // The order matters: the status shows entries as spilled before they leave memory.
+        // Read the queue before the status: the status shows entries as spilled before they leave the queue.
         let queued = shared.pending.lock().queued();
         if queued != 0 || !shared.report.is_unspilled() || shared.report.is_ready().is_err() {
             self.flush().await?;
@@ -284,7 +285,7 @@ impl Ledger {
         self.read(query, read).await
     }
 
-    /// Runs a query now.
+    /// Runs a query without waiting for entries of this process.
     pub(crate) async fn read<T>(
         &self,
         query: Query,

@@ -5,11 +5,12 @@
 //! how much was used, and is not lost: an [`Entry`] is added once and never changed. The ledger does
 //! not depend on rules, stores or doors.
 //!
-//! * [`Ledger::record`] accepts an entry and does not wait. Within the flush interval the entry is in the
-//!   database, or in the spill file if the database does not take it. From then on a crash does not lose it.
+//! * [`Ledger::record`] accepts an entry and does not wait. Within the flush interval, the entry is in the
+//!   database, or in the spill file if the database does not take it. After that, a crash does not lose the
+//!   entry.
 //! * [`Ledger::write`] returns when the entries are in the database.
-//! * Sums are stored beside the entries, in the same transaction, so that [`Ledger::balance`] does not have
-//!   to add up a month.
+//! * Sums are stored in the same transaction as the entries, so that [`Ledger::balance`] does not have to add
+//!   up the entries of a month.
 //! * [`Ledger::audit`] accepts a [`Note`] of an administrative change, in the same order and as safely.
 //! * Writing an entry twice is harmless: the second copy of an id is ignored.
 //!

@@ -9,7 +9,7 @@ use crate::error::OpenError;
 /// The database of a ledger.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Database {
-    /// A file. It is created if it is missing; its directory is not. Needs the feature `sqlite`.
+    /// A file. If the file is missing, it is created; its directory must exist. Needs the feature `sqlite`.
     Sqlite(PathBuf),
     /// A server: `postgres://user:password@host/database`. Needs the feature `postgres`.
     Postgres(String),
@@ -28,7 +28,7 @@ impl Database {
                     let database = options.get_database().unwrap_or_default();
                     format!("postgres://{host}:{port}/{database}")
                 }
-                // Any part of a URL that the driver does not understand may be a password.
+                // The driver does not understand the URL, so any part of it may be a password.
                 Err(_) => "postgres".to_owned(),
             },
             #[cfg(not(feature = "postgres"))]
@@ -83,8 +83,8 @@ pub(crate) fn parse(url: &str) -> Result<sqlx::postgres::PgConnectOptions, Strin
 pub struct Options {
     /// The database.
     pub database: Database,
-    /// An entry is on disk within this time. For half of the time the entry waits for others, to share
-    /// a transaction with them.
+    /// The time within which an entry is on disk. For half of this time, the entry waits for other entries to
+    /// share a transaction with.
     pub flush_interval: Duration,
     /// How many entries may wait in memory.
     pub max_queued: usize,

@@ -16,15 +16,16 @@ pub struct Status {
     pub spilled: u64,
     /// The size of the entries in spill files.
     pub spilled_bytes: u64,
-    /// The oldest unwritten entry was recorded at this time or later; `None` if all are written.
+    /// A time at or before that of the oldest entry that is not in the database yet; `None` if there is no
+    /// such entry.
     pub oldest: Option<Time>,
-    /// Entries written to the database since the start, including entries that it had already.
+    /// Entries written to the database since the start, including entries that the database had already.
     pub written: u64,
     /// Transactions that failed since the start.
     pub failures: u64,
     /// Accepted entries that were lost: always 0.
     pub dropped: u64,
-    /// The current problem, if there is one.
+    /// The current problem of the database or of the spill file, if there is one.
     pub last_error: Option<Arc<str>>,
     /// Whether the last attempt to reach the database succeeded.
     pub is_connected: bool,
@@ -84,7 +85,7 @@ impl StatusReport {
         inner.has_searched && inner.status.spilled == 0
     }
 
-    /// Reports that the database has stored `entries` entries. Returns whether the write before had failed.
+    /// Reports that the database has stored `entries` entries. Returns whether the previous write had failed.
     pub(crate) fn written(&self, entries: usize) -> bool {
         let mut inner = self.0.lock();
         inner.is_ready = true;

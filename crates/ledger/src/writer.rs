@@ -1,16 +1,16 @@
 //! The task that writes entries to the database, or to the spill file while the database takes none.
 //!
-//! The task takes the pending entries twice in a flush interval, or sooner if a batch is full or a
-//! caller waits. It writes them batch by batch, in the order of recording: first the spill file, then
-//! the backlog in memory, then pending entries.
+//! The task takes the pending entries twice in a flush interval, or sooner if a batch is full or a caller
+//! waits. It writes entries batch by batch, in the order of recording: first those in the spill file, then
+//! the backlog in memory, then the pending entries.
 //!
 //! * Every entry is on disk within a flush interval, in the database or in the spill file. If the database
 //!   needs longer, everything in memory is appended to the spill file, including the batch that is being
-//!   written. If that batch reaches the database later, its lines in the file are skipped.
+//!   written. If the database stores that batch later, its lines in the file are skipped.
 //! * After a failure the writer pauses, longer each time, and spills during the pause. Each failure halves
 //!   the next batch and each success doubles it, so that even a slow database makes progress.
-//! * A strict write that fails is reported to its caller at once, and not tried again. Strict writes do not
-//!   wait behind the spill file. No other writes overtake it.
+//! * A strict write that fails is reported to its caller at once, and not tried again. Only strict writes
+//!   overtake entries in the spill file.
 //! * Entries that neither the database nor the spill file takes stay in memory. Memory is bounded: when it is
 //!   full, the ledger accepts no more.
 //! * When the ledger closes, the writer continues until its memory is empty, within a time limit. Entries in
@@ -41,8 +41,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The smallest batch after failures.
 const LEAST_BATCH: usize = 16;
-/// How long closing continues while neither the database nor the spill file takes the entries in
-/// memory.
+/// How long closing may take while neither the database nor the spill file takes the entries in memory.
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 /// When the ledger closes, how long a running transaction may take before everything is spilled.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
@@ -68,9 +67,10 @@ pub(crate) struct Writer {
     /// `None` while a transaction uses the session.
     session: Option<Session>,
     spill: Arc<Mutex<Spill>>,
-    /// Items that were taken, and neither written nor spilled yet.
+    /// Items that were taken from the queue, and are neither written nor spilled yet.
     backlog: VecDeque<Queued>,
-    /// Callers that wait for the spill file, each with the number of entries that must be in the database first.
+    /// Callers that wait until the spill file is written, each with the number of spilled entries that must
+    /// be in the database first.
     flushes: VecDeque<(u64, Reply)>,
     /// When pending items were last taken.
     taken_at: Instant,
@@ -146,7 +146,7 @@ impl Writer {
             if self.close_by.is_some() && (self.backlog.is_empty() || self.is_late()) {
                 break;
             }
-            // The other half of the interval is for writing.
+            // Wait for half of the interval. The other half is for writing.
             let due = self.taken_at + self.shared.options.flush_interval / 2;
             let until = self.pause.as_ref().map_or(due, |it| it.until.min(due));
             select! {
@@ -177,15 +177,15 @@ impl Writer {
         }
         let is_time = self.adopt_at <= Instant::now() && self.is_connected();
         if is_time && self.spill.lock().is_empty() {
-            // There is nothing else to drain.
+            // The own spill is empty, so look for files of other processes.
             self.with_spill(Spill::adopt).await;
             self.adopt_at = Instant::now() + ADOPT_EVERY;
         }
         loop {
             self.notice_closing();
             if self.close_by.is_some() && !self.spill.lock().is_empty() {
-                // Entries that are not strict must go behind the spilled entries. The spill file
-                // usually has room.
+                // Spill the entries in memory, except for strict ones. They would have to wait until all
+                // spilled entries are written.
                 self.save(None).await;
             }
             let batch = match self.next().await {
@@ -206,14 +206,16 @@ impl Writer {
                 break;
             }
             if !self.spill.lock().is_empty() {
-                // Draining may take long, and strict writes must not wait for it.
+                // Draining the spill may take long. Strict writes that arrive meanwhile must not wait for
+                // that.
                 self.take();
             }
         }
         self.report(None);
     }
 
-    /// Starts the time limit of closing. Called between transactions and during them.
+    /// Starts the time limit of closing, if the ledger is being closed. Called between transactions and
+    /// during them.
     fn notice_closing(&mut self) {
         if self.close_by.is_none() && *self.shared.is_closing.borrow() {
             // These are the last items: the queue accepts nothing more.
@@ -228,14 +230,14 @@ impl Writer {
         self.session.as_ref().is_some_and(Session::is_open)
     }
 
-    /// Whether the time limit of closing is over.
+    /// Returns whether the time limit of closing is over.
     fn is_late(&self) -> bool {
         self.close_by.is_some_and(|by| by <= Instant::now())
     }
 
     fn take(&mut self) {
         if self.backlog.is_empty() {
-            // Everything that is taken now was recorded since the last time.
+            // Everything that is taken now was recorded after `taken_at`.
             self.save_by = self.taken_at + self.shared.options.flush_interval;
         }
         self.taken_at = Instant::now();
@@ -243,7 +245,7 @@ impl Writer {
         self.backlog.extend(taken.into_iter().map(Queued::from));
     }
 
-    /// Returns the next batch.
+    /// Returns the next batch; `None` if there is nothing to write.
     async fn next(&mut self) -> Result<Option<Batch>, SpillError> {
         let most = self.batch;
         let mut batch = Batch::default();
@@ -270,7 +272,8 @@ impl Writer {
             self.has_overtaken = is_behind;
             return Ok(Some(batch));
         }
-        // A closing ledger leaves the spill for the next start, unless entries in memory wait behind it.
+        // A ledger that closes leaves the spill for the next start, unless entries in memory have to wait for
+        // the spill.
         let is_left = self.close_by.is_some() && self.backlog.is_empty();
         if !is_behind || is_left {
             return Ok(None);
@@ -296,7 +299,7 @@ impl Writer {
                     biased;
                     result = &mut work => break result,
                     () = sleep_until(self.save_by) => self.save(Some((&batch, &mut saved))).await,
-                    // Closing has a time limit, and this transaction may take longer.
+                    // The time limit of closing starts now, because this transaction may take longer.
                     () = closed(&mut closing), if self.close_by.is_none() => self.notice_closing(),
                 }
             }
@@ -328,7 +331,7 @@ impl Writer {
             }
             self.shared.pending.lock().forget(written);
         }
-        // The status is updated before callers are answered, so that they see it.
+        // The status is updated before callers are answered, so that they see the new status.
         self.report(None);
         // If several entries have the same id, the first one was written.
         let mut seen: HashSet<EntryId> = present.iter().copied().collect();
@@ -389,7 +392,7 @@ impl Writer {
         self.save(None).await;
     }
 
-    /// Reports the error to callers that wait for a flush, or for a write that was not tried.
+    /// Reports the error to callers that wait for a flush, or for a strict write that was not tried.
     fn fail_waiting(&mut self, error: &LedgerError) {
         let error = match error {
             LedgerError::Unknown { location, reason } => LedgerError::Unavailable {
@@ -415,8 +418,8 @@ impl Writer {
         }
     }
 
-    /// Spills everything in memory: first the batch that is being written, unless it was spilled already, then
-    /// the backlog.
+    /// Spills everything in memory: first the batch that is being written, then the backlog. A batch that was
+    /// spilled already is skipped.
     async fn save(&mut self, running: Option<(&Batch, &mut Option<Lines>)>) {
         self.take();
         self.save_by = Instant::now() + self.shared.options.flush_interval;
@@ -440,7 +443,7 @@ impl Writer {
         strict.append(&mut self.backlog);
         self.backlog = strict;
         self.report(batch);
-        // Without a spill file, the error of the database is enough.
+        // That no spill file is configured is not reported: the error of the database is enough.
         let error = error.filter(|error| !matches!(error, SpillError::Nowhere));
         let text: Option<Arc<str>> = error.map(|error| error.to_string().into());
         if self.shared.report.spill(text.clone())
@@ -450,7 +453,7 @@ impl Writer {
         }
     }
 
-    /// Spills a batch from the front of the backlog. Strict writes move to `strict`.
+    /// Spills a batch from the front of the backlog. Strict writes are not spilled, and move to `strict`.
     async fn save_some(&mut self, strict: &mut VecDeque<Queued>) -> Result<(), SpillError> {
         let (mut lines, mut items) = (Lines::default(), Vec::new());
         while lines.entries < self.shared.options.batch
@@ -472,8 +475,8 @@ impl Writer {
             }
             return Err(error);
         }
-        // The status is updated before the entries leave memory, so that it always shows them in one of
-        // the two places.
+        // The status is updated before the entries leave memory. So it always shows them in memory, in the
+        // spill, or in both.
         self.report(None);
         self.shared.pending.lock().forget(entries);
         let position = self.spill.lock().appended;

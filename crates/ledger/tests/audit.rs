@@ -1,6 +1,6 @@
 //! Notes of administrative changes: stored as safely as entries, found again, and not part of any sum.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Helpers may panic, like tests.
 
 mod common;
 
@@ -113,7 +113,7 @@ async fn a_ledger_without_notes_is_migrated(fixture: Fixture) {
     let ledger = fixture.open().await;
     ledger.write(vec![grant(1)]).await.unwrap();
     ledger.close().await;
-    // The tables of the version before notes existed.
+    // Make the tables those of the version before notes existed.
     for sql in [
         "DROP TABLE audit",
         "DROP TABLE periods",

@@ -1,6 +1,6 @@
 //! Killed processes and a full disk: every entry that was reported as safe is in the ledger, once.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used)] // Helpers of tests fail and tell as tests do.
+#![allow(clippy::print_stdout, clippy::unwrap_used)] // Helpers may panic and print, like tests.
 
 mod common;
 
@@ -13,11 +13,11 @@ use tollgate_ledger::{Database, Entry, Ledger, Options};
 
 use self::common::{Fixture, grant, ids, own, period, range, until};
 
-/// Set by the parent for a child process of this test.
+/// The environment variable that makes a process a child of this test. Its value is the URL of the database.
 const ROLE: &str = "TOLLGATE_LEDGER_CHILD";
 const SPILL: &str = "TOLLGATE_LEDGER_SPILL";
 
-/// Runs this test in another process.
+/// Returns a command that runs this test in another process.
 fn child(test: &str, url: &str, spill: &std::path::Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -28,7 +28,7 @@ fn child(test: &str, url: &str, spill: &std::path::Path) -> Command {
     command
 }
 
-/// Runs the same command with a limit on the size of its files, in blocks.
+/// Returns the same command with a limit on the size of its files, in blocks.
 fn limited(child: &Command, blocks: u32) -> Command {
     let mut shell = Command::new("sh");
     shell
@@ -48,7 +48,7 @@ fn limited(child: &Command, blocks: u32) -> Command {
     shell
 }
 
-/// Returns the options from the parent, if this is a child.
+/// Returns the options from the parent, if this process is a child.
 fn given() -> Option<Options> {
     let url = std::env::var(ROLE).ok()?;
     let database = match url.starts_with("postgres://") {
@@ -82,7 +82,7 @@ fn kill_a_recording_child(test: &str, url: &str, spill: &std::path::Path) -> u12
     let mut safe: u128 = 0;
     for line in lines {
         if let Some(number) = line.unwrap().strip_prefix("safe ") {
-            // If the last line is cut off, its number is smaller, which is still correct.
+            // The last line may be cut off. Its number is then smaller, which is still correct.
             safe = safe.max(number.parse().unwrap_or(0));
             if safe >= 200 {
                 // The pipe still has earlier lines, which are read to the end.
@@ -138,7 +138,7 @@ async fn a_killed_process_loses_no_spilled_entry() {
     server.start_again();
     let ledger = fixture.open().await;
     nothing_safe_is_lost(&ledger, safe).await;
-    // The next start changes nothing.
+    // Another start finds the same entries.
     ledger.close().await;
     nothing_safe_is_lost(&fixture.open().await, safe).await;
 }

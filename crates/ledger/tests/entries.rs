@@ -1,6 +1,6 @@
 //! Writing and reading entries and balances, on both databases.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Helpers may panic, like tests.
 
 mod common;
 
@@ -272,8 +272,8 @@ async fn uses_are_merged_while_they_wait(mut fixture: Fixture) {
         (amount + it.amount, count + it.count)
     });
     assert_eq!(sums, (3001, 2001));
-    // Usually one entry. The writer may take some uses at its start, and later uses are not merged into
-    // those.
+    // Usually there is one entry. The writer may have taken some uses at its start, and later uses are not
+    // merged into these.
     assert!(entries.len() <= 3, "{entries:?}");
     assert!((1..=3).contains(&made), "{made}");
     assert_eq!(ledger.balance(7, period(0).start).await.unwrap().used, 3001);
@@ -306,7 +306,7 @@ async fn two_processes_share_a_ledger(fixture: Fixture) {
             tasks.push(tokio::spawn(async move {
                 for step in 0..20_u128 {
                     let id = (number * 8 + task) * 1000 + step * 2;
-                    // The other process also writes the last entries.
+                    // In the last step, both processes write the same entry.
                     let shared = if step == 19 { task } else { id + 1 };
                     ledger
                         .record(Entry {

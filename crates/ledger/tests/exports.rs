@@ -1,6 +1,6 @@
 //! Listing entries of a range of periods, page by page, on both databases.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Helpers may panic, like tests.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn query(number: u64, most: usize) -> EntryQuery {
     }
 }
 
-/// Returns the ids of a period, and the size of each page.
+/// Reads all pages of `query`. Returns the ids of the entries, and the size of each page.
 async fn pages(ledger: &Ledger, mut query: EntryQuery) -> (Vec<u128>, Vec<usize>) {
     let (mut ids, mut lengths) = (Vec::new(), Vec::new());
     loop {
@@ -46,7 +46,7 @@ async fn pages(ledger: &Ledger, mut query: EntryQuery) -> (Vec<u128>, Vec<usize>
     }
 }
 
-/// Gives the next entry a sequence number above `number`.
+/// Makes the database give the next entry a sequence number above `number`.
 async fn skip_to(fixture: &Fixture, number: i64) {
     match &fixture.options.database {
         Database::Sqlite(file) => {
@@ -92,7 +92,7 @@ async fn entries_with_distant_numbers_are_found(fixture: Fixture) {
     assert_eq!(pages(&ledger, query(1, 10)).await.0, range(100..103));
     let page = ledger.entries(&query(0, 10)).await.unwrap();
     assert!(page[3].0 > 1_000_000, "{}", page[3].0);
-    // After the last entry, and after the largest number.
+    // There are no entries after the last one, and none after the largest number.
     for after in [page[3].0, u64::MAX] {
         let query = EntryQuery {
             after,
@@ -110,7 +110,7 @@ async fn late_entries_belong_to_their_period(fixture: Fixture) {
         at: second(1_000_000),
         ..of_period(3, 0)
     };
-    // An earlier period, and another namespace.
+    // `stranger` is in another namespace. `early` is in an earlier period than the entry before it.
     let stranger = Entry {
         namespace: "other".into(),
         ..of_period(4, 0)

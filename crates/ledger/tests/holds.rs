@@ -1,6 +1,6 @@
 //! Reservations in the ledger, on both databases.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Helpers may panic, like tests.
 
 mod common;
 
@@ -108,7 +108,7 @@ async fn the_record_of_the_end_replaces_the_first(fixture: Fixture) {
         }
     };
     let record = async |hold| ledger.hold(hold).await.unwrap()[0].record.to_string();
-    // The end is written after the reservation, together with it, or before it.
+    // The end of a reservation is written after the reservation, together with it, or before it.
     ledger.write(vec![reserve(1)]).await.unwrap();
     ledger.write(vec![end(1, 1, "an end")]).await.unwrap();
     ledger
@@ -119,7 +119,7 @@ async fn the_record_of_the_end_replaces_the_first(fixture: Fixture) {
     ledger.write(vec![reserve(3)]).await.unwrap();
     for hold in 1..=3 {
         assert_eq!(record(hold).await, "an end");
-        // The first of two records stays, and an empty one changes nothing.
+        // Later ends do not change the record of the first end.
         ledger.write(vec![end(hold, 2, "another")]).await.unwrap();
         ledger.write(vec![end(hold, 3, "")]).await.unwrap();
         assert_eq!(record(hold).await, "an end");
@@ -203,7 +203,7 @@ async fn batching_does_not_change_the_result(fixture: Fixture) {
     };
     let mut number = 0;
     let mut written = async |cuts: &[usize]| {
-        // Another id each time.
+        // Use another id each time.
         number += 1;
         let (hold, id) = (number, 100 * number);
         let later = Entry {

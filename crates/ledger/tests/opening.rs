@@ -1,6 +1,6 @@
 //! Opening a ledger: tables are created once, and every problem has its error.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Helpers may panic, like tests.
 
 mod common;
 
@@ -105,7 +105,7 @@ async fn a_ledger_of_a_newer_program_is_left_alone(fixture: Fixture) {
     };
     assert_eq!(run(&fixture, tables).await, Some(0));
 
-    // After an update of the older program, nothing is lost.
+    // After the older program was updated, all entries are there.
     run(&fixture, "DROP TABLE schema_version").await;
     assert_eq!(ids(&fixture.open().await).await, [1]);
 }
@@ -284,7 +284,7 @@ fn files(directory: &TempDir) -> Vec<(OsString, Vec<u8>)> {
 
 #[tokio::test]
 async fn inspecting_a_file_does_not_change_it() {
-    // A database of another program, an empty file, and a ledger.
+    // Inspect a database of another program, an empty file, and a ledger.
     let (strange, empty) = (Fixture::sqlite(), Fixture::sqlite());
     run(&strange, "CREATE TABLE something (text TEXT)").await;
     fs::write(empty.directory.path().join("ledger.db"), "").unwrap();

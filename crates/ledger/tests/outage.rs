@@ -1,7 +1,7 @@
-//! The database stops, hangs and comes back; the disk cannot be written. No accepted entry is lost or
-//! counted twice, and the order does not change.
+//! The database stops, hangs and comes back, or the disk cannot be written. No accepted entry is lost or
+//! counted twice, and the order of entries does not change.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Helpers may panic, like tests.
 
 mod common;
 
@@ -42,7 +42,7 @@ fn slow_down(server: &Postgres, seconds: f64) {
     );
 }
 
-/// Records until spill file and memory are full, and returns how many entries were accepted.
+/// Records entries until the spill file and memory are full. Returns how many entries were accepted.
 async fn fill(ledger: &Ledger, max_queued: usize) -> u128 {
     let mut accepted = 0;
     until("it is full", async || {
@@ -227,7 +227,7 @@ async fn entries_of_a_closed_ledger_are_written_by_the_next() {
     record(&ledger, 0..10);
     ledger.close().await;
     assert_eq!(ledger.status().spilled, 10);
-    // This ledger is not closed; its last clone is dropped.
+    // This ledger is not closed with `close`: its last clone is dropped.
     let ledger = Ledger::start(fixture.options.clone());
     record(&ledger, 10..20);
     drop(ledger);
@@ -249,7 +249,7 @@ async fn strict_writes_do_not_wait_behind_a_spill() {
     let (server, mut fixture) = own();
     fixture.options.batch = 10;
     let ledger = fixture.open().await;
-    // All of them together take half a minute.
+    // To write all 600 entries takes half a minute.
     slow_down(&server, 0.05);
     server.stop();
     record(&ledger, 0..600);
@@ -347,7 +347,7 @@ async fn a_locked_file_is_written_later() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn entries_in_memory_are_retried_while_the_ledger_closes() {
-    // A full spill file, and none at all.
+    // The spill file is full, or its directory does not exist.
     for (spill, bytes) in [("spill", 10_000), ("missing/spill", 1 << 20)] {
         let (server, mut fixture) = own();
         fixture.options.spill = Some(fixture.directory.path().join(spill));
@@ -394,7 +394,7 @@ async fn closing_does_not_wait_until_the_spill_is_drained() {
     fixture.options.flush_interval = Duration::from_secs(60);
     fixture.options.batch = 10;
     let ledger = fixture.open().await;
-    // All of them together take half a minute.
+    // To write all 600 entries takes half a minute.
     slow_down(&server, 0.05);
     server.stop();
     record(&ledger, 0..600);
@@ -422,12 +422,12 @@ async fn entries_are_on_disk_within_one_flush_interval() {
     fixture.options.flush_interval = Duration::from_secs(4);
     fixture.options.write_timeout = Duration::from_secs(600);
     let ledger = fixture.open().await;
-    // Right after a write, so that the next write is as far away as possible.
+    // Record right after a write, so that the next write is as far away as possible.
     ledger.flush().await.unwrap();
     server.pause();
     record(&ledger, 0..10);
     let saved = until("it is on the disk", async || ledger.status().spilled == 10);
-    // More than one interval, for some margin, and far less than two.
+    // The time limit is a little more than one interval, and far less than two.
     let saved = tokio::time::timeout(Duration::from_secs(6), saved).await;
     saved.unwrap();
     server.resume();

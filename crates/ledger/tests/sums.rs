@@ -1,6 +1,6 @@
 //! Sums and exports contain each distinct entry once, even if entries are written several times.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Helpers may panic, like tests.
 
 mod common;
 
@@ -23,7 +23,7 @@ enum Step {
     Reopen,
 }
 
-/// Entries with few different ids, so that many repeat. Entries with the same id are equal.
+/// Makes entries with few different ids, so that many repeat. Entries with the same id are equal.
 fn any_entry() -> impl Strategy<Value = Entry> {
     (0..60_u128).prop_map(|id| {
         let number = u64::try_from(id).unwrap();
@@ -57,7 +57,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// All entries, with repetitions.
+/// Returns all entries, with repetitions.
 fn entries(steps: &[Step]) -> impl Iterator<Item = &Entry> {
     steps.iter().flat_map(|step| match step {
         Step::Record(entry) => std::slice::from_ref(&**entry),
@@ -66,7 +66,7 @@ fn entries(steps: &[Step]) -> impl Iterator<Item = &Entry> {
     })
 }
 
-/// The sums of all distinct entries.
+/// Returns the sums of all distinct entries.
 fn naive(steps: &[Step]) -> BTreeMap<(u128, u64), (i64, i64)> {
     let mut seen = BTreeSet::new();
     let mut sums = BTreeMap::new();
@@ -123,7 +123,7 @@ async fn check(fixture: &Fixture, steps: &[Step]) {
     ledger.close().await;
 }
 
-/// The ids of the entries of a period, each once, in the order of their first occurrence.
+/// Returns the ids of the entries of a period, each once, in the order of their first occurrence.
 fn distinct(steps: &[Step], number: u64) -> Vec<u128> {
     let mut seen = BTreeSet::new();
     entries(steps)
@@ -133,7 +133,7 @@ fn distinct(steps: &[Step], number: u64) -> Vec<u128> {
         .collect()
 }
 
-/// The same ids, read from the ledger in small pages.
+/// Returns the ids of the entries of a period, read from the ledger in small pages.
 async fn exported(ledger: &Ledger, number: u64) -> Vec<u128> {
     let mut query = EntryQuery {
         from: period(number).start,

@@ -1,6 +1,6 @@
 //! Listing usage and counters, on both databases.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used)] // Helpers may panic, like tests.
 
 mod common;
 
@@ -102,7 +102,8 @@ async fn usage_is_grouped_by_tenant_action_and_rule(fixture: Fixture) {
     assert_eq!(only(|it| it.action = Some("search".into())).await, 4);
     assert_eq!(only(|it| it.rule = Some("daily".into())).await, 1);
     assert_eq!(only(|it| it.tenant = Some("nobody".into())).await, 0);
-    // Periods that overlap the range, which excludes its ends.
+    // A query finds the periods that overlap its range. A period that only touches an end of the range is not
+    // found.
     let span = |from, to| UsageQuery {
         from: second(from),
         to: second(to),

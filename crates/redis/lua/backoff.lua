@@ -96,7 +96,7 @@ end
 local function charge() end
 local function refund() end
 
--- Returns the length of the block after `before` earlier ones.
+-- Returns the length of a block after `before` earlier blocks.
 local function block(n, before)
   local length = n.base
   if n.factor > 1 then

@@ -19,7 +19,7 @@ try('MGET', KEYS[1])
 try('EXISTS', KEYS[1])
 try('STRLEN', KEYS[1])
 try('GETRANGE', KEYS[1], 0, 0)
--- Only if the key exists.
+-- Writes only if the key exists, and it does not.
 try('SET', KEYS[1], '', 'XX', 'PX', 1)
 -- Writes no bytes.
 try('SETRANGE', KEYS[1], 0, '')

@@ -141,7 +141,7 @@ function slots.leave(k)
   return call('ZREM', KEYS[k], 'o' .. hold.ticket, 'd' .. hold.ticket) > 0
 end
 
--- Whether the hold still has its slot: a reset removes it.
+-- Returns whether the hold still has its slot. A reset removes the slots.
 function slots.has(k)
   return call('ZSCORE', KEYS[k], member())
 end

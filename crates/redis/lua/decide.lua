@@ -1,6 +1,6 @@
 -- Decides a request: first all charges are judged, then all are charged or none.
 
--- By charge of the current request.
+-- By position of a charge in the current request.
 local verdicts, whens, lefts, resets = {}, {}, {}, {}
 
 local function reset_at(k, n)
@@ -8,7 +8,8 @@ local function reset_at(k, n)
   return at > now and at or now
 end
 
--- Judges a charge for a cost. Without a state, a charge whose usage is in a ledger must be restored first.
+-- Judges a charge for a cost. If a ledger has the usage and there is no state, the ledger must restore the
+-- state first.
 local function judge(i, cost)
   if flags[i] >= 32 and expires(keys[i], limits[i]) == 0 then
     return UNRESTORED, 0, 0
@@ -16,8 +17,9 @@ local function judge(i, cost)
   return decide(keys[i], limits[i], cost)
 end
 
--- Judges all charges for `units` units. Returns three booleans: no enforced charge denies; all charges allow it
--- without a wait; an enforced charge must be restored first.
+-- Judges all charges for `units` units. Returns three booleans: whether no enforced charge denies; whether
+-- all charges allow the request without a delay; whether the state of an enforced charge must be restored
+-- first.
 local function decide_all(units)
   local allowed, at_once, unrestored = true, true, false
   for i = 1, count do
@@ -34,10 +36,11 @@ local function decide_all(units)
 end
 
 -- Charges a request, or counts its denial where denied requests count. Returns what was done with each charge. The
--- helpers are inside, because most requests do not need them.
+-- helpers are defined inside, because most calls do not need them.
 local TAKE, COUNT = 1, 2
 local function take(units, allowed, elsewhere)
-  -- Whether every charge that may deny allows the request, except for the one at `skipped` and those that watch it.
+  -- Returns whether every charge that may deny allows the request. The charge at `skipped` and the back-offs
+  -- that watch it are left out.
   local function allowed_without(skipped)
     for i = 1, count do
       local may_deny = flags[i] % 2 == 1 and i ~= skipped and watches[i] ~= skipped
@@ -48,7 +51,7 @@ local function take(units, allowed, elsewhere)
     return true
   end
 
-  -- Whether a charge denies, and not only because it must be restored.
+  -- Returns whether a charge denies. A charge that must be restored first does not deny.
   local function denies(i)
     return verdicts[i] ~= ALLOWED and verdicts[i] ~= UNRESTORED
   end
@@ -85,7 +88,7 @@ local function take(units, allowed, elsewhere)
       touch(k)
     elseif cost > 0 and chosen[i] == COUNT then
       overdraw(k, n, cost, 0)
-      -- A charge that has let the request pass keeps its verdict.
+      -- If the request is allowed, the charges that allowed it keep their verdicts.
       if not allowed or flags[i] % 2 == 0 then
         verdicts[i], whens[i] = judge(i, totals[i] * units)
       end

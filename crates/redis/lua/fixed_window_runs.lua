@@ -1,4 +1,4 @@
--- The fast path for runs of fixed windows. For limits and states see `fixed_window.lua`.
+-- The fast path for runs of fixed windows. `fixed_window.lua` describes limits and states.
 
 for _ = 1, runs do
   local count, l, flags, cost

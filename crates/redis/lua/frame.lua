@@ -1,11 +1,15 @@
--- Decides requests. A script is this file, the fast path for runs if the algorithm has one, `general.lua`, the
--- algorithms that the call needs, `states.lua`, `decide.lua`, `requests.lua` and `run.lua`. Each algorithm is a
--- file with the formulas of the Rust file of the same name. Calls about holds have `holds.lua` and others in place
--- of the last two, and `holds.lua` says what they add to KEYS, ARGV and the reply. All numbers are integers below
--- 2^53. "Position" counts from 1.
+-- Decides requests. A script is this file, the fast path for runs if the algorithm has one, `general.lua`,
+-- the algorithms that the call needs, `states.lua`, `decide.lua`, `requests.lua` and `run.lua`. Each
+-- algorithm is a file with the formulas of the Rust file of the same name. All numbers are integers below
+-- 2^53. Positions count from 1.
 --
--- KEYS     The keys of the states, each once, all in one cluster slot: first those of the runs, in order; then
---          the others that are read whole; then the rest.
+-- Calls about holds have `holds.lua` and other files in place of `requests.lua` and `run.lua`. `holds.lua`
+-- describes what these calls add to KEYS, ARGV and the reply.
+--
+-- A run is a list of requests that differ only in their keys, so that one loop can decide them.
+--
+-- KEYS     The keys of the states, each once, all in one cluster slot: first the keys of the runs, in order; then the
+--          other keys with states that are read whole; then the keys of sliding logs and of slots, which are not.
 -- ARGV[1]  The plan:
 --            now        7 bytes  microseconds since the epoch, or 0 for the time of the server
 --            margin     7 bytes  how long a state is kept after it has expired, in microseconds
@@ -17,33 +21,34 @@
 --            at         2 bytes  the position in the plan where the runs begin
 --          then the limits: one byte for the algorithm, and the numbers that its file describes. A limit is
 --          referred to by its position in the plan. Then the runs:
---            count      2 bytes  how many requests it has. Each applies one charge, for exactly this cost, which
---                                is not 0, to a key that no other request has
+--            count      2 bytes  how many requests the run has. Each has one charge with the cost below, which is
+--                                not 0, and a key that no other request has
 --            limit      2 bytes
 --            flags      1 byte
 --            cost       7 bytes
 --          Then the other requests:
 --            charges    2 bytes  how many charges follow
 --            manner     1 byte   1: fewer units than asked for are acceptable. 2: another cluster slot has denied
---                                the request, which is only counted where denied requests count
+--                                the request, so it is charged only where denied requests are charged
 --            units      7 bytes  the units to charge or to refund
 --          and for each charge:
 --            key        2 bytes  its position in KEYS
 --            limit      2 bytes
 --            flags      1 byte   1: may deny. 2: denied requests are charged too. For a state that was written
---                                under other numbers, 4: its share is kept, 8: it is dropped. 16: counts the
---                                denials of itself or of the charge that it watches. 32: a ledger has the usage,
---                                and nothing is decided without a state
+--                                under other numbers, 4: its share is kept, 8: it is dropped. 16: a back-off that
+--                                counts its own denials and those of the charge that it watches. 32: a ledger has
+--                                the usage; without a state, the ledger must restore the state first
 --            instead    2 bytes  the position in this request of the charge that it may replace; 0 for none
 --            watches    2 bytes  the position in this request of the charge that it watches; 0 for none
 --            cost       7 bytes  the cost of a unit
---            total      7 bytes  that, plus the costs of earlier charges with the same key
+--            total      7 bytes  the cost of a unit, plus the costs of earlier charges with the same key
 -- ARGV[2]  For a refund: the time of the charge. For restore and adjust: three signed numbers of 8 bytes for each
 --          charge. Restore: the end of the period, the usage, the amount beside the limit. Adjust: what to add to
 --          the usage, what to add to the amount beside the limit, and 0.
 -- ARGV[3]  For a refund that must not happen twice: for how many milliseconds the last of KEYS remembers it.
 -- Returns  One flat list of integers: the time, then for each request of the runs `remaining, reset` if it is
---          allowed at once, or -1 if its answer comes later. Then those answers, and those of the other requests:
+--          allowed at once, or -1 if its answer comes later. Then the answers that come later, and the answers to
+--          the other requests:
 --            allowed at once    for each charge `remaining, reset`
 --            in detail          `-1, allowed, units`, and for each charge `verdict, when, remaining, reset`
 --            for quotas         `-1, known, 0`; for adjust and read also the usage, the amount beside the limit,
@@ -68,9 +73,8 @@ end
 local values = whole > 0 and call('MGET', unpack(KEYS, 1, whole)) or {}
 local reply, filled = { now }, 1
 
--- Returns how long to keep a state that expires at `expires`, in milliseconds: until then plus the margin.
--- The time is rounded up to a power of two of microseconds. There are few such times, so each is
--- formatted once.
+-- Returns for how many milliseconds to keep a state that expires at `expires`, including the margin. The time
+-- is rounded up to a power of two of microseconds. There are few such times, so each is formatted once.
 local spelled = {}
 local function time_to_live(expires)
   local _, power = math.frexp(expires - now + margin)

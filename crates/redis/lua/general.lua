@@ -1,5 +1,6 @@
--- For requests that are not in runs, or not allowed at once. Every call runs a script from its first line, so
--- code that most calls do not need comes after this line.
+-- The general path: for requests that are not in a run, and for requests in runs that were not allowed at
+-- once. Every call runs a script from its first line. So the code that most calls do not need comes after
+-- these lines, which end the other calls.
 
 if at > #plan and #postponed == 0 then
   return reply
@@ -17,14 +18,14 @@ local function div(a, b)
   return quotient
 end
 
--- How a state that was written under other numbers is carried over; by default its usage is kept. A settled
--- hold uses AS_WRITTEN: the state stays in the numbers that it was written under, and nothing is carried
--- over.
+-- How to carry over a state that was written under other numbers. By default its usage is kept. When a hold
+-- is settled, nothing is carried over: with AS_WRITTEN, a state stays in the numbers that it was written
+-- under.
 local SHARE, FORGET, AS_WRITTEN = 1, 2, 3
 
--- Returns `used / from * to`, rounded up; neither `from` nor `to` is 0. If the product would not
--- be exact, `to` is taken bit by bit, with sums below 2^53 only. A result of 2^53 or more is inexact, and larger
--- than `to`.
+-- Returns `used / from * to`, rounded up; neither `from` nor `to` is 0. If the product would not be exact,
+-- the function multiplies bit by bit, so that all sums stay below 2^53. A result of 2^53 or more is inexact,
+-- and larger than `to`.
 local function same_share(used, from, to)
   local whole = div(used, from)
   local rest = used - whole * from
@@ -57,26 +58,33 @@ local function keep(k, value, at)
   call('SET', KEYS[k], value, 'PX', time_to_live(at))
 end
 
--- Whether a refund undoes a charge of a moment ago, because another cluster slot has denied the request.
+-- Whether a refund undoes a charge that was made a moment ago, because another cluster slot has denied the
+-- request.
 local undoing = operation == 2 and ARGV[3]
 
 -- The hold of this call: see holds.lua.
 local RESTORE, HOLD, SETTLE, EXTEND = 4, 7, 8, 9
 local hold = {}
 
--- Each algorithm has these functions, for key number k and the numbers n of a limit. `n.head`, if there is
--- one, is the same for the same numbers. `n.companion` is true for a limit that nothing is charged to in this
--- call: a back-off, or slots outside of a hold. Such a limit does not bound an amount. `n.quota` has the
--- functions that only quotas have, and `n.slots` those that only concurrency limits have.
+-- Each algorithm has the functions below, for key number k and the numbers n of a limit.
+--
+-- n.head       the bytes that a state begins with: the numbers that it was written under. The same numbers give the
+--              same head. Some algorithms have no head
+-- n.companion  true for a limit that nothing is charged to in this call: a back-off, or slots outside of a hold. Such
+--              a limit does not bound an amount
+-- n.quota      the functions that only quotas have
+-- n.slots      the functions that only concurrency limits have
+--
 -- read(l)                     returns the numbers of the limit at position l of the plan
 -- load(k, n, value, how)      reads the state. Returns nil if another program wrote it; true if it was
 --                             written under other numbers and was carried over; false otherwise. AS_WRITTEN
 --                             leaves the state as it is, and also returns its numbers if they differ from n
--- adopt(k, n, from, how)      carries over the state from the numbers `from`, whose head is another; returns true if
---                             those numbers differ
+-- adopt(k, n, from, how)      carries the state over from the numbers `from` to n. Called if the heads differ, or if
+--                             n has no head. Returns whether the state was carried over
 -- decide(k, n, cost)          returns verdict, when, available
--- charge(k, n, cost)          charges, after `decide` has allowed it
+-- charge(k, n, cost)          charges a cost that `decide` has allowed
 -- overdraw(k, n, cost, most)  charges a cost that may not fit, down to `most` below zero; returns what was charged
--- refund(k, n, cost, at)      refunds a charge of time `at`
--- expires(k, n)               returns the time from which the state equals no state, 0 if there is none
+-- refund(k, n, cost, at)      refunds a charge that was made at the time `at`
+-- expires(k, n)               returns the time from which the state can be dropped without any effect; 0 if there is
+--                             no state
 -- store(k, n, at)             writes the state, to expire at `at`

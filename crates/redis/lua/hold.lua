@@ -1,4 +1,5 @@
--- Makes a hold, unless there is one with this id. This file is the fast path; `hold_decide.lua` is the rest.
+-- Makes a hold, unless there is one with this id. This file is the fast path, and `hold_decide.lua` is the
+-- general path.
 
 local CONFLICT, DENIED, UNKNOWN = 2, 3, 4
 hold.ticket = waits == 1 and ticket or nil
@@ -10,7 +11,7 @@ if value then
   return { now, sub(value, 49, 56) == fingerprint and ALREADY or CONFLICT, value, 0 }
 end
 
--- The hold of this part has expired: no instance would end the part.
+-- The hold has expired. Its part in this cluster slot is not made, because no instance would end the part.
 if absolute and now >= time then
   return { now, UNKNOWN, '', 0 }
 end
@@ -21,8 +22,8 @@ if foreign then
 end
 hold.expires, hold.fence = absolute and time or now + time, 0
 
--- Writes the record. Each charge takes its cost; with `chosen`, only those in it do. Returns the record without its
--- text, or nil if the key has another value.
+-- Writes the record. Each charge takes its cost; if `chosen` is given, only the charges in it do. Returns the
+-- record without its text, or nil if the key has a value already.
 local function write_record(chosen)
   local head = pack(
     HEAD,
@@ -79,7 +80,7 @@ for i = 1, count do
     and (flags[i] < 32 or expires(k, n) > 0)
 end
 if is_plain then
-  -- With room for the answer of one charge.
+  -- The zeros are room for the answer of one charge.
   reply, filled = { now, DONE, '', -1, -1, 1, units, 0, 0, 0, 0 }, 7
   for i = 1, count do
     local k, n, cost = keys[i], limits[i], costs[i] * units

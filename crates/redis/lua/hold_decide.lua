@@ -3,8 +3,8 @@
 local allowed, _, unrestored = decide_all(units)
 local before = -1
 
--- Queues the hold at every concurrency limit that it needs, if it lacks nothing but slots. Returns how many wait
--- before it, or -1.
+-- If the hold lacks only slots, queues it at every concurrency limit that it needs. Returns how many clients
+-- wait before it, or -1 if it is not queued.
 local function wait_for_slots()
   for i = 1, count do
     if flags[i] % 2 == 1 and verdicts[i] ~= ALLOWED and not limits[i].slots then
@@ -33,7 +33,7 @@ local function leave_queues()
   end
 end
 
--- Returns the fence of all slots that are taken; 0 if there are none.
+-- Returns one fence for all slots that the hold takes; 0 if it takes none.
 local function choose_fence()
   local fence = 0
   for i = 1, count do

@@ -1,8 +1,8 @@
 -- Leaky bucket: a meter that can also delay requests. See leaky_bucket.rs.
 --
--- Limit  As a meter, then whether it shapes (1 byte), and the longest wait in microseconds (7 bytes; 2^53 - 1 for
---        no maximum).
--- State  As a meter.
+-- Limit  As in `meter.lua`, then whether it delays requests (1 byte), and the longest delay in microseconds (7 bytes;
+--        2^53 - 1 for no maximum).
+-- State  As in `meter.lua`.
 
 local function read(l)
   local n = read_meter(l)

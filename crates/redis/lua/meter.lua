@@ -2,14 +2,15 @@
 -- A state is the tick at which the allowance is whole again, and a fraction of a tick.
 --
 -- Limit    The kind of its states (1 byte), microseconds in a tick (2 bytes), capacity, units in a token
---          (7 bytes each), units refilled per tick (4 bytes), and its numbers as they are in states: how
---          many bytes those are (1 byte), and the bytes.
+--          (7 bytes each), units refilled per tick (4 bytes), and its numbers as they are in states: their
+--          length (1 byte), and the bytes.
 -- State    The kind: 'a' for ticks of a microsecond, 'b' for those of a millisecond, or, if more than one
 --          unit is refilled per tick, 'c' and 'd'. The tick (7 bytes). For 'c' and 'd', the fraction (4
 --          bytes). Then the numbers.
--- Numbers  1 byte: how many decimal zeros the capacity ends with, times 16, and the same of the units in
---          a token. Then the two without those zeros and, for 'c' and 'd', units refilled per tick, each
---          in groups of 7 bits, the lowest first; all bytes of a number but its last have 128 added.
+-- Numbers  1 byte: the number of decimal zeros at the end of the capacity, times 16, plus the number of
+--          decimal zeros at the end of the units in a token. Then the capacity and the units in a token,
+--          both without these zeros. Then, for 'c' and 'd', the units refilled per tick. Each of the three
+--          is in groups of 7 bits, the lowest first; all its bytes but the last have 128 added.
 
 local whole_at, fraction = {}, {}
 
@@ -54,7 +55,8 @@ local function first_tick_owing(at, part, rate, debt)
   return first > 0 and first or 0
 end
 
--- Sets the state of k to `units` after a tick and a fraction.
+-- Sets the state of k: the allowance is whole again when `units` are refilled after the tick `at` and the
+-- fraction `part`.
 local function put_later(k, at, part, units, rate)
   if rate == 1 then
     whole_at[k], fraction[k] = at + units, 0
@@ -173,7 +175,7 @@ end
 
 local function overdraw(k, n, cost, most)
   local owed, token = missing_at(k, n, n.here), n.token
-  -- At most as many tokens as can be counted exactly, and refill in 71 years.
+  -- The debt stays small enough to be counted exactly, and to be refilled within 71 years.
   local bound = math.min(floor(2 ^ 51 / n.tick) * n.rate, 2 ^ 53 - 1)
   local deepest = n.full + math.min(most, div(math.max(bound - n.full, 0), token)) * token
   if owed >= deepest then

@@ -1,5 +1,5 @@
--- The fast path for runs of token buckets, GCRA, and leaky buckets that do not shape: `admits` and `charge` of
--- meter.rs. For limits and states see `meter.lua`.
+-- The fast path for runs of token buckets, GCRA, and leaky buckets that do not delay requests. The formulas
+-- are those of `admits` and `charge` in meter.rs. `meter.lua` describes limits and states.
 
 for _ = 1, runs do
   local count, l, flags, cost

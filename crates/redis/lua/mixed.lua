@@ -1,6 +1,6 @@
--- Several algorithms in one call: each function calls that of the limit's algorithm. `algorithms`,
--- which comes before this file, has the functions of each algorithm. Its index is the byte at the
--- start of a limit.
+-- For calls with several algorithms: each function calls the function of the same name of the limit's
+-- algorithm. `algorithms`, which comes before this file, has the functions of each algorithm. Its index is
+-- the byte at the start of a limit.
 
 local function read(l)
   local it = algorithms[string.byte(plan, l)]

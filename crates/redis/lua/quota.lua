@@ -32,8 +32,8 @@ local function carried(n, spent, more)
   return math.min(math.max(n.limit + more - spent, 0), n.rollover)
 end
 
--- Returns the end of the current period, its usage, the amount beside the limit, and the time since
--- which charges are in the usage. `by` has the numbers under which an ended period ended.
+-- Returns the end of the current period, its usage, the amount beside the limit, and the time since which
+-- charges are in the usage. If the period of the state has ended, `by` has the numbers that it ended under.
 local function current(k, n, by)
   local ending = ends_at[k]
   if n.now < ending then
@@ -69,10 +69,9 @@ local function carry_over(k, n, from, how)
   end
 end
 
--- Returns the numbers of a head. The calendar of the head may differ from the one in the plan. Then
--- only the period of the state is known, which is enough until that period ends. After that the
--- state counts as expired. If something is charged before the next check, the amount to carry over
--- is lost.
+-- Returns the numbers of a head. The head may have another calendar than the plan. If so, only the period of
+-- the state is known, and after that period the state counts as expired. A charge before the next check then
+-- loses the amount to carry over.
 local function as_written(n, head)
   local own = { quota = quota, head = head, starts = n.starts, place = n.place, lasts = n.lasts }
   own.limit, own.grace, own.rollover, own.calendar = unpack_at('<I7I7I7I7', head, 2)
@@ -110,7 +109,7 @@ local function load(k, n, value, how)
   return adopt(k, n, from, how)
 end
 
--- Returns when a denied cost would be allowed; nil if never, or if that is not known.
+-- Returns the time at which a denied cost would be allowed; nil if there is none, or if it is not known.
 local function admitted_at(k, n, cost)
   local starts, ending = n.starts, ends_at[k]
   if n.closed then
@@ -178,19 +177,19 @@ end
 local function store(k, n, at)
   local value = n.head .. pack('<I7I7I7I7', ends_at[k], used[k], extra[k], starts_at[k])
   if n.is_strange then
-    -- The script does not know how long such a state is kept, so it keeps the time to live.
+    -- The script does not know the calendar of this state, so it does not change the time to live.
     call('SET', KEYS[k], value, 'KEEPTTL')
   else
     keep(k, value, at)
   end
 end
 
--- Returns the time at which the whole limit is available again, 0 if it is now.
+-- Returns the time at which the whole limit is available again; 0 if it is available now.
 function quota.resets(k)
   return used[k] == 0 and 0 or ends_at[k]
 end
 
--- Writes a balance if there is none; returns whether it did.
+-- Writes a balance if there is none. Returns whether it was written.
 function quota.restore(k, n, ending, spent, more)
   if ends_at[k] > 0 then
     return false

@@ -1,17 +1,19 @@
--- Reads and changes records of holds, the index of due holds, and slots, where no decision is needed.
+-- Reads and changes records of holds, the index of due holds, and slots, where no decision is needed. The
+-- index is a sorted set of the ids of holds, by the time at which an instance has to end each hold.
 --
 -- KEYS[1]  The record, the index, or the slots.
 -- ARGV[1]  The operation:
 --            'get'      returns the record, or ''
 --            'put'      writes the record ARGV[3] for ARGV[4] milliseconds, unless there is one; returns 1 if it did
---            'due'      returns the first ARGV[3] ids of the index that have expired
---            'note'     adds id ARGV[3] to the index, due at ARGV[4], and keeps the index ARGV[5] milliseconds longer
+--            'due'      returns the first ARGV[3] ids of the index that an instance has to end now
+--            'note'     adds id ARGV[3] to the index, to be ended at the time ARGV[4], and keeps the index for at
+--                       least ARGV[5] milliseconds after that time
 --            'forget'   removes id ARGV[3] from the index
 --            'raise'    makes the next fence of the slots at least ARGV[3]
 --            'leave'    removes ticket ARGV[3] from the queue; returns how many members were removed
 --            'holders'  returns the first ARGV[3] holders of a slot, each with its expiry
 -- ARGV[2]  The time in microseconds since the epoch, or 0 for the time of the server.
--- Returns  As above; 'note' and 'raise' return 1, and 'forget' how many ids were removed.
+-- Returns  What ARGV[1] says. 'note' and 'raise' return 1, and 'forget' returns how many ids were removed.
 
 local call = redis.call
 local what, now = ARGV[1], ARGV[2]

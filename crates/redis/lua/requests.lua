@@ -4,7 +4,7 @@ local APPLY, REFUND, RESET, ADJUST, BALANCE = 0, 2, 3, 5, 6
 local taking = operation == APPLY
 local writing = taking or operation == REFUND or operation == RESTORE or operation == ADJUST
 
--- Charges a request that all charges allow at once.
+-- Charges a request that all its limits allow at once, and answers it.
 local function take_all(units)
   for i = 1, count do
     local k, n, cost, left = keys[i], limits[i], costs[i] * units, lefts[i]
@@ -20,7 +20,7 @@ local function take_all(units)
   end
 end
 
--- Returns as many of `units` as fit into every charge that may deny, and at least one.
+-- Returns how many of `units` every charge that may deny has left; at least 1.
 local function most(units)
   if not decide_all(0) then
     return 1
@@ -74,7 +74,7 @@ local function update_quotas()
   end
 end
 
--- Answers the current request, for `units`, or for as many of them as there are. `elsewhere` means
+-- Answers the current request for `units`. `up_to` means that fewer units are acceptable. `elsewhere` means
 -- that another cluster slot has denied the request.
 local function answer(units, up_to, elsewhere)
   if operation == RESET then
@@ -88,8 +88,8 @@ local function answer(units, up_to, elsewhere)
     return update_quotas()
   end
   if operation == REFUND then
-    -- The last key remembers a refund that must not happen twice. A refund that comes later than
-    -- the key would remember is not made at all.
+    -- The last key remembers a refund that must not happen twice. A refund that comes after this key
+    -- would have expired is not made.
     local in_time = not ARGV[3] or now - ARGV[2] < ARGV[3] * 1000
     if in_time and (not ARGV[3] or call('SET', KEYS[#KEYS], 1, 'NX', 'PX', ARGV[3])) then
       refund_all(units, tonumber(ARGV[2]))
@@ -101,7 +101,7 @@ local function answer(units, up_to, elsewhere)
   end
   local allowed, at_once, unrestored = decide_all(units)
   if up_to and units > 1 and not allowed then
-    -- A charge that denies any cost denies one unit.
+    -- The request is denied whatever it costs, so it counts as one unit.
     units = 1
     allowed, at_once, unrestored = decide_all(units)
   end

@@ -1,6 +1,6 @@
 -- Answers all requests, and writes the changed states.
 
--- The requests in runs whose answers come later.
+-- The requests in runs that were not allowed at once.
 for i = 1, #postponed, 4 do
   local k = postponed[i]
   local n = prepare(k, postponed[i + 1], postponed[i + 2])

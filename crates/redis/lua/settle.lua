@@ -15,7 +15,7 @@ if foreign then
   return { now, FOREIGN, '', foreign }
 end
 
--- What each charge of the record has taken at the end.
+-- `taken`: what each charge of the record has taken after the end. `freed`: the charges with slots to free.
 local taken, freed = '', {}
 for _ = 1, charges do
   local place, cost, overdraft, had
@@ -25,7 +25,8 @@ for _ = 1, charges do
   if had > 0 and n and n.slots then
     freed[#freed + 1] = place
   elseif had > 0 or (cost * units == 0 and not (n and (n.slots or n.companion))) then
-    -- A charge that has a cost and took nothing belongs to a shadow rule that would have denied: it is skipped.
+    -- A charge that has a cost and took nothing does not get here: it belongs to a shadow rule that would
+    -- have denied.
     if purpose == 1 and how ~= RELEASE and how ~= UNDO then
       due = had
     elseif how == COMMIT then

@@ -1,9 +1,9 @@
 -- Sliding counter in sub-buckets: see sliding_counter.rs.
 --
--- Limit  Sub-buckets (1 byte), microseconds in one, the limit (7 bytes each).
--- State  'n', sub-buckets (1 byte), microseconds in one, the limit, the number of the newest (7 bytes
---        each), and the counts, oldest first, one more than there are sub-buckets (4 bytes each). 'N':
---        the same with counts of 7 bytes.
+-- Limit  The number of sub-buckets (1 byte), microseconds in a sub-bucket, the limit (7 bytes each).
+-- State  'n', the number of sub-buckets (1 byte), microseconds in a sub-bucket, the limit, the number of
+--        the newest sub-bucket (7 bytes each), and the counts, oldest first, one more than there are
+--        sub-buckets (4 bytes each). 'N': the same with counts of 7 bytes.
 
 local newest, counts = {}, {}
 
@@ -96,7 +96,8 @@ local function carry_over(k, n, buckets, length, limit, how)
     move(k, n, buckets, length)
   end
   if how == SHARE and limit > 0 and n.limit > 0 then
-    -- From the newest on, so that after any of them leaves, the rest still has its share.
+    -- Scales the sums of the newest counts. So the sum is still right after the oldest counts have left the
+    -- window.
     local list, before, after = counts[k], 0, 0
     for i = #list, 1, -1 do
       before = before + list[i]

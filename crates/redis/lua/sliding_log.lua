@@ -1,8 +1,9 @@
 -- Sliding log: see sliding_log.rs.
 --
--- A log may be long, so it is never read whole. Each entry has the sum of all costs up to and including its own. The
--- cost of a range of entries is then a difference, and binary search finds the entry after which enough has left.
--- Expired entries at the front are cut off only when they are more than half.
+-- A log may be long, so it is never read whole. Each entry has the sum of all costs up to and including its
+-- own. The cost of a range of entries is then a difference. A binary search finds the entry that must expire
+-- before a cost fits. Expired entries at the front are cut off only when they are more than half of all
+-- entries.
 --
 -- Limit  The window, the limit (7 bytes each).
 -- State  'l', the window, the limit, the latest time seen, the sum of all expired entries (7 bytes each), how
@@ -151,7 +152,8 @@ local function push(k, cost)
   count[k], written[k][last] = last, { at, sum }
 end
 
--- Scales each entry to its share, from the newest on, so that after any of them leaves, the rest still has its share.
+-- Scales the entries from the limit `limit` to the limit `to`. Scales the sums of the newest entries, so that
+-- the sum is still right after the oldest entries have left the window.
 local function scale(k, limit, to)
   local list, before, after = costs_from(k, gone[k] + 1), 0, 0
   for i = #list, 1, -1 do

@@ -1,7 +1,8 @@
 -- The states of the keys, and the charges of the current request. Each state is read once, in the numbers of the
--- first limit that needs it, and written at the end if it has changed.
+-- first limit that needs the state. It is written at the end if it has changed.
 
--- Whether a key that has no value in MGET exists. Then another program wrote a value that is not a string.
+-- Returns whether key number k exists, although MGET has returned no value for it. Another program wrote such
+-- a key: its value is not a string.
 local hidden
 local function is_hidden(k)
   if k <= in_runs then
@@ -24,7 +25,8 @@ local function is_hidden(k)
   return hidden[k]
 end
 
--- The numbers of limits by position in the plan; and by key, the numbers that its state is in.
+-- `numbers`: the numbers of a limit, by its position in the plan. `under`: the numbers that a state is in, by
+-- its key.
 local numbers, under = {}, {}
 
 -- The keys that have to be written.
@@ -37,7 +39,7 @@ local function touch(k)
 end
 
 -- Converts the state of a key to the numbers of a limit, or leaves it as written. Returns the numbers that
--- the state is in then, or nil if another program wrote the value.
+-- the state is in afterwards, or nil if another program wrote the value.
 local function prepare(k, l, flag)
   local n, from = numbers[l], under[k]
   if not n then
@@ -53,7 +55,7 @@ local function prepare(k, l, flag)
     if how == AS_WRITTEN then
       return from
     end
-    -- Two limits of a call may have the same numbers.
+    -- Two limits of a call may have the same numbers, and so the same head.
     moved = (not n.head or from.head ~= n.head) and adopt(k, n, from, how)
   else
     local value = values[k]

@@ -67,10 +67,11 @@ local function carry_over(k, n, tick, window, limit, how)
   if how == SHARE and limit > 0 and most > 0 then
     local both = same_share(counted + previous, limit, most)
     counted = same_share(counted, limit, most)
-    -- A part that is cut off one count is not added to the other.
+    -- If the current count is cut off at the bound, the part that is cut off does not go to the previous
+    -- count.
     previous = counted > bound and same_share(previous, limit, most) or both - counted
   else
-    -- An overdraft stays.
+    -- Usage above the old limit stays above the new limit.
     counted = math.min(counted, most + math.max(counted - limit, 0))
     previous = math.min(previous, most + math.max(previous - limit, 0))
   end
@@ -106,7 +107,8 @@ local function adopt(k, n, from, how)
   return true
 end
 
--- Returns the first tick of a window at which `previous` leaves `room`; if there is none, that of the next window.
+-- Returns the first tick of the window `running` at which at most `room` units of the count `previous` still
+-- count. If there is no such tick, returns the first tick of the next window.
 local function frees(running, previous, room, window)
   local share = previous == 0 and window or math.min(div(room * window, previous), window)
   return (running + 1) * window - share

@@ -1,5 +1,5 @@
 //! The plan of a call: its requests in the binary layout that the script reads. `frame.lua` describes the
-//! layout. The plan says which requests go in runs, and which keys the call has.
+//! layout, and what a run is. The plan also lists the keys of the call.
 
 use std::collections::HashMap;
 
@@ -18,11 +18,10 @@ const HEADER: usize = 21;
 /// Requests of the same operation, cluster slot and families, in the order of the plan.
 #[derive(Debug, Default)]
 pub(crate) struct CallPlan {
-    /// The numbers of the requests, in the order of the plan and of the replies: requests in runs come
-    /// first.
+    /// The indexes of the requests, in the order of the plan and of the replies. Requests in runs come first.
     pub(crate) order: Vec<usize>,
     pub(crate) in_runs: usize,
-    /// For each key the numbers of a request and a charge that use it.
+    /// For each key, the index of a request that uses it, and the index of the charge in that request.
     pub(crate) keys: Vec<(usize, usize)>,
     /// How many keys, from the front, are states that are read whole.
     whole: usize,
@@ -31,14 +30,14 @@ pub(crate) struct CallPlan {
     requests: Vec<u8>,
 }
 
-/// Requests that differ only in their keys.
+/// A run: requests that differ only in their keys.
 struct Run<'r> {
     item: &'r Item,
     cost: u64,
     members: Vec<usize>,
 }
 
-/// A key: a charge that uses it, how often it is used, and its position among the keys of the call.
+/// A key: the first charge that uses it, how often it is used, and its position among the keys of the call.
 struct UsedKey {
     first_use: (usize, usize),
     is_whole: bool,
@@ -154,7 +153,8 @@ impl CallPlan {
         put(&mut bytes, now.as_micros(), 7);
         put(&mut bytes, margin.as_micros(), 7);
         bytes.push(operation as u8);
-        // The record of a hold follows the states and is read with them, unless some are not read whole.
+        // The record of a hold comes after all states. It is read together with them if all states are read
+        // whole.
         let of_hold = matches!(
             operation,
             Operation::Hold | Operation::Settle | Operation::Extend
@@ -195,7 +195,7 @@ fn used_keys(requests: &[&Request]) -> (Vec<UsedKey>, Vec<usize>) {
     (used_keys, of_charges)
 }
 
-/// Returns the only charge of a request that may go in a run, and its cost.
+/// Returns the charge of a request and its cost, if the request may go into a run.
 fn cost_in_run(request: &Request) -> Option<(&Item, u64)> {
     let [item] = request.charges.as_slice() else {
         return None;
@@ -278,7 +278,8 @@ fn put_quota(bytes: &mut Vec<u8>, quota: &Quota, now: Time) {
     for start in quota.calendar().around(now).starts {
         put(bytes, start.as_micros(), 7);
     }
-    // At least three periods: a real period may be longer than the nominal one.
+    // Four nominal periods and a day are at least three real periods: a real period may be longer than the
+    // nominal one.
     let three = quota.calendar().nominal().as_micros() * 4 + Span::DAY.as_micros();
     put(bytes, Time::from_micros(three).as_micros(), 7);
 }

@@ -44,7 +44,7 @@ pub(crate) enum Cause {
     NoSentinel,
     /// The name of the master.
     Master,
-    /// None: the server is starting or busy.
+    /// No setting: the server is starting or busy.
     NotReady,
 }
 
@@ -89,7 +89,8 @@ impl Options {
             let mut connection = client
                 .get_multiplexed_async_connection_with_config(&config)
                 .await?;
-            // Without a login nothing was sent yet, and any program may have accepted the connection.
+            // Without a login, nothing was sent so far: the program that accepted the connection may not be
+            // Redis.
             ping(&mut connection).await?;
             Ok::<_, RedisError>(connection)
         };
@@ -135,7 +136,7 @@ impl Options {
             .set_redis_settings(settings)
             .set_tcp_settings(TcpSettings::default().set_nodelay(true));
         if self.tls.is_some() {
-            // The program may have installed a provider already, which serves as well.
+            // The process may have installed another provider already. That provider works too.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
         let Some(ca) = self.tls.as_ref().and_then(|tls| tls.ca.clone()) else {
@@ -167,7 +168,7 @@ impl Options {
         while let Some(answer) = answers.next().await {
             match answer {
                 Ok(address) => return Ok(address),
-                // The error of a Sentinel that answers says more than a failed connection.
+                // The error of a Sentinel that answers is more useful than that of a failed connection.
                 Err(error) if error.cause != Cause::Unreachable => last = Some(error),
                 Err(error) => last = last.or(Some(error)),
             }

@@ -1,4 +1,4 @@
-//! Translates an error of a server: what happens to the request, and what to the connection.
+//! Translates an error of a server: what becomes of the request, and of the connection.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::options::Address;
 pub(crate) enum Failure {
     /// The server does not have the script. Nothing was changed.
     UnknownScript,
-    /// Another server has the cluster slot; with `asking`, for this call only. Nothing was changed.
+    /// Another server has the cluster slot. If `asking` is true, this holds for this call only. Nothing was
+    /// changed.
     Moved { address: Address, asking: bool },
     /// The cluster slot is being moved, and the keys of the call are on both servers. Nothing was changed.
     Split,
@@ -62,8 +63,8 @@ impl Failure {
     }
 }
 
-/// Errors that the client library has no kind for. Before Redis 7, the code of an error inside a script is
-/// part of the text.
+/// Translates an error that the client library has no kind for. Before Redis 7, the code of an error inside a
+/// script is part of the text.
 fn from_text(code: Option<&str>, text: Arc<str>) -> Failure {
     let codes = ["NOAUTH", "BUSY", "UNKILLABLE"];
     let words = [

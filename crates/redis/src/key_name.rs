@@ -49,7 +49,7 @@ impl KeyNames {
         self.with_tag(tag, &format!("hold:{id:032x}"))
     }
 
-    /// Returns the name of the index of the holds of a namespace by the time when they are due.
+    /// Returns the name of the index of due holds of a namespace.
     pub(crate) fn due(&self, namespace: &str) -> KeyName {
         self.with_tag(Tag::default(), &format!("holds:{namespace}"))
     }
@@ -113,7 +113,7 @@ pub(crate) enum Content<'n> {
     Slots(&'n str),
     /// The record of a hold.
     Hold,
-    /// The index of due holds: a sorted set.
+    /// The index of due holds: a sorted set of ids, by the time at which an instance has to end each hold.
     Due,
     /// A marker that a refund was made.
     Undone,

@@ -11,7 +11,7 @@ const LATENCY_BOUNDS: [u64; 12] = [
 /// Upper bounds of the batch size buckets.
 const BATCH_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
-/// The names of scripts, in the order of the counters.
+/// The names of the scripts. Their index is the index of their counters.
 const SCRIPTS: [&str; 10] = [
     "meter",
     "leaky-bucket",
@@ -94,7 +94,7 @@ impl<const N: usize> Histogram<N> {
 /// The counters of a store.
 #[derive(Debug)]
 pub struct Metrics {
-    /// By script: answered calls and failed calls.
+    /// For each script, the latency of answered calls and of failed calls.
     latency: [[Histogram<12>; 2]; SCRIPTS.len()],
     errors: [[AtomicU64; ERRORS.len()]; SCRIPTS.len()],
     batches: Histogram<9>,

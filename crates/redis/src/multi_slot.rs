@@ -5,15 +5,15 @@
 //! that it was made are one atomic call, so a refund can be repeated when its outcome is unknown.
 //!
 //! # What can go wrong
-//! This process may die between two calls, or an answer may be lost. Then the charges of the earlier calls
-//! stay until they expire or refill, like those of any admitted request. Nothing is refunded that was not
-//! charged. A late refund may return units that have refilled meanwhile, if the bucket was full when they
-//! were charged. If a caller stops waiting, the request is still finished.
+//! This process may die between two calls, or an answer may be lost. The charges of the earlier calls then
+//! stay until they expire or refill, like those of any admitted request. A charge that was not made is never
+//! refunded. A refund that comes late may return units that have refilled meanwhile, if the bucket was full
+//! when they were charged. If a caller stops waiting, the request is still finished.
 //!
-//! If a quota in one slot has to be restored from the ledger, the other slots treat this as a denial, which
-//! counts where denied requests count.
+//! If the ledger has to restore a quota in one slot, the other slots treat the request as denied. They charge
+//! it where denied requests are charged.
 //!
-//! A charge that replaces one in another cluster slot is treated as a shadow.
+//! A candidate is treated as a shadow if the charge that it may replace is in another cluster slot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -128,8 +128,8 @@ impl MultiSlot {
     async fn apply(&self) -> Result<Applied, StoreError> {
         let mut ask = self.ask;
         if let Ask::UpTo(2..) = ask {
-            // Ask all slots for the units that the slot with the fewest has, so that few units are charged
-            // and then refunded.
+            // Ask each slot for no more units than the slot with the fewest units has. So few units are
+            // charged and then refunded.
             ask = Ask::UpTo(fewest(&self.peek_all(ask).await?).max(1));
         }
         let mut told: Vec<Applied> = Vec::new();
@@ -164,10 +164,10 @@ impl MultiSlot {
         Ok(self.gather(&told, granted))
     }
 
-    /// Finishes a denied request: the last answer denies. Refunds what the others took, except where denied requests
-    /// count.
+    /// Finishes a denied request: the last answer in `told` denies. Refunds the charges of the earlier slots,
+    /// except where denied requests are charged.
     async fn deny(&self, mut told: Vec<Applied>) -> Result<Applied, StoreError> {
-        // A denied `Ask::UpTo` counts as one unit.
+        // A request for up to some units counts as one unit when it is denied.
         let units = match self.ask {
             Ask::Exactly(units) => units,
             Ask::UpTo(units) => units.min(1),
@@ -183,14 +183,16 @@ impl MultiSlot {
         let denied_at = told.last().map_or(Time::default(), |it| it.now);
         let mut others_deny = false;
         for part in &self.parts[told.len()..] {
-            // Counts the request where denied requests count. The denial is certain, so an error here is ignored.
+            // Charges the request where denied requests are charged. It is denied in any case, so an error
+            // here is ignored.
             let request = part.request.denied_elsewhere(units);
             let seen = self.execute(part, request).await;
             let seen = seen.unwrap_or_else(|_| part.request.unknown(denied_at));
             others_deny |= part.request.denies(&seen.outcomes, |_, _| true);
             told.push(seen);
         }
-        // A candidate for the charge that denied was charged before these denials were known.
+        // The candidate for the charge that denied was charged in an earlier slot, before the later denials
+        // were known.
         if others_deny
             && let (Some(part), Some(taken)) = (self.parts.get(earlier), told.get_mut(earlier))
         {
@@ -203,8 +205,7 @@ impl MultiSlot {
     }
 
     /// Refunds `units` of the charges of a part at `indexes`. Updates the remaining amounts in `taken`, if
-    /// they are known before the deadline. After the deadline the caller stops waiting, and the refund goes
-    /// on.
+    /// the answer comes before the deadline. After the deadline, the refund continues without the caller.
     async fn refund(&self, part: &Part, taken: &mut Applied, mut indexes: Vec<usize>, units: u64) {
         // A shadow that would have denied has taken nothing.
         indexes.retain(|index| taken.outcomes[*index].is_allowed());
@@ -234,7 +235,8 @@ impl MultiSlot {
             }
         }
         Applied {
-            // The earliest time: then a later refund does not return what has refilled since.
+            // The earliest time, so that a refund later on does not return units that have refilled since
+            // then.
             now: told.iter().map(|it| it.now).min().unwrap_or_default(),
             allowed,
             granted: if allowed { granted } else { 0 },
@@ -275,7 +277,7 @@ async fn refund_once(
     );
 }
 
-/// Returns the units that all parts grant.
+/// Returns the number of units that every part grants.
 fn fewest(told: &[Applied]) -> u64 {
     told.iter().map(|it| it.granted).min().unwrap_or_default()
 }

@@ -26,7 +26,7 @@ use crate::request::{Operation, Request};
 use crate::script::Script;
 use crate::store::Shared;
 
-/// How often a request follows a cluster slot to another server.
+/// How often a request may be sent on to another server, because that server has its cluster slot.
 const MAX_REDIRECTS: u8 = 5;
 
 /// How long to wait before a request is sent again, if its keys are split between two servers.
@@ -117,7 +117,7 @@ impl Node {
 
     /// Puts a request into the queue. The caller bounds the number of queued requests.
     pub(crate) fn send(&self, pending: Pending) {
-        // If there are no workers, as when the runtime shuts down, the caller sees its channel closed.
+        // If there are no workers, because the runtime shuts down, the caller sees its channel closed.
         let _ = self.queue.send(pending);
     }
 }
@@ -152,7 +152,7 @@ impl Worker {
         }
     }
 
-    /// Waits for requests and returns up to a full call; `None` once the queue is closed.
+    /// Waits for requests, and returns as many as one call may have. Returns `None` once the queue is closed.
     async fn next_batch(&self) -> Option<Vec<Pending>> {
         let mut waiting = self.waiting.lock().await;
         let mut batch = vec![waiting.recv().await?];
@@ -187,8 +187,8 @@ impl Worker {
                 return;
             }
         };
-        // Connecting may have taken longer than the callers waited. The callers have reported failures, but
-        // the server is there.
+        // Connecting may have taken longer than the callers waited. They have reported timeouts to the
+        // breaker, but the server works.
         batch.retain(|pending| !pending.reply.is_closed());
         if batch.is_empty() {
             self.breaker.retry_now();
@@ -220,8 +220,9 @@ impl Worker {
     ) -> Result<(Address, MultiplexedConnection), StoreError> {
         let losses = self.losses.load(Ordering::Acquire);
         if let Some(known) = &mut self.connection {
-            // The cause of a lost connection may have broken the others too, so ping before a request is sent
-            // on this one. A server found through Sentinels is looked up again: it may not be the master any more.
+            // Another connection to this server was lost, so this one may be broken too: send a ping before a
+            // request. A server found through Sentinels is looked up again, because another server may be the
+            // master now.
             let works = known.losses == losses
                 || self.target != Target::Master && ping(&mut known.connection).await.is_ok();
             if works {
@@ -263,7 +264,7 @@ impl Call<'_> {
     async fn run(mut self) -> bool {
         match self.call().await {
             Ok(()) => true,
-            // Some of the keys may still be here: try each request on its own.
+            // Some of the keys may still be on this server: try each request on its own.
             Err(Failure::Moved { asking: true, .. }) if self.group.len() > 1 => {
                 self.each_alone().await
             }
@@ -315,8 +316,8 @@ impl Call<'_> {
         !join_all(alone).await.contains(&false)
     }
 
-    /// Queues the requests again after a moment, when their keys may be on one server. Requests whose callers
-    /// stopped waiting by then are not sent.
+    /// Queues the requests again after a moment: their keys may be on one server by then. A request is not
+    /// sent if its caller has stopped waiting.
     fn retry_soon(&mut self) {
         for pending in self.group.drain(..) {
             let (shared, address) = (Arc::downgrade(self.shared), self.address.clone());
@@ -422,7 +423,7 @@ impl Call<'_> {
         send(&mut self.connection, self.address, &command, asking).await
     }
 
-    /// Returns the name of a key, by the numbers of its request and charge.
+    /// Returns the name of a key, given the indexes of a request and of its charge.
     fn name(&self, (request, charge): (usize, usize)) -> &[u8] {
         &self.group[request].request.charges[charge].name
     }

@@ -23,7 +23,7 @@ pub struct Options {
     pub timeout: Duration,
     /// How long connecting may take.
     pub connect_timeout: Duration,
-    /// A connection that is unused for this long is closed.
+    /// How long a connection may be unused before it is closed.
     pub idle_timeout: Duration,
     /// The most connections to one server. Each has one call in flight.
     pub max_connections: usize,
@@ -37,7 +37,7 @@ pub struct Options {
     pub key_prefix: String,
     /// The namespace of holds. Only instances of the same namespace expire these holds.
     pub namespace: String,
-    /// When to stop asking a failing server.
+    /// When to stop sending requests to a failing server.
     pub breaker: BreakerOptions,
     /// How long Redis keeps a state after it has expired.
     pub margin: Span,
@@ -132,10 +132,10 @@ pub struct Tls {
 /// The clock that decides.
 #[derive(Clone, Default)]
 pub enum ClockSource {
-    /// The clock of the server: all instances agree.
+    /// The clock of the server: the same for all instances.
     #[default]
     Store,
-    /// This clock: instances agree as far as their clocks do.
+    /// This clock: the decisions of instances agree only if their clocks agree.
     Caller(Arc<dyn Clock>),
 }
 

@@ -41,7 +41,7 @@ impl<I: Iterator<Item = i64>> Reply<I> {
         }
     }
 
-    /// Reads the answer to a request outside the runs, or an answer that comes later.
+    /// Reads the answer to a request outside the runs, or the later answer to a request in a run.
     pub(crate) fn next(&mut self, request: &Request) -> Option<Answer> {
         match self.numbers.next()? {
             -1 => self.in_detail(request),
@@ -89,7 +89,8 @@ impl<I: Iterator<Item = i64>> Reply<I> {
         if request.operation == Operation::Apply
             && let Ask::Exactly(units) = request.ask
         {
-            // A run has one cost for all units, so its reply does not contain the number of units.
+            // The plan has a request in a run as one unit with its whole cost, so the reply does not have the
+            // number of units.
             granted = if allowed { units } else { 0 };
         }
         let mut applied = self.applied(allowed, granted);

@@ -39,8 +39,8 @@ pub(crate) struct Request {
     pub(crate) operation: Operation,
     pub(crate) families: Families,
     pub(crate) ask: Ask,
-    /// Whether another cluster slot has denied the request. Then only charges that count denied requests are
-    /// charged.
+    /// Whether another cluster slot has denied the request. If so, only charges that count denied requests
+    /// are charged.
     pub(crate) denied: bool,
     /// For refund: when the units were charged.
     pub(crate) charged_at: Time,
@@ -49,10 +49,10 @@ pub(crate) struct Request {
     pub(crate) hold_arguments: Option<Arc<HoldArguments>>,
 }
 
-/// The arguments of a call about a hold beside its plan, and its raw reply.
+/// The keys and arguments of a call about a hold, except for those of the plan, and the raw reply.
 #[derive(Debug, Default)]
 pub(crate) struct HoldArguments {
-    /// The script, if it is one without a plan.
+    /// The script to run, if it is a script that takes no plan.
     pub(crate) script: Option<&'static Script>,
     /// The keys after those of the plan.
     pub(crate) keys: Vec<KeyName>,
@@ -94,7 +94,7 @@ impl Request {
         charges: &[Charge<'_>],
         ask: Ask,
     ) -> Request {
-        // Indexes among the charges that the script gets.
+        // Unlimited charges are left out, so the indexes of the other charges change.
         let index_of = |other: u8| {
             let bounded = |charge: &&Charge<'_>| Family::of(charge.limit).is_some();
             let other = usize::from(other);
@@ -225,8 +225,8 @@ impl Request {
         }
     }
 
-    /// Returns the indexes of the charges that denied requests are charged to, or of the others if `wanted`
-    /// is false. Charges without an amount are left out.
+    /// Returns the indexes of the charges that are charged for denied requests too. If `wanted` is false,
+    /// returns the indexes of all other charges. Charges of limits without an amount are left out.
     pub(crate) fn charged_when_denied(&self, wanted: bool) -> Vec<usize> {
         let chosen = self.charges.iter().enumerate().filter(|(_, item)| {
             item.limit.has_amount() && (item.flags & CHARGED_WHEN_DENIED != 0) == wanted
@@ -234,7 +234,7 @@ impl Request {
         chosen.map(|(index, _)| index).collect()
     }
 
-    /// Whether an enforcing charge denies. Only charges for which `counts` returns true are looked at.
+    /// Returns whether an enforced charge denies. Charges for which `counts` returns false are ignored.
     pub(crate) fn denies(
         &self,
         outcomes: &[Outcome],
@@ -246,8 +246,8 @@ impl Request {
         })
     }
 
-    /// Returns the indexes of candidates that were charged although the request is denied: they would have
-    /// allowed it in place of another charge.
+    /// Returns the indexes of candidates that were charged although the request is denied. Each of them would
+    /// have allowed the request in place of the charge that denies.
     pub(crate) fn charged_instead(&self, outcomes: &[Outcome]) -> Vec<usize> {
         let charged = self.charges.iter().enumerate().filter(|(_, charged)| {
             let instead = charged.instead;
@@ -259,7 +259,7 @@ impl Request {
         charged.map(|(index, _)| index).collect()
     }
 
-    /// Returns the answer of a server that could not be asked: nothing remains, and no charge denies.
+    /// Returns an answer in place of a server that does not answer: no units remain, and no charge denies.
     pub(crate) fn unknown(&self, now: Time) -> Applied {
         let outcomes = self.charges.iter().map(|item| Outcome {
             admission: Admission::Allowed { delay: Span::ZERO },
@@ -275,7 +275,7 @@ impl Request {
         }
     }
 
-    /// Returns the fewest units that fit into any enforced charge. The fewer units fit, the likelier is a
+    /// Returns how many units fit into the smallest enforced limit. The fewer units fit, the more likely is a
     /// denial.
     pub(crate) fn fewest_that_fit(&self) -> u64 {
         let bounds = |item: &&Item| item.flags & ENFORCES != 0 && item.limit.has_amount();

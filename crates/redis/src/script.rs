@@ -81,8 +81,8 @@ impl Family {
         }
     }
 
-    /// Returns the letter at the end of the keys of this family. So a rule with a new algorithm has other
-    /// keys, and does not read the old states.
+    /// Returns the letter at the end of the keys of this family. Because of this letter, a rule with a new
+    /// algorithm uses other keys and does not read the old states.
     pub(crate) fn letter(self) -> u8 {
         self.facts().0
     }
@@ -93,8 +93,8 @@ impl Family {
         !matches!(self, Family::SlidingLog | Family::Concurrency)
     }
 
-    /// Returns the letter of the family's keys, its name in metrics, its fast path for requests of one charge
-    /// (or ""), and its files.
+    /// Returns the letter of the family's keys, its name in metrics, its fast path for runs, and its files.
+    /// The fast path is "" if there is none.
     fn facts(self) -> (u8, &'static str, &'static str, &'static [&'static str]) {
         match self {
             Family::Meter => (b'm', "meter", METER_RUNS, &[METER]),
@@ -189,7 +189,7 @@ impl Script {
     }
 
     /// Returns the scripts to load before the first call: those with one algorithm. Back-off is left out,
-    /// because it never comes alone.
+    /// because a request never has only a back-off.
     pub(crate) fn common() -> impl Iterator<Item = &'static Script> {
         let alone = |family| Script::of(Families::from_iter([family]));
         let common = |family: &Family| *family != Family::Backoff;

@@ -19,14 +19,14 @@ use crate::key_name::{KeyName, slot_of};
 use crate::options::Address;
 use crate::store::{RedisStore, Shared};
 
-/// How long an answer may take. No request waits for such an answer.
+/// How long an answer may take. Requests never wait for these answers.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The field that counts the changes. No text has this name.
 const EDITION: &str = "#";
 
-/// KEYS[1] the hash; ARGV[1] the name, ARGV[2] the text, ARGV[3] the most texts.
-/// Returns the edition, or -1 if there are too many texts.
+/// Sets a text. KEYS[1] is the hash. ARGV[1] is the name, ARGV[2] the text, and ARGV[3] the highest number of
+/// texts. Returns the edition, or -1 if there are too many texts.
 const PUT: &str = "\
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 and redis.call('HLEN', KEYS[1]) > tonumber(ARGV[3]) then
   return -1
@@ -34,8 +34,8 @@ end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return redis.call('HINCRBY', KEYS[1], '#', 1)";
 
-/// KEYS[1] the hash; ARGV[1] the name, ARGV[2] the text that it must have, or '' for any.
-/// Returns 1 if a text was removed, and 0 otherwise.
+/// Removes a text. KEYS[1] is the hash. ARGV[1] is the name, and ARGV[2] the text that must be there, or ''
+/// for any text. Returns 1 if a text was removed, and 0 otherwise.
 const REMOVE: &str = "\
 if ARGV[2] ~= '' and redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then
   return 0
@@ -105,7 +105,7 @@ impl SharedValues {
     /// Sets the text of this name. Returns false and changes nothing if there would be more than `most` texts.
     ///
     /// # Errors
-    /// If the server does not confirm. The text may have been set then.
+    /// If the server does not confirm the change. The text may have been set all the same.
     pub async fn put(&self, name: &str, text: &str, most: usize) -> Result<bool, StoreError> {
         let mut command = redis::cmd("EVAL");
         command.arg(PUT).arg(1).arg(&*self.key);
@@ -117,7 +117,7 @@ impl SharedValues {
     /// whether a text was removed.
     ///
     /// # Errors
-    /// If the server does not confirm. The text may have been removed then.
+    /// If the server does not confirm the change. The text may have been removed all the same.
     pub async fn remove(&self, name: &str, only: Option<&str>) -> Result<bool, StoreError> {
         let mut command = redis::cmd("EVAL");
         command.arg(REMOVE).arg(1).arg(&*self.key);
@@ -134,7 +134,8 @@ impl SharedValues {
             let failure = match answer.unwrap_or(Err(failed(StoreError::Timeout))) {
                 Ok(value) => {
                     if asking {
-                        // The server has the hash for this command only.
+                        // The cluster slot of the hash is being moved: this server was asked for this command
+                        // only.
                         *kept = None;
                     }
                     let read = redis::from_redis_value(value);

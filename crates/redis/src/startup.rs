@@ -111,7 +111,7 @@ async fn cluster(shared: &Arc<Shared>, seeds: &[Address]) -> Result<(), StartErr
                 shared.adopt(&ranges);
                 return Ok(());
             }
-            // A lasting error says more than a passing one.
+            // A lasting error is more useful than a passing one.
             Err(error) if !error.passing => failed = Some(error),
             Err(error) => failed = failed.or(Some(error)),
         }
@@ -201,7 +201,7 @@ pub(crate) async fn load_scripts(
     Ok(count)
 }
 
-/// Reads, writes and gets the time, as the scripts do, and changes nothing.
+/// A script that reads, writes and gets the time, and changes nothing.
 const PROBE: &str = "redis.call('TIME') redis.call('MGET', KEYS[1]) redis.call('DEL', KEYS[1])";
 
 /// Checks that a script may read and write on this server.
@@ -228,7 +228,7 @@ async fn check_rights(
             ..StartError::new("store.redis.urls", what, help)
         });
     }
-    // Another node of the cluster has the key of the probe, or gets it.
+    // Another node of the cluster has the cluster slot of the probe's key, or is about to get it.
     if matches!(code, Some("MOVED" | "ASK" | "CLUSTERDOWN")) {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! The store: from charges to requests, through a server's queue, and back.
+//! The store: turns charges into requests, puts them into the queue of a server, and waits for the answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ use crate::topology::{self, Map};
 /// Every decision is one call of one script. If the charges are in several slots of a cluster, there is one
 /// call for each cluster slot. If one of these calls denies, the charges of the earlier calls are refunded.
 ///
-/// An answer takes no longer than [`Options::timeout`]; otherwise it is a [`StoreError`].
+/// A caller waits no longer than [`Options::timeout`]. If there is no answer by then, it gets a
+/// [`StoreError`].
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     pub(crate) shared: Arc<Shared>,
@@ -53,7 +54,7 @@ pub(crate) struct Shared {
     pub(crate) master: Mutex<Option<Address>>,
     /// Wakes the task that reads the slots of the cluster.
     pub(crate) changed: Arc<Notify>,
-    /// Holds that were made here, so that their records need not be read.
+    /// Holds that this process has made: their records need not be read from Redis.
     pub(crate) recent_holds: RecentHolds,
     in_flight: AtomicUsize,
     clock: SystemClock,
@@ -171,7 +172,7 @@ impl RedisStore {
         self.shared.execute(0, request, None, deadline).await
     }
 
-    /// Restores, adjusts or reads quotas, each with its numbers. Returns `None` if no charge is a quota.
+    /// Restores, adjusts or reads the quotas among `charges`. Returns `None` if no charge is a quota.
     async fn quota_state(
         &self,
         operation: Operation,
@@ -192,7 +193,8 @@ impl RedisStore {
         self.execute(request).await.map(Some)
     }
 
-    /// Runs `work`, in a cluster on a separate task, so that it is finished even if the caller stops waiting.
+    /// Runs `work`. In a cluster, runs it on a separate task, so that it is finished even if the caller stops
+    /// waiting.
     async fn to_its_end<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
@@ -222,7 +224,7 @@ impl Shared {
         if self.is_cluster() { slot_of(tag) } else { 0 }
     }
 
-    /// Returns the address of a server; asks the Sentinels for that of the master.
+    /// Returns the address of a server. If the server is the master, asks the Sentinels for its address.
     pub(crate) async fn address(&self, target: &Target) -> Result<Address, ConnectError> {
         match target {
             Target::At(address) => Ok(address.clone()),
@@ -234,7 +236,7 @@ impl Shared {
         Instant::now() + self.options.timeout
     }
 
-    /// Returns about the current time, for decisions that need no server.
+    /// Returns the approximate current time, for decisions that need no server.
     pub(crate) fn now(&self) -> Time {
         match &self.options.clock {
             ClockSource::Store => self.clock.now(),
@@ -299,7 +301,7 @@ impl Shared {
             Err(_) => Err(failed(StoreError::Timeout)),
         };
         match &answer {
-            // A server that answers with these errors works.
+            // These errors are answers, so the server works.
             Ok(_) | Err(StoreError::Foreign(_) | StoreError::Script(_)) => permit.succeeded(),
             Err(_) => permit.failed(Instant::now().into_std()),
         }

@@ -50,7 +50,7 @@ impl Map {
 pub(crate) type Ranges = Vec<(u16, u16, Address)>;
 
 impl Shared {
-    /// Asks the cluster which server has which slots. The first answer counts.
+    /// Asks the nodes of the cluster which server has which slots. Returns the first answer.
     pub(crate) async fn ask_cluster(&self) -> Result<Ranges, ConnectError> {
         let Servers::Cluster(seeds) = &self.options.servers else {
             return Ok(Vec::new());
@@ -102,7 +102,7 @@ impl Shared {
                 }
             }
         }
-        // Servers without slots are dropped, and end when their queues are empty.
+        // Servers without slots are dropped. Their workers end when their queues are empty.
         let mut nodes = self.nodes.lock();
         nodes.retain(|address, _| indexes.contains_key(address));
         drop(nodes);
@@ -149,8 +149,8 @@ fn read_slots(answer: &Value, asked: &Address) -> Ranges {
     ranges.collect()
 }
 
-/// Follows a cluster: reads its slots again after an unexpected answer, and while a breaker is not closed.
-/// Ends with the store.
+/// Keeps the map of cluster slots up to date: reads the slots again after an unexpected answer, and while a
+/// breaker is not closed. Ends when the store is dropped.
 pub(crate) async fn follow_cluster(shared: Weak<Shared>) {
     loop {
         let Some(changed) = shared.upgrade().map(|it| Arc::clone(&it.changed)) else {
@@ -172,7 +172,8 @@ pub(crate) async fn follow_cluster(shared: Weak<Shared>) {
     }
 }
 
-/// Follows Sentinels while the breaker of the master is open: a new master is tried at once. Ends with the store.
+/// Asks the Sentinels for the master while the breaker of the master is open. A new master is tried at once.
+/// Ends when the store is dropped.
 pub(crate) async fn follow_sentinels(shared: Weak<Shared>) {
     loop {
         sleep(RETRY).await;

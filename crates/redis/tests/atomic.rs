@@ -1,5 +1,5 @@
-//! All or nothing, and never more than the limit: many callers, several processes, many requests in one call, and
-//! values of other programs among them.
+//! A request is charged completely or not at all, and never above the limit: with many callers, with several
+//! processes, with many requests in one call, and next to values of other programs.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -79,7 +79,7 @@ fn a_denial_changes_no_state() {
     };
     assert!(apply(&charges, 4).allowed);
     for spent in &charges {
-        // The last one has 4 units left, the others 6.
+        // After this, `spent` has 4 units left, and the other limits have 6.
         let taken = apply(&[*spent], 2);
         assert!(taken.allowed);
         let (before, changes) = (common::contents(&redis), common::changes(&redis));
@@ -181,7 +181,7 @@ fn state_of(redis: &Redis, store: &RedisStore, subject: u64, limit: &Limit) -> (
     (String::from_utf8(name).unwrap(), state)
 }
 
-/// Returns commands that put a value under a name that is not a state.
+/// Returns commands that each put a value that is not a state under this name.
 fn foreign(name: &str, state: &[u8]) -> [Vec<Vec<u8>>; 4] {
     let mut of_another_kind = state.to_vec();
     of_another_kind[0] = b'z';
@@ -193,7 +193,8 @@ fn foreign(name: &str, state: &[u8]) -> [Vec<Vec<u8>>; 4] {
     ]
 }
 
-/// Checks that in one call with requests for other subjects, which start at `other`, only those for `subject` fail.
+/// Sends requests for `subject` and for other subjects in one call. Checks that only the requests for
+/// `subject` fail. The other subjects are numbered from `subject + other`.
 fn fails_among_others(redis: &Redis, store: &RedisStore, subject: u64, other: u64, limit: &Limit) {
     let subjects = [other, other + 1, 0, other + 2, 0].map(|it| subject + it);
     let requests = subjects.map(|subject| {

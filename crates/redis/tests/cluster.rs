@@ -1,13 +1,13 @@
 //! A cluster: the conformance suite with all keys in one cluster slot and in several. Also slots
 //! that are being moved, and masters that stop answering or die.
 //!
-//! Across slots, answers are those of one atomic store as long as no other client interferes, with two exceptions.
-//! Random sequences there keep to [`Range::Steady`]:
+//! If no other client interferes, a store with keys in several slots answers like one atomic store. There are
+//! two exceptions, so random sequences across slots keep to [`Range::Steady`]:
 //!
 //! * A refund undoes a charge only while the clock does not go back. A state remembers the latest time it has seen,
 //!   and a charge before that time cannot be found again.
-//! * A denied request does not reach the slots after the one that denies. The next request that reaches them carries
-//!   their states over to changed limits.
+//! * A denied request does not reach the slots after the one that denies. If limits have changed, the states
+//!   in these slots are carried over later, by the next request that reaches them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -64,7 +64,7 @@ fn moving_a_slot_loses_and_repeats_nothing() {
     for (from, to) in [(here, there), (there, here)] {
         let migration = cluster.begin_migration(slot, from, to);
         traffic.wait_for_requests(100);
-        // Some keys are on either server, and some on none.
+        // Some keys are on one server, some on the other, and some do not exist yet.
         while migration.move_keys(50) > 0 {
             traffic.wait_for_requests(20);
         }
@@ -133,7 +133,7 @@ fn a_silent_master_does_not_delay_other_requests() {
     }
 }
 
-/// Charges one unit of a subject with this tag.
+/// Charges one unit to a subject with this tag.
 async fn ask(store: RedisStore, tag: Tag, limit: Limit) -> Result<Applied, StoreError> {
     let charge = Charge {
         tag,
@@ -303,8 +303,8 @@ impl Fixture for AcrossSlots {
     }
 }
 
-/// Gives each charge the tag of its key. The suite expects atomic answers, so this store reports
-/// its answers as atomic.
+/// A store that gives each charge one of four tags, by its key. The suite expects atomic answers, so this
+/// store reports its answers as atomic.
 struct Spread(RedisStore);
 
 impl Spread {

@@ -95,7 +95,7 @@ fn a_hold_of_one_instance_is_settled_by_another() {
     let record = done(&other, 1, Settle::Commit { actual: 3 });
     assert_eq!(record.state, HoldState::Consumed);
     assert_eq!((left(&one, both[0]), left(&one, both[1])), (97, 1));
-    // The first instance still remembers the hold as it was made.
+    // The first instance remembers the hold as it was made, and does not know that it has ended.
     let late = block_on(one.settle(id(1), Settle::Release)).unwrap();
     assert_eq!(late, Settled::Already(record));
     common::every_key_expires(&redis);
@@ -259,7 +259,7 @@ fn a_hold_in_several_cluster_slots_is_one_hold() {
     let record = held(&one, &all, 10, &lease(1));
     assert_eq!(stand(), [90, 90, 90, 0]);
     assert_eq!(block_on(other.find_hold(id(1))).unwrap(), Some(record));
-    // The last slot denies: the charges of the others are undone, and the id is free.
+    // The last slot denies: the charges in the other slots are undone, and the id can be used again.
     let denied = block_on(one.hold(&all, 10, &lease(2))).unwrap();
     assert!(matches!(denied, Held::Denied { .. }), "{denied:?}");
     assert_eq!(stand(), [90, 90, 90, 0]);
@@ -291,7 +291,8 @@ fn a_hold_in_several_cluster_slots_is_one_hold() {
     assert_eq!(block_on(one.due_holds(9)).unwrap(), []);
 }
 
-/// One cluster slot has a queue, and another denies: the hold leaves the queue, and the denial counts once.
+/// The hold waits in the queue of one cluster slot, and another slot denies it. The hold leaves the queue,
+/// and the denial counts once.
 #[test]
 fn leaving_a_queue_does_not_count_a_second_denial() {
     let cluster = Cluster::start(3, 0);
@@ -387,8 +388,8 @@ fn a_lease_with_a_lost_slot_is_not_renewed() {
     assert_eq!((left(&store, first), left(&store, second)), (1, 0));
 }
 
-/// The charges of a reservation are returned even if no instance was running for hours; an ended record is kept for an
-/// hour.
+/// An open record is kept for days, so that charges are returned even if no instance was running for hours.
+/// An ended record is kept for an hour.
 #[test]
 fn an_open_record_is_kept_for_days_and_an_ended_one_for_an_hour() {
     let redis = Redis::start();
@@ -409,7 +410,7 @@ fn an_open_record_is_kept_for_days_and_an_ended_one_for_an_hour() {
     done(&store, 1, Settle::Commit { actual: 1 });
     done(&store, 2, Settle::Release);
     assert_eq!((hours(1), hours(2)), (1, 25));
-    // Restored from a ledger.
+    // Records that are restored from a ledger are kept just as long.
     let open = block_on(store.find_hold(id(3))).unwrap().unwrap();
     let ended = block_on(store.find_hold(id(1))).unwrap().unwrap();
     for (number, record) in [(5, open), (6, ended)] {
@@ -432,7 +433,7 @@ fn an_open_record_is_kept_for_days_and_an_ended_one_for_an_hour() {
     );
 }
 
-/// Hours later another hold has the id, and the process that made the first one still remembers it.
+/// Another hold gets the id of an ended hold. The process that made the ended hold still remembers it.
 #[test]
 fn a_reused_id_settles_the_current_hold() {
     let redis = Redis::start();
@@ -454,7 +455,7 @@ fn a_reused_id_settles_the_current_hold() {
     }
     assert_eq!((left(&one, old), left(&one, new)), (80, 90));
 
-    // Also without an extension.
+    // The same without an extension.
     held(&one, &[old], 10, &reservation(3));
     done(&other, 3, Settle::Release);
     redis.cli(&["DEL", &record(3)]);

@@ -35,7 +35,7 @@ fn found<'f>(findings: &'f [Finding], check: &str) -> &'f Finding {
     }
 }
 
-/// Panics unless exactly these checks found a problem, each of this level.
+/// Panics unless exactly these checks found a problem, each with its level.
 #[track_caller]
 fn assert_only(findings: &[Finding], expected: &[(&str, Level)]) {
     let amiss = findings.iter().filter(|it| it.level > Level::Ok);
@@ -143,7 +143,7 @@ fn every_version_is_inspected_alike() {
 
 #[test]
 fn encryption_is_reported() {
-    // The other versions are built without TLS.
+    // Of the tested versions, only this one is built with TLS.
     let program = versions::fetch(Version::Redis7_0);
     let redis = good_server().binary(program).tls().start();
     let mut options = options(&redis);
@@ -296,7 +296,7 @@ fn a_sample_is_bounded() {
     let findings = findings_of(options(&redis));
     assert_only(&findings, &[("placement", Level::Warn)]);
     let keys = &found(&findings, "keys").found;
-    // 10,000, or fewer on a slow machine.
+    // The sample has 10,000 keys, or fewer on a slow machine.
     assert!(
         keys.contains("under the prefix sampled, of about "),
         "{keys}"

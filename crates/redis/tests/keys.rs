@@ -19,7 +19,7 @@ use tollgate_store::{Applied, Ask, GRACE, Store};
 
 use common::{LONG, block_on, charge, left};
 
-/// Every algorithm, each with its own subject.
+/// Returns all algorithms, each with the number of its own subject.
 fn kinds() -> impl Iterator<Item = (u64, Kind)> {
     (0..).zip(Kind::ALL)
 }
@@ -204,7 +204,7 @@ fn usage_counts_under_changed_limits() {
         assert!(ask(&many, 10), "{kind:?}");
         assert!(!ask(&many, 1), "{kind:?}");
         assert!(!ask(&few, 1), "{kind:?}");
-        // Another window: usage is neither lost nor counted twice.
+        // With another window, usage is neither lost nor counted twice.
         let other = charge(1_000 + number, &some);
         assert!(apply(&store, &[other], 4).allowed);
         let half = Span::from_micros(LONG.as_micros() / 2);

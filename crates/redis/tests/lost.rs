@@ -1,5 +1,5 @@
-//! Lost scripts, connections, answers and memory, and a lost server. A decision fails within its time limit or is
-//! made exactly once, and the store recovers when the server does.
+//! Lost scripts, connections, answers and memory, and a lost server. A decision is made exactly once, or
+//! fails within its time limit. The store works again as soon as the server does.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -16,11 +16,11 @@ use tollgate_store::{Ask, Store, StoreError};
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, errors, left, take};
 
-/// How long an impatient store waits, and how much longer a busy machine may take.
+/// The timeout of an impatient store. `SLACK` is how much longer a busy machine may take.
 const TIMEOUT: Duration = Duration::from_millis(50);
 const SLACK: Duration = Duration::from_millis(500);
 
-/// Options with the default timeout, and a breaker that never opens.
+/// Returns options with the default timeout, and a breaker that never opens.
 fn impatient(mut options: Options) -> Options {
     options.timeout = TIMEOUT;
     options.connect_timeout = 4 * TIMEOUT;
@@ -74,7 +74,7 @@ fn a_restarted_server_fails_one_request() {
     options.max_connections = 16;
     let store = common::connect(options);
     let limit = Kind::Gcra.limit(100, LONG);
-    // Uses all workers.
+    // Send enough requests that all workers are used.
     for _ in 0..16 {
         block_on(take(&store, 1, &limit)).unwrap();
     }
@@ -115,7 +115,7 @@ fn a_silent_server_is_not_asked_for_a_while() {
         let answer = in_time(take(&store, 1, &limit));
         assert_eq!(answer, Err(StoreError::BreakerOpen));
     }
-    // After a while one probe is sent, and then no request again.
+    // After a second one probe is sent. It fails, so no more requests are sent.
     wait::until("probes", LIMIT, || state() == BreakerState::HalfOpen);
     assert_eq!(in_time(take(&store, 1, &limit)), Err(StoreError::Timeout));
     assert_eq!(state(), BreakerState::Open);
@@ -171,7 +171,7 @@ fn a_caller_that_stops_before_the_request_is_sent_is_not_charged() {
         });
     };
 
-    // Queued behind another request.
+    // The caller stops waiting while its request is queued behind another.
     let store = common::connect(options.clone());
     redis.pause();
     let (asking, its_limit) = (store.clone(), limit.clone());
@@ -182,7 +182,7 @@ fn a_caller_that_stops_before_the_request_is_sent_is_not_charged() {
     assert!(block_on(first).unwrap().unwrap().allowed);
     assert_eq!(block_on(left(&store, 1, &limit)), 99);
 
-    // While a connection is opened.
+    // The caller stops waiting while the connection is opened.
     redis.pause();
     let store = block_on(async { RedisStore::unchecked(options) });
     give_up(&store, 0);
@@ -277,7 +277,7 @@ fn a_late_answer_does_not_reach_another_request() {
         redis.pause();
         assert_eq!(in_time(take(&store, 1, &late)), Err(StoreError::Timeout));
         redis.resume();
-        // The next answer belongs to the next request.
+        // The next request gets its own answer, not a late answer to an earlier request.
         let limit = Kind::FixedWindow.limit(10, LONG);
         let subject = 100 + round;
         wait::until("an answer", LIMIT, || {

@@ -107,7 +107,7 @@ impl<'c> Slots<'c> {
     }
 }
 
-/// Returns limits of a kind. Most cases use one that counts whole units.
+/// Returns a limit of this kind for each slot. Most cases use a kind that counts whole units.
 fn limits(kind: Kind) -> [Limit; 2] {
     CAPACITIES.map(|capacity| kind.limit(capacity, LONG))
 }
@@ -190,7 +190,7 @@ fn a_denial_refunds_earlier_charges(cluster: &Cluster) {
     }
 }
 
-/// A clock that advances by a step whenever it is read, which is once per call.
+/// A clock that advances by a step when it is read. A call reads it once.
 struct Stepping {
     step: Span,
     micros: AtomicU64,
@@ -224,7 +224,7 @@ fn a_bucket_refills_while_another_slot_denies(cluster: &Cluster) {
 }
 
 fn a_refund_that_may_be_a_repetition_is_not_made(cluster: &Cluster) {
-    // Refunds are remembered for a minute, and this one comes later.
+    // Refunds are remembered for a minute, and this refund comes more than a minute after its charge.
     let slots = Slots::stepping(cluster, Span::from_secs(31));
     let limits = limits(Kind::FixedWindow);
     let charges = slots.charges(&limits);
@@ -263,11 +263,11 @@ fn a_candidate_replaces_a_rule_in_its_own_slot(cluster: &Cluster) {
         };
         let (candidate, apart) = (beside(current.tag, 0), beside(other.tag, 0));
         assert!(slots.apply(&[current], 10).allowed && slots.apply(&[other], spent).allowed);
-        // The slot of both is asked first, before the other slot denies.
+        // The slot with `current` and its candidate is asked first. The other slot denies only after that.
         assert!(!slots.apply(&[current, other, candidate], 3).allowed);
         let taken = if spent == 0 { 3 } else { 0 };
         assert_eq!(slots.left(&[candidate, other]), [10 - taken, 20 - spent]);
-        // In another slot the candidate is a shadow.
+        // If the candidate is in another slot than `current`, it is a shadow.
         assert!(!slots.apply(&[current, other, apart], 3).allowed);
         assert_eq!(slots.left(&[apart, other]), [10, 20 - spent]);
     }
@@ -283,7 +283,7 @@ fn a_back_off_watches_its_own_slot(cluster: &Cluster) {
         penalty: Span::ZERO,
     };
     let (limits, blocks) = (limits(Kind::FixedWindow), Limit::backoff(schedule).unwrap());
-    // In either order of slots, and with other denials.
+    // The watched charge is in the first or in the second slot, and the other slot denies or not.
     for (watched, others_refuse) in [(0, false), (0, true), (1, false), (1, true)] {
         let slots = Slots::new(cluster, PATIENCE);
         let charges = slots.charges(&limits);
@@ -313,7 +313,7 @@ fn a_back_off_watches_its_own_slot(cluster: &Cluster) {
         }
         assert!(slots.apply(&charges[own..=own], free(charges[own])).allowed);
         let before = slots.left(&charges);
-        // In another slot the back-off counts nothing.
+        // A back-off in another slot than its watched charge counts nothing.
         assert!(!ask(apart, 1).allowed);
         assert_eq!(free(apart), 1);
         for blocked in [false, true, true] {
@@ -343,7 +343,7 @@ fn a_repeated_refund_counts_once(cluster: &Cluster) {
     wait::until("a refund was lost", LIMIT, || {
         common::errors(&slots.store, "timeout") == 1
     });
-    // The lost refund arrives after all, and so does its repetition.
+    // Now both the refund that seemed lost and its repetition arrive.
     slots.first.resume();
     wait::until("two refunds", LIMIT, || calls(slots.first) >= asked + 3);
     assert_eq!(slots.left(&charges), [6, 0]);
@@ -382,7 +382,7 @@ fn a_caller_that_stops_waiting_changes_nothing(cluster: &Cluster) {
         request.abort();
         assert!(block_on(request).unwrap_err().is_cancelled());
         slots.second.resume();
-        // Charged in both slots, or refunded.
+        // The unit was charged in both slots, or refunded.
         let taken = u64::from(!spent);
         let after = before.map(|left| left - taken);
         wait::until("the end of the request", LIMIT, || {

@@ -1,4 +1,4 @@
-//! The formulas in Lua and in Rust, side by side: after every step the replies are equal, and so are the states.
+//! Compares the formulas in Lua and in Rust: after every step, both give the same reply and the same state.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -170,10 +170,11 @@ fn stored(resp: &mut Resp) -> Option<Vec<u8>> {
 }
 
 fn random_limit(kind: Kind, random: &mut Rng) -> Limit {
-    // The largest need more than 53 bits in products, so that carrying over cannot multiply doubles.
+    // With the largest capacity, products need more than 53 bits, so carrying over cannot simply multiply
+    // doubles.
     let largest = match kind {
         Kind::FixedWindow | Kind::SlidingLog | Kind::SlidingCounter => MAX_AMOUNT - 12,
-        // As much again may be carried over.
+        // The rollover adds to the limit, so the limit must be smaller.
         Kind::Quota => MAX_AMOUNT / 4 * 3 - 12,
         _ => 150_000_001,
     };
@@ -332,7 +333,8 @@ fn sliding_log() {
     same_in_both(Kind::SlidingLog, inner, parts, decode);
 }
 
-/// A backoff changes only with the charge that it watches: a window that is full or empty.
+/// A back-off changes only with the charge that it watches. Here it watches a window that denies everything,
+/// or one that allows everything.
 #[test]
 fn backoff() {
     use tollgate_core::backoff::Backoff;

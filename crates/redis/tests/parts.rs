@@ -1,5 +1,5 @@
-//! Holds in several cluster slots. If one slot fails half-way, nothing is lost, and the rest is done when
-//! the hold is due.
+//! Holds in several cluster slots. If one slot fails half-way, nothing is lost: the missing steps are done
+//! when the hold is due.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -24,7 +24,8 @@ fn lease(number: u128) -> NewHold<'static> {
     }
 }
 
-/// A cluster, a store with a manual clock, and two tags whose keys are on other servers than the deciding records.
+/// A cluster, a store with a manual clock, and two tags. The keys with these tags are on other servers than
+/// the deciding records.
 struct Setup {
     cluster: Cluster,
     clock: ManualClock,
@@ -100,7 +101,8 @@ fn at(tag: Tag, charge: Charge<'_>) -> Charge<'_> {
     Charge { tag, ..charge }
 }
 
-/// If charges cannot be undone after another slot denied, they are returned when the hold is due.
+/// Another slot denies, and the charges of the earlier slots cannot be undone. They are returned when the
+/// hold is due.
 #[test]
 fn charges_that_cannot_be_undone_are_returned_when_due() {
     let setup = Setup::start();
@@ -146,7 +148,7 @@ fn charges_that_cannot_be_undone_are_returned_when_due() {
     }
 }
 
-/// A part that is not there when the hold ends may come later, if the call that makes it is slow.
+/// The call that makes a part is slow: the part does not exist when the hold ends, and comes later.
 #[test]
 fn a_late_part_is_ended_when_the_hold_is_due() {
     let setup = Setup::start();
@@ -171,7 +173,7 @@ fn a_late_part_is_ended_when_the_hold_is_due() {
     assert_eq!(setup.due(), []);
 }
 
-/// No part of a hold is made after the hold has expired: nothing would end it.
+/// No part of a hold is made after the hold has expired, because no instance would end that part.
 #[test]
 fn no_part_of_an_expired_hold_is_made() {
     let setup = Setup::start();
@@ -282,7 +284,8 @@ fn a_hold_that_cannot_be_ended_is_due_again_later() {
     assert_eq!(setup.due(), []);
 }
 
-/// Full concurrency limits in several cluster slots: a waiting hold keeps its place, and leaves all queues.
+/// A hold waits for full concurrency limits in several cluster slots. It keeps its place, and at the end it
+/// leaves all queues.
 #[test]
 fn a_hold_that_waits_in_several_cluster_slots_keeps_its_place() {
     let setup = Setup::start();
@@ -302,7 +305,7 @@ fn a_hold_that_waits_in_several_cluster_slots_keeps_its_place() {
         other => panic!("{other:?}"),
     };
     assert_eq!(denied(&waits(Span::HOUR)), Some(0));
-    // The first limit has a free slot, and the second has a queue.
+    // Now the first limit has a free slot, and the second does not.
     let token = Token::new(1);
     setup.settle(1, Settle::ReleaseLease { token });
     setup.held(&both[1..], 1, &lease(3));

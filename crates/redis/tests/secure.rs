@@ -12,7 +12,7 @@ use tollgate_rig::{Redis, RedisBuilder, Version, versions};
 
 use common::{LONG, block_on, left, options, options_at, take};
 
-/// A server with TLS. Only the Redis version of the distribution has TLS.
+/// Returns a server with TLS. Only the Redis version of the distribution has TLS.
 fn secure() -> RedisBuilder {
     Redis::with()
         .binary(versions::fetch(Version::Redis7_0))
@@ -50,7 +50,7 @@ fn reason(options: Options) -> StartError {
 fn a_certificate_of_a_trusted_authority_is_accepted() {
     let redis = secure().start();
     decides(trusting(options(&redis), &redis));
-    // Also by the other name in its certificate.
+    // The certificate also has the name `localhost`.
     redis.connect().command(&["FLUSHALL"]);
     let by_name = options_at(&format!("localhost:{}", redis.port()));
     decides(trusting(by_name, &redis));

@@ -13,7 +13,7 @@ fn names(all: &[(String, String)]) -> Vec<&str> {
     all.iter().map(|(name, _)| name.as_str()).collect()
 }
 
-/// One instance reads what another has set.
+/// Checks that one instance reads the texts that another has set.
 fn is_shared(one: &RedisStore, other: &RedisStore) {
     block_on(async {
         let (one, other, stranger) = (
@@ -30,7 +30,7 @@ fn is_shared(one: &RedisStore, other: &RedisStore) {
         let (edition, all) = other.all(9).await.unwrap();
         assert_eq!((edition, names(&all)), (3, vec!["a/*", "b/*"]));
         assert_eq!(all[0].1, "second");
-        // There is a maximum, but existing texts can still be changed.
+        // No more texts are accepted, but existing texts can still be changed.
         assert!(!other.put("c/*", "one too many", 2).await.unwrap());
         assert!(other.put("b/*", "other", 2).await.unwrap());
         assert!(!one.remove("b/*", Some("{}")).await.unwrap());

@@ -1,4 +1,5 @@
-//! A store that cannot be used reports at the start which setting to check and the remedy, and never the password.
+//! A store that cannot be used fails at the start. The error names the setting to check and the remedy, and
+//! never shows the password.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -47,10 +47,10 @@ pub enum Availability {
 
 /// Servers, and what happens to them. All methods may block, and panic if a server cannot be controlled.
 pub(crate) trait Stage: Send + Sync {
-    /// The options of a store on these servers.
+    /// Returns the options of a store on these servers.
     fn options(&self) -> Options;
 
-    /// The clock of the limiter.
+    /// Returns the clock of the limiter.
     fn clock(&self) -> Arc<OffsetClock> {
         Arc::default()
     }

@@ -94,7 +94,7 @@ fn subjects() -> String {
     subjects.collect::<Vec<_>>().join(", ")
 }
 
-/// The behaviour of a policy, its bound, and the meaning of a lost answer.
+/// Returns the behaviour of a policy, its bound, and the meaning of a lost answer.
 fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
     use tollgate::FailurePolicy::{
         Cached, Degraded, EmergencyLimit, FailClosed, FailOpen, LocalFallback,
@@ -150,7 +150,7 @@ fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
     }
 }
 
-/// A promise as a sentence.
+/// Returns a promise as a sentence.
 fn words(promise: Promise) -> String {
     match promise {
         Promise::InTime => format!(

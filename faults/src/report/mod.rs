@@ -56,7 +56,7 @@ impl Finding {
         self.rows.iter().map(figure).sum()
     }
 
-    /// When the store was back for the last of the policies.
+    /// Returns when the store was back for the last of the policies.
     fn back(&self) -> Back {
         let rank = |back: &Back| match back {
             Back::NeverGone => Duration::ZERO,
@@ -83,7 +83,7 @@ impl Promise {
     }
 }
 
-/// A line for the terminal.
+/// Returns a line for the terminal.
 #[must_use]
 pub fn in_brief(finding: &Finding) -> String {
     let mut line = format!(
@@ -111,7 +111,7 @@ pub fn in_brief(finding: &Finding) -> String {
     line
 }
 
-/// The whole report.
+/// Returns the whole report.
 #[must_use]
 pub fn document(findings: &[Finding]) -> String {
     let mut text = introduction::text();
@@ -180,7 +180,7 @@ fn summary(findings: &[Finding]) -> String {
     text
 }
 
-/// The section of one fault.
+/// Returns the section of one fault.
 #[must_use]
 pub fn section(finding: &Finding) -> String {
     let Finding {
@@ -304,7 +304,7 @@ fn in_words(back: Back) -> String {
     }
 }
 
-/// A duration that was chosen, not measured, so it has few digits.
+/// Returns a duration that was chosen, not measured, so it has few digits.
 fn plainly(duration: Duration) -> String {
     let text = format!("{duration:?}");
     let unit = text

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
-/// When the queue holds more bytes, the proxy stops reading from the sender.
+/// How many bytes the queue may hold. When it is full, the proxy stops reading from the sender.
 const CAPACITY: usize = 8 << 20;
 const CHUNK: usize = 16 << 10;
 
@@ -13,7 +13,7 @@ const CHUNK: usize = 16 << 10;
 struct Chunk {
     /// When the chunk may leave, as time since the start of the proxy.
     due: Duration,
-    /// Empty for the end of the stream.
+    /// The bytes; an empty chunk is the end of the stream.
     bytes: Vec<u8>,
 }
 
@@ -22,9 +22,9 @@ pub(super) struct Buffer {
     chunks: VecDeque<Chunk>,
     /// How many bytes are in `chunks`.
     held: usize,
-    /// The sender has ended its stream.
+    /// Whether the sender has ended its stream.
     ended: bool,
-    /// The end was passed on to the receiver.
+    /// Whether the end of the stream was passed on to the receiver.
     closed: bool,
 }
 
@@ -42,7 +42,7 @@ impl Buffer {
         self.closed
     }
 
-    /// When the next bytes may leave.
+    /// Returns when the next bytes may leave.
     pub(super) fn next_due(&self) -> Option<Duration> {
         self.chunks.front().map(|chunk| chunk.due)
     }
@@ -99,7 +99,7 @@ impl Buffer {
     }
 }
 
-/// `None` when the socket is not ready.
+/// Turns the error of a socket that is not ready into `None`.
 fn if_ready(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(length) => Ok(Some(length)),

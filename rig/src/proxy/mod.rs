@@ -1,7 +1,7 @@
 //! A TCP proxy on loopback that can delay, drop or reset connections to a server.
 //!
-//! One thread serves all connections, so a fault affects all of them at once. When [`Proxy::set`] returns, no
-//! byte passes that the new fault stops.
+//! One thread serves all connections, so a fault affects all of them at once. When [`Proxy::set`] returns,
+//! the new fault is in force: bytes that it stops do not pass any more.
 
 mod buffer;
 mod pair;
@@ -39,7 +39,7 @@ pub enum Fault {
 pub struct Proxy {
     port: Port,
     orders: Sender<Order>,
-    /// A byte written here wakes the thread after an order.
+    /// A socket to the thread: a byte written here wakes the thread after an order.
     bell: UnixStream,
     connections: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
@@ -73,7 +73,7 @@ impl Proxy {
         }
     }
 
-    /// The address of the proxy, such as `127.0.0.1:20002`.
+    /// Returns the address of the proxy, such as `127.0.0.1:20002`.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port.number())
     }
@@ -85,7 +85,7 @@ impl Proxy {
         wait.recv().expect("a running proxy");
     }
 
-    /// How many connections were accepted so far.
+    /// Returns how many connections were accepted so far.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }

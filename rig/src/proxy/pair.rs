@@ -15,7 +15,7 @@ pub(super) struct Pair {
     server: Option<TcpStream>,
     up: Buffer,
     down: Buffer,
-    /// Bytes were lost, so the connection cannot continue.
+    /// Whether bytes were lost, so that the connection cannot continue.
     lossy: bool,
 }
 
@@ -23,9 +23,9 @@ pub(super) struct Pair {
 #[derive(Debug)]
 pub(super) struct Interest<'a> {
     pub(super) socket: &'a TcpStream,
-    /// Wait until bytes can be read.
+    /// Whether to wait until bytes can be read.
     pub(super) read: bool,
-    /// When bytes are due to be written.
+    /// The time at which the next bytes have to be written, if there are any.
     pub(super) write: Option<Duration>,
 }
 
@@ -39,7 +39,7 @@ impl Pair {
         }
     }
 
-    /// A client without a connection to the server.
+    /// Makes a pair with a client only: there is no connection to the server.
     pub(super) fn in_black_hole(client: TcpStream) -> Pair {
         prepare(&client);
         Pair {
@@ -65,8 +65,8 @@ impl Pair {
         [client].into_iter().chain(server)
     }
 
-    /// Reads from both ends bytes that leave at `due`, and writes the bytes that are due `now`. Returns whether
-    /// the connection continues.
+    /// Reads the available bytes of both ends, which leave at `due`, and writes the bytes that leave at `now`
+    /// or earlier. Returns whether the connection continues.
     pub(super) fn relay(&mut self, now: Duration, due: Duration) -> io::Result<bool> {
         let Some(server) = &self.server else {
             return Ok(false);

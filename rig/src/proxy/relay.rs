@@ -98,7 +98,7 @@ impl Relay {
                 Some(_) => flags |= PollFlags::OUT,
                 None => {}
             }
-            // Without flags, a closed socket would still wake the thread again and again.
+            // Leave out sockets without flags: a closed one would wake the thread again and again.
             if !flags.is_empty() {
                 sockets.push(PollFd::new(interest.socket, flags));
             }
@@ -127,7 +127,7 @@ impl Relay {
                 Fault::None | Fault::Latency(_) | Fault::Refuse => {
                     match TcpStream::connect_timeout(&self.server, CONNECT_LIMIT) {
                         Ok(server) => self.pairs.push(Pair::new(client, server)),
-                        // A reset is the closest to the error that the client would get without the proxy.
+                        // Without the proxy, the client would get an error now. A reset comes closest to it.
                         Err(_) => pair::reset(client),
                     }
                 }

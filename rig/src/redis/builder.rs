@@ -82,7 +82,7 @@ impl RedisBuilder {
         self
     }
 
-    /// Makes it a Sentinel with this config.
+    /// Makes the server a Sentinel with this config.
     pub(crate) fn sentinel(mut self, config: String) -> RedisBuilder {
         self.sentinel = Some(config);
         self

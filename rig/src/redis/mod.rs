@@ -61,17 +61,17 @@ impl Redis {
         RedisBuilder::default()
     }
 
-    /// The port, which never changes.
+    /// Returns the port, which never changes.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Host and port, such as `127.0.0.1:20001`.
+    /// Returns host and port, such as `127.0.0.1:20001`.
     pub fn address(&self) -> String {
         format!("{HOST}:{}", self.port())
     }
 
-    /// The URL for clients, with `rediss` for TLS, and with user and password if there are any.
+    /// Returns the URL for clients, with `rediss` for TLS, and with user and password if there are any.
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() {
             "rediss"
@@ -85,7 +85,7 @@ impl Redis {
         format!("{scheme}://{user}{}", self.address())
     }
 
-    /// The certificate authority of a TLS server, in PEM.
+    /// Returns the certificate authority of a TLS server, in PEM.
     ///
     /// # Panics
     ///
@@ -94,7 +94,7 @@ impl Redis {
         &self.tls.as_ref().expect("a TLS server").files.authority
     }
 
-    /// The process id.
+    /// Returns the process id.
     ///
     /// # Panics
     ///
@@ -120,7 +120,7 @@ impl Redis {
         process.paused = false;
     }
 
-    /// Stops the process (SIGSTOP): connections stay open, but get no answers.
+    /// Pauses the process (SIGSTOP): connections stay open, but get no answers.
     ///
     /// # Panics
     ///
@@ -153,7 +153,8 @@ impl Redis {
         self.launch();
     }
 
-    /// Opens a connection, with a login if needed. For a TLS server it uses a Unix socket without TLS.
+    /// Opens a connection, and logs in if needed. The connection to a TLS server uses a Unix socket without
+    /// TLS.
     ///
     /// # Panics
     ///
@@ -195,7 +196,7 @@ impl Redis {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// The fields of a section of `INFO`, such as `memory`.
+    /// Returns the fields of a section of `INFO`, such as `memory`.
     pub fn info(&self, section: &str) -> BTreeMap<String, String> {
         let text = self.connect().command(&["INFO", section]).text();
         text.lines()
@@ -204,7 +205,7 @@ impl Redis {
             .collect()
     }
 
-    /// The CPU time of the process so far, user and system, in microseconds.
+    /// Returns the CPU time of the process so far, user and system, in microseconds.
     pub fn cpu_micros(&self) -> u64 {
         let cpu = self.info("cpu");
         let seconds = |name: &str| cpu[name].parse().expect("a number of seconds");
@@ -213,7 +214,7 @@ impl Redis {
         u64::try_from(used.as_micros()).expect("a CPU time in range")
     }
 
-    /// The memory that the server has allocated, in bytes.
+    /// Returns the memory that the server has allocated, in bytes.
     pub fn used_memory(&self) -> u64 {
         let memory = self.info("memory");
         memory["used_memory"].parse().expect("a number of bytes")
@@ -264,7 +265,8 @@ impl Redis {
         !matches!(status, Some(Ok(None)))
     }
 
-    /// Whether the server executes commands. (It answers LOADING while it loads or synchronizes data.)
+    /// Returns whether the server executes commands. While it loads or synchronizes data, it answers LOADING
+    /// to all commands.
     fn answers(&self) -> bool {
         let reply = self.open().and_then(|mut resp| resp.try_command(&["PING"]));
         match reply {

@@ -153,7 +153,7 @@ impl Client {
     }
 }
 
-/// A request with one descriptor, as bytes on the wire.
+/// Returns a request with one descriptor, as bytes on the wire.
 fn message(number: usize, api_key: &str) -> Bytes {
     let tenant = format!("tenant-{}", number / KEYS_PER_TENANT);
     let entries = [

@@ -21,7 +21,8 @@ impl Dialect {
         }
     }
 
-    /// The burst argument that allows `at_once` requests. In redis-cell it does not include the first request.
+    /// Returns the burst argument that allows `at_once` requests. In redis-cell it does not include the first
+    /// request.
     fn burst(self, at_once: u32) -> u32 {
         match self {
             Dialect::Cell => at_once.saturating_sub(1),
@@ -29,7 +30,7 @@ impl Dialect {
         }
     }
 
-    /// The first number of an answer that allows.
+    /// Returns the first number of an answer that allows.
     fn allowed(self) -> &'static str {
         match self {
             Dialect::Cell => ":0",
@@ -47,13 +48,13 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// The arguments after the key in a command.
+    /// Returns the arguments after the key in a command.
     pub(crate) fn words(self, dialect: Dialect) -> [String; 3] {
         [dialect.burst(self.at_once), self.count, self.period].map(|it| it.to_string())
     }
 }
 
-/// A command as bytes on the wire.
+/// Returns a command as bytes on the wire.
 pub(crate) fn encode(words: &[&str]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", words.len());
     for word in words {

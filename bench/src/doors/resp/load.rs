@@ -114,7 +114,7 @@ fn cannot_run(error: &std::io::Error) -> String {
     format!("redis-benchmark does not run: {error}\n    {install}")
 }
 
-/// Requests per second and the 99th percentile of the last line:
+/// Returns the requests per second and the 99th percentile of the latency from the last line:
 /// `"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms",…`
 fn figures(text: &str) -> Option<(f64, f64)> {
     let line = text.lines().last()?;

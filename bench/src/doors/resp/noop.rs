@@ -44,7 +44,7 @@ async fn serve(mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-/// The length of the command at the start of `bytes`, if it is complete.
+/// Returns the length of the command at the start of `bytes`, if it is complete.
 fn command(bytes: &[u8]) -> Option<usize> {
     let (count, mut at) = number(bytes, 1)?;
     for _ in 0..count {

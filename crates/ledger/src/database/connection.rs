@@ -18,7 +18,7 @@ use super::value::{Row, Value, Values};
 use crate::error::{LedgerError, OpenError};
 use crate::options::{Database, Options};
 
-/// How many queries run at the same time. Other queries wait.
+/// How many queries may run at the same time. Further queries wait.
 pub(super) const READERS: u32 = 3;
 
 /// Which SQL a database understands.
@@ -31,7 +31,7 @@ pub(crate) enum Dialect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Write,
-    /// Only reads: creates no file, and does not change the journal mode.
+    /// To look at the database only: creates no file, and does not change the journal mode.
     Inspect,
 }
 
@@ -42,10 +42,10 @@ pub(crate) type Work<'a, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>
 pub(crate) trait Connection: fmt::Debug + Send + Sync {
     fn dialect(&self) -> Dialect;
 
-    /// Runs statements without values, several at a time.
+    /// Runs one or more statements that have no values.
     fn run(&mut self, sql: &'static str) -> Work<'_, ()>;
 
-    /// Returns how many rows a statement has changed.
+    /// Runs a statement. Returns how many rows it has changed.
     fn execute(&mut self, sql: Arc<str>, values: Values) -> Work<'_, u64>;
 
     fn fetch(&mut self, sql: Arc<str>, values: Values) -> Work<'_, Vec<Row>>;
@@ -107,12 +107,12 @@ pub(super) fn has_directory(path: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Whether the other side has closed the connection.
+/// Returns whether the database, or a proxy in front of it, has closed the connection.
 pub(crate) fn is_closed(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) => true,
         sqlx::Error::Database(error) => {
-            // The server, or a proxy in front of it, ends the session.
+            // These codes mean that the session has ended.
             let code = error.code().unwrap_or_default();
             ["57P", "08", "25P03"].iter().any(|it| code.starts_with(it))
         }
@@ -120,7 +120,7 @@ pub(crate) fn is_closed(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Whether another process has locked the SQLite file.
+/// Returns whether another process has locked the SQLite file.
 pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
     let code = error
         .as_database_error()

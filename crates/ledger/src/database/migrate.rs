@@ -3,8 +3,8 @@
 //! All changes are one transaction under a lock. If several instances open a database at the same time,
 //! one creates the tables and the others find them. A database of a later version is not changed.
 //!
-//! Waiting for the lock has the ordinary time limit. Changing tables has a much longer one, because
-//! tables may be large and an aborted change has to start over.
+//! Waiting for the lock has the ordinary time limit. Changing tables has a much longer limit, because tables
+//! may be large and an aborted change has to start over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,8 @@ const POSTGRES: &[&str] = &[
 /// How long changing the tables may take.
 const CHANGE_LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// Creates or changes the tables, if necessary. Reading their version may take as long as `limit`.
+/// Creates or changes the tables, if necessary. `limit` is the time limit for reading the version of the
+/// tables.
 pub(crate) async fn migrate(
     connection: &mut dyn Connection,
     location: &Arc<str>,
@@ -42,7 +43,7 @@ pub(crate) async fn migrate(
         // The number is "tollgate" in ASCII, so that no other program is likely to use the same lock.
         Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231205)",
     };
-    // The transaction keeps out other processes that change tables.
+    // While the transaction is open, no other process can change the tables.
     let beginning = async {
         connection.run(begin).await?;
         version(connection).await
@@ -78,8 +79,8 @@ async fn within<T>(
             reason: format!("its tables were not ready within {limit:?}").into(),
         }),
         Ok(Err(error)) => Err(match open_error(&error, location) {
-            // The database was reached before, so the error is about the tables, unless the connection
-            // broke.
+            // The database was reached before. So the error is about the tables, unless the connection has
+            // broken.
             OpenError::Unavailable { location, .. } if is_about_tables(&error) => {
                 OpenError::Migration {
                     location,
@@ -107,8 +108,8 @@ pub(crate) async fn inspect(
             known,
         });
     }
-    // For a file, only a write shows whether it is writable. PostgreSQL reports missing rights when
-    // tables are created.
+    // Only a write shows whether a file is writable. PostgreSQL needs no probe: it reports missing rights
+    // when tables are created.
     if connection.dialect() == Dialect::Sqlite {
         let probe = "BEGIN IMMEDIATE; CREATE TABLE tollgate_probe (probe); ROLLBACK";
         match connection.run(probe).await {

@@ -98,8 +98,8 @@ impl Session {
         Ok(())
     }
 
-    /// Writes the new ones of `entries` and `notes`, all or nothing. Returns the ids of entries that
-    /// the database has already.
+    /// Writes those of `entries` and `notes` that are new, all of them or none. Returns the ids of the
+    /// entries that the database has already.
     pub(crate) async fn write(
         &mut self,
         entries: &[&Entry],

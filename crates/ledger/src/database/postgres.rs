@@ -21,8 +21,8 @@ pub(super) async fn connect(
     let mut connection = address(url)?.connect().await.map_err(failed)?;
     let settings = sqlx::raw_sql(AssertSqlSafe(settings(options)));
     settings.execute(&mut connection).await.map_err(failed)?;
-    // If the database cannot store a character of an entry, that entry blocks all entries after it.
-    // SQL_ASCII stores any bytes as text.
+    // The encoding must have every character: an entry that cannot be stored would block all entries after
+    // it. SQL_ASCII stores any bytes as text.
     let encoding: String = sqlx::query_scalar("SELECT current_setting('server_encoding')")
         .fetch_one(&mut connection)
         .await
@@ -58,8 +58,8 @@ fn address(url: &str) -> Result<PgConnectOptions, OpenError> {
         .disable_statement_logging())
 }
 
-/// The server has the same time limit as this process, so that an abandoned transaction does not block
-/// others.
+/// Returns statements that give the server the same time limit as this process. So an abandoned transaction
+/// does not block others.
 fn settings(options: &Options) -> String {
     let limit = options.write_timeout.as_millis().max(1);
     format!(

@@ -1,9 +1,9 @@
 //! The queries of the ledger.
 //!
 //! Entries are listed page by page, in the order of their sequence numbers. For each period, the table
-//! `periods` has a range of sequence numbers that contains the period's entries. The export reads that
-//! range in steps, and skips entries of other periods. So it reads its part of the ledger once. No
-//! single query takes long, even if few entries of a step match.
+//! `periods` has a range of sequence numbers that contains the entries of the period. An export reads this
+//! range once, in steps, and skips entries of other periods. No single query takes long, even if few entries
+//! of a step match.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -27,9 +27,9 @@ const HOLDS: &str = "SELECT key, hold, tag, namespace, tenant, action, rule, all
                      period_start, period_end, reserved, expires_at, record, ended_kind, \
                      ended_amount FROM holds";
 
-/// Every query first waits until all entries of this process are in the database. Entries of other
-/// processes are included after their flush interval. A query fails if the database does not take the
-/// pending entries, or does not answer.
+/// Every query first waits until all entries of this process are in the database. Entries of other processes
+/// may be missing until their flush interval is over. A query fails if the database does not take the pending
+/// entries, or does not answer.
 impl Ledger {
     /// Returns the balance of a counter in the period that starts at `period_start`.
     ///
@@ -299,7 +299,7 @@ impl Query {
         self
     }
 
-    /// Adds a condition, if it has a value.
+    /// Adds a condition, if there is a value for it.
     fn and(mut self, condition: &str, value: Option<&Arc<str>>) -> Query {
         if let Some(value) = value {
             self.values.push(value.into());
@@ -308,7 +308,7 @@ impl Query {
         self
     }
 
-    /// Selects only rows after the row with these values, if they are given.
+    /// If `values` are given, selects only rows that come after the row with these values.
     fn beyond(mut self, columns: &str, values: Option<&[Value]>) -> Query {
         if let Some(values) = values {
             let first = self.values.len() + 1;
@@ -343,8 +343,8 @@ fn balances(
     most: usize,
 ) -> Query {
     let namespaces = match database {
-        // The plus sign keeps SQLite from using its index on namespaces. With that index SQLite would
-        // read and sort all rows for every page. PostgreSQL decides by statistics.
+        // The plus sign keeps SQLite from using its index on namespaces. With that index, SQLite would read
+        // and sort all rows for every page. PostgreSQL needs no such hint, because it has statistics.
         Database::Sqlite(_) => "+namespace",
         Database::Postgres(_) => "namespace",
     };

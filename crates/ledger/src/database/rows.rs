@@ -127,9 +127,9 @@ pub struct UsageRow {
     pub granted: i64,
     /// How much of the usage is corrections.
     pub corrections: i64,
-    /// How many requests.
+    /// The number of requests.
     pub requests: u64,
-    /// How many entries.
+    /// The number of entries.
     pub entries: u64,
 }
 

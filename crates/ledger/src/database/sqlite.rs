@@ -31,8 +31,8 @@ pub(super) async fn connect(
     has_directory(path)?;
     let file = match purpose {
         Purpose::Write => writable(path, options),
-        // Shorter than the limit of the whole inspection, so that there is time to report a locked
-        // file.
+        // The busy timeout is shorter than the limit of the whole inspection, so that there is time to report
+        // a locked file.
         Purpose::Inspect => SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(false)
@@ -65,7 +65,7 @@ fn writable(path: &Path, options: &Options) -> SqliteConnectOptions {
         .filename(path)
         .create_if_missing(true)
         .journal_mode(SqliteJournalMode::Wal)
-        // A commit survives a power cut.
+        // With this setting, a commit survives a power cut.
         .synchronous(SqliteSynchronous::Full)
         .busy_timeout(options.write_timeout)
         .disable_statement_logging()

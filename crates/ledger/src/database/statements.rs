@@ -1,9 +1,9 @@
 //! The SQL that inserts many rows at once.
 //!
-//! There are few different texts: the database prepares each text once and finds it again. PostgreSQL
-//! takes each column as one array, of any length. SQLite has no arrays, so each value has its own
-//! placeholder, and there are texts for a few numbers of rows. The largest number is high, because each
-//! statement is a message to the thread of the connection.
+//! There are few different statements, because the database prepares each of them once. PostgreSQL takes each
+//! column as one array, of any length. SQLite has no arrays, so each value has its own placeholder, and there
+//! are statements for a few numbers of rows only. The largest number is high, because each statement is a
+//! message to the thread of the connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ const MOST_OF_ARRAY: usize = 1024;
 /// The sequence number of the last entry.
 const LAST: &str = "(SELECT coalesce(max(seq), 0) FROM entries)";
 
-/// Sums are capped at this value: below 2^62, so that two of them can be added. Only hundreds of the
-/// largest amounts reach the cap. Without it, an overflow would make every later write fail.
+/// Sums are capped at this value. It is below 2^62, so that two sums can be added. Only hundreds of the
+/// largest amounts reach the cap. Without the cap, an overflow would make every later write fail.
 pub(super) const MOST_SUM: i64 = (1 << 62) - 1;
 
 /// The target of a statement.
@@ -40,7 +40,7 @@ pub(super) enum Table {
 type Column = (&'static str, &'static str);
 
 impl Table {
-    /// The columns that take values.
+    /// Returns the columns that take values.
     pub(super) fn columns(self) -> Vec<Column> {
         let columns = match self {
             Table::Entries | Table::EntriesReturning => {
@@ -66,7 +66,7 @@ impl Table {
         columns.filter_map(|it| it.split_once(' ')).collect()
     }
 
-    /// The columns that the database computes.
+    /// Returns the columns that the database computes.
     fn computed(self) -> &'static [Column] {
         match self {
             Table::Periods => &[("from_seq", LAST), ("to_seq", LAST)],
@@ -84,7 +84,7 @@ impl Table {
         }
     }
 
-    /// How a row that exists already is changed.
+    /// Returns the clause that says what happens to a row that exists already.
     fn conflict(self) -> String {
         match self {
             Table::Entries | Table::Audit => "ON CONFLICT (id) DO NOTHING".to_owned(),
@@ -101,8 +101,8 @@ impl Table {
                 )
             }
             Table::Holds => {
-                // Ids are used again. A reservation is a new one if it begins after the end of another
-                // with the same id, and expires later. A late entry about the old reservation does not
+                // Clients use ids again. An entry starts a new reservation if the old one with the same id
+                // has ended, and the new one expires later. A late entry about the old reservation does not
                 // expire later.
                 let again = "holds.ended_kind IS NOT NULL AND excluded.reserved <> 0 \
                              AND excluded.expires_at > holds.expires_at";
@@ -143,7 +143,7 @@ fn sum_of(table: &str, column: &str) -> String {
     )
 }
 
-/// The texts that were made so far.
+/// The statements that were made so far.
 #[derive(Debug, Default)]
 pub(crate) struct Statements(HashMap<(Table, Dialect, usize), Arc<str>>);
 
@@ -155,7 +155,7 @@ impl Statements {
                 let size = SIZES.into_iter().find(|size| *size <= rows).unwrap_or(1);
                 (size, size)
             }
-            // The same text for any number of rows.
+            // One statement is enough for any number of rows.
             Dialect::Postgres => (rows.min(MOST_OF_ARRAY), 1),
         };
         let text = self.0.entry((table, dialect, marks));

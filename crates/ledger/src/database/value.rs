@@ -110,7 +110,7 @@ impl Row {
         }
     }
 
-    /// A number that is never below zero.
+    /// Returns the number in this column, which must not be below zero.
     pub(crate) fn natural(&self, column: usize) -> Result<u64, sqlx::Error> {
         let number = self.int(column)?;
         u64::try_from(number).map_err(|_| wrong(column, "a number below zero"))
@@ -120,7 +120,7 @@ impl Row {
         Ok(Time::from_micros(self.natural(column)?))
     }
 
-    /// A period: its start in this column, and its end in the next.
+    /// Returns a period: its start is in this column, and its end in the next.
     pub(crate) fn period(&self, column: usize) -> Result<Period, sqlx::Error> {
         Ok(Period {
             start: self.time(column)?,
@@ -128,12 +128,12 @@ impl Row {
         })
     }
 
-    /// A number below 2^32.
+    /// Returns the number in this column, which must be below 2^32.
     pub(crate) fn small(&self, column: usize) -> Result<u32, sqlx::Error> {
         u32::try_from(self.int(column)?).map_err(|_| wrong(column, "not a number below 2^32"))
     }
 
-    /// The name of a kind of entry.
+    /// Returns the kind of entry that is named in this column.
     pub(crate) fn kind(&self, column: usize) -> Result<Kind, sqlx::Error> {
         let kind = Kind::parse(&self.text(column)?);
         kind.ok_or_else(|| wrong(column, "not a kind of entry"))
@@ -166,7 +166,7 @@ impl Row {
     }
 }
 
-/// The error for a column with a value that this program never writes.
+/// Returns the error for a column with a value that this program never writes.
 pub(crate) fn wrong(column: usize, problem: &str) -> sqlx::Error {
     sqlx::Error::ColumnDecode {
         index: column.to_string(),

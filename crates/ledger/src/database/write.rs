@@ -1,14 +1,14 @@
-//! One transaction: adds entries, and adds their amounts to the sums.
+//! Writes entries in one transaction: inserts them, and adds their amounts to the sums.
 //!
-//! Only new entries count: an id that is in the ledger already changes nothing. Usually all entries are
-//! new, which the number of inserted rows shows. If some are not, the transaction starts over and asks
-//! which are new. For entries that end a reservation it asks at once: several processes may report the
-//! same end.
+//! Only new entries change the sums: an entry with an id that is in the ledger already is ignored. Usually
+//! all entries are new, which the number of inserted rows shows. If some are not new, the transaction starts
+//! over and asks which are. If an entry ends a reservation, the transaction asks at once, because several
+//! processes may report the same end.
 //!
-//! Writing transactions exclude each other, in SQLite by design and in PostgreSQL by a lock. So
-//! sequence numbers are in the order of commits, and a reader that continues from a number misses
-//! nothing. It also means that the last numbers before and after a transaction bound the numbers of its
-//! entries. The table `periods` stores these bounds.
+//! Writing transactions exclude each other, in SQLite by design and in PostgreSQL by a lock. So sequence
+//! numbers are in the order of commits, and a reader that continues from a number misses nothing. The last
+//! number before a transaction and the last number after it also bound the numbers of its entries. The table
+//! `periods` stores these bounds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, LazyLock};
@@ -20,19 +20,19 @@ use super::statements::{MOST_SUM, Statements, Table};
 use super::value::{Value, Values};
 use crate::entry::{Entry, EntryId, HoldNote, Kind, Note};
 
-/// How far a transaction has got.
+/// The progress of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Only `BEGIN` was sent.
     Beginning,
-    /// Statements were sent. A failure now leaves nothing in the database.
+    /// Statements were sent. If the transaction fails now, nothing is in the database.
     Open,
-    /// `COMMIT` was sent. After a failure now, the outcome is unknown.
+    /// `COMMIT` was sent. If the transaction fails now, its outcome is unknown.
     Committing,
 }
 
-/// Writes the new ones of `entries` and `notes`, all or nothing. Returns the ids of entries that the
-/// database has already.
+/// Writes those of `entries` and `notes` that are new, all of them or none. Returns the ids of the entries
+/// that the database has already.
 pub(super) async fn write(
     connection: &mut dyn Connection,
     statements: &mut Statements,
@@ -87,8 +87,8 @@ async fn begin(connection: &mut dyn Connection) -> Result<(), sqlx::Error> {
     connection.run(begin).await
 }
 
-/// Stores the last sequence number as the upper bound of these periods. For new periods it is also the
-/// lower bound.
+/// Stores the last sequence number as the upper bound of these periods. For new periods, stores it as the
+/// lower bound too.
 async fn mark_periods(
     connection: &mut dyn Connection,
     statements: &mut Statements,
@@ -216,8 +216,8 @@ async fn sums(
     }
     let balances = balances.values().map(Balance::values).collect();
     upsert(connection, statements, Table::Balances, balances).await?;
-    // Each round has one row per reservation, because a statement cannot change a row twice and the
-    // order matters.
+    // A statement cannot change a row twice, and the order matters. So each round has at most one row per
+    // reservation.
     for round in 0.. {
         let rows = holds.values().filter_map(|it| it.get(round));
         let rows: Vec<_> = rows.map(Hold::values).collect();
@@ -301,8 +301,8 @@ struct Hold<'a> {
 }
 
 impl<'a> Hold<'a> {
-    /// Whether `entry` may begin another reservation with the same id. The database decides whether it
-    /// does: this reservation may have begun or ended in an earlier transaction.
+    /// Returns whether `entry` may begin another reservation with the same id. Only the database knows
+    /// whether it does, because this reservation may have begun or ended in an earlier transaction.
     fn may_be_followed_by(&self, entry: &Entry, note: &HoldNote) -> bool {
         let lasts_longer = note.expires_at > self.expires_at;
         !entry.kind.ends_hold() && entry.amount != 0 && lasts_longer

@@ -1,8 +1,8 @@
-//! Recorded entries that the writer has not taken yet: a list in order, and an index of the uses that
-//! others can be merged into.
+//! Recorded entries that the writer has not taken yet: a list in order, and an index of uses that later uses
+//! can be merged into.
 //!
-//! The lock is held for a look-up and a sum, or for adding one entry. Merging a use into a pending one
-//! allocates nothing.
+//! The lock is held only to merge a use into a pending use, or to add one entry. Merging a use allocates
+//! nothing.
 
 mod uses;
 
@@ -67,7 +67,7 @@ impl Queued {
     }
 }
 
-/// The stored form of an item in the queue. Uses take less memory.
+/// The stored form of an item in the queue. Uses have a compact form.
 #[derive(Debug)]
 pub(crate) enum Item {
     Use(Use),
@@ -86,7 +86,7 @@ impl From<Item> for Queued {
 #[derive(Debug)]
 pub(crate) struct Pending {
     items: Vec<Item>,
-    /// Positions in `items` of uses that others can be merged into.
+    /// The positions in `items` of uses that later uses can be merged into.
     index: HashTable<usize>,
     hasher: RandomState,
     /// How many entries and notes the items have.
@@ -179,7 +179,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Queues a caller that waits for everything that is queued now.
+    /// Queues a flush: the caller waits until everything that is queued now is written.
     pub(crate) fn flush(&mut self, reply: Reply) {
         // A dropped reply tells the caller that the ledger is closed.
         if !self.is_closed {
@@ -187,7 +187,7 @@ impl Pending {
         }
     }
 
-    /// Accepts nothing from now on.
+    /// Closes the queue: nothing is accepted from now on.
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
     }
@@ -197,12 +197,12 @@ impl Pending {
         self.index.clear();
         self.taken += mem::take(&mut self.entries);
         self.is_woken = false;
-        // The next batch is probably as large.
+        // The next batch probably has as many items.
         let room = Vec::with_capacity(self.items.len().min(self.batch));
         mem::replace(&mut self.items, room)
     }
 
-    /// Subtracts `entries`, which the writer no longer has in memory.
+    /// Notes that the writer no longer has this many entries in memory.
     pub(crate) fn forget(&mut self, entries: usize) {
         self.taken = self.taken.saturating_sub(entries);
     }
@@ -232,12 +232,13 @@ impl Pending {
         is_due
     }
 
-    /// Adds the use that is about to be pushed to the index, so that later uses are merged into it.
+    /// Adds the use that is about to be queued to the index, so that later uses are merged into it.
     fn index_next(&mut self, hash: u64, of: &UseOf<'_>) {
         let position = self.items.len();
         let (items, hasher) = (&self.items, &self.hasher);
         let is_same = |it: &usize| use_at(items, *it).is_some_and(|it| it.is_of(of));
-        // If the index has such a use, its sum is full. The new use replaces it.
+        // If the index has a use with these labels, that use has reached the largest sum. The new use
+        // replaces it in the index.
         match self.index.find_mut(hash, is_same) {
             Some(old) => *old = position,
             None => {

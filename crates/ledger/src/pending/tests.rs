@@ -97,7 +97,7 @@ fn a_full_queue_merges_uses_and_accepts_nothing_else() {
     let full = Full::Queue { max_queued: 10 };
     assert_eq!(pending.record(grant(10)), Err(full.clone()));
     assert_eq!(pending.record(entry(11)), Ok(false));
-    // Entries that the writer has taken count until it forgets them.
+    // Entries that the writer has taken stay in the count until `forget` is called.
     assert_eq!(taken(&mut pending).len(), 10);
     assert_eq!(pending.record(grant(10)), Err(full));
     pending.forget(1);

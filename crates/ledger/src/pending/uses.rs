@@ -10,11 +10,11 @@ use crate::entry::{
     Entry, EntryError, EntryId, MOST_NAME, MOST_VALUE, Period, check_amount, check_text,
 };
 
-/// The counter and the labels that a use is charged to. While they wait, uses with the same key,
-/// period, tenant, action and rule are merged into one entry. The database sums them in one row anyway.
+/// The counter and the labels of a use. Uses with the same key, period, tenant, action and rule are merged
+/// into one entry while they wait. The database would add them to the same sum anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UseOf<'a> {
-    /// As in [`Entry`]. The key determines it.
+    /// As in [`Entry`]. Uses with the same key have the same namespace.
     pub namespace: &'a str,
     /// As in [`Entry`].
     pub tenant: &'a str,
@@ -22,7 +22,7 @@ pub struct UseOf<'a> {
     pub action: &'a str,
     /// As in [`Entry`].
     pub rule: &'a str,
-    /// As in [`Entry`]. The key determines it.
+    /// As in [`Entry`]. Uses with the same key have the same allowance.
     pub allowance: &'a str,
     /// As in [`Entry`].
     pub key: u128,
@@ -44,8 +44,8 @@ impl<'a> UseOf<'a> {
         }
     }
 
-    /// The same for uses that can be merged. The rule is left out: only rules that share a budget have
-    /// the same key, and a comparison tells them apart.
+    /// Returns a hash that is the same for uses that can be merged. The rule is not part of the hash: only
+    /// rules that share a budget have the same key, and a comparison tells them apart.
     pub(super) fn hash(&self, hasher: &RandomState) -> u64 {
         let mut hash = hasher.build_hasher();
         hash.write_u128(self.key ^ u128::from(self.period.start.as_micros()));
@@ -74,8 +74,8 @@ pub(crate) struct Use {
     period: Period,
     amount: i64,
     count: u32,
-    /// The end of each text. The texts that are compared come first. All texts together are below 2^16
-    /// bytes.
+    /// The end of each text in `texts`. The texts that are compared come first. All texts together have less
+    /// than 2^16 bytes.
     ends: [u16; 5],
     texts: Box<str>,
     pub(super) at: Time,
@@ -152,7 +152,8 @@ impl Use {
     }
 }
 
-/// The same as `==`, but inlined: most texts are short, and each request compares several.
+/// Returns whether both texts are equal, like `==`, but inlined: most texts are short, and each request
+/// compares several.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let ((ones, rest_of_one), (others, rest_of_other)) =
         (one.as_chunks::<8>(), other.as_chunks::<8>());

@@ -1,5 +1,5 @@
-//! One spill file. Lines are appended at its end and read from its start. When all are read, the file
-//! is emptied.
+//! One spill file. Lines are appended at its end and read from its start. When the database has all lines,
+//! the file is emptied.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -22,11 +22,11 @@ pub(super) struct SpillFile {
     file: File,
     /// All lines before this offset are in the database. They still use disk space.
     pub(super) start: u64,
-    /// All whole lines end before this offset.
+    /// The end of the last whole line.
     pub(super) end: u64,
     /// How many lines are between `start` and `end`, including damaged ones.
     pub(super) entries: u64,
-    /// The first line between `start` and `end` was recorded at this time or later.
+    /// A time at or before that of the first line between `start` and `end`.
     pub(super) oldest: Option<Time>,
     /// Whether the file has bytes after `end` that must be cut off before the next append.
     is_torn: bool,
@@ -46,12 +46,12 @@ pub(crate) struct Read {
     /// The number of lines that were read.
     pub(super) lines: u64,
     damaged: u64,
-    /// The end of the file when it was read, and how many lines waited in the file then.
+    /// The end of the file when it was read. `waiting` is how many lines waited in the file at that time.
     end: u64,
     waiting: u64,
 }
 
-/// The time of the last entry, or of the last note if there is no entry.
+/// Returns the time of the last entry, or of the last note if there is no entry.
 pub(crate) fn last_at(entry: Option<&Entry>, note: Option<&Note>) -> Option<Time> {
     entry.map(|it| it.at).or(note.map(|it| it.at))
 }
@@ -108,7 +108,7 @@ impl SpillFile {
     /// Appends lines and syncs them to disk. After an error, none of them is in the file.
     pub(super) fn append(&mut self, lines: &[u8], entries: u64, first: Time) -> io::Result<()> {
         if self.is_empty() && self.start > 0 && !self.is_damaged {
-            // Emptying failed before. It may work now.
+            // An earlier attempt to empty the file has failed. Try again.
             self.empty();
         }
         if self.is_torn {
@@ -117,7 +117,7 @@ impl SpillFile {
         }
         let written = self.file.write_all_at(lines, self.end);
         if let Err(error) = written.and_then(|()| self.file.sync_data()) {
-            // If cutting off fails too, the next append cuts off first.
+            // Cut off the part that was written. If that fails too, the next append does it first.
             self.is_torn = self.file.set_len(self.end).is_err();
             return Err(error);
         }
@@ -158,10 +158,11 @@ impl SpillFile {
             tracing::error!(%path, lines, "skipped lines of the spill file that are damaged or of a newer version; the file is kept");
         }
         if read.bytes == 0 {
-            // Without this, the same read would find nothing again and again.
+            // The file is shorter than expected. Skip the missing lines, or every later read would find
+            // nothing.
             let (path, entries) = (self.path.display(), read.waiting);
             tracing::error!(%path, entries, "another program has truncated the spill file: the entries that waited in it are lost");
-            // Lines that were appended since then are still in the file.
+            // Lines that were appended after the read are still in the file.
             self.start = read.end.min(self.end);
             self.entries = self.entries.saturating_sub(read.waiting);
         }
@@ -169,7 +170,7 @@ impl SpillFile {
         self.pass(read.bytes, read.lines, last);
     }
 
-    /// Marks the next `lines`, with `bytes` in total, as stored in the database.
+    /// Marks the next `lines` lines, with `bytes` bytes in total, as stored in the database.
     pub(super) fn pass(&mut self, bytes: u64, lines: u64, last: Option<Time>) {
         self.start = (self.start + bytes).min(self.end);
         self.entries = self.entries.saturating_sub(lines);
@@ -251,13 +252,13 @@ impl SpillFile {
         Ok(())
     }
 
-    /// Calls `visit` with each line from offset `from` on, until `visit` returns false. The line comes
-    /// without its line end; the length includes it.
+    /// Calls `visit` with each line from offset `from` on, until `visit` returns false. The text is without
+    /// the line end, and the length includes the line end.
     fn lines(&self, from: u64, mut visit: impl FnMut(&[u8], u64) -> bool) -> io::Result<()> {
         let mut offset = from;
         let mut buffer: Vec<u8> = Vec::new();
         let mut chunk = vec![0; CHUNK];
-        // How many bytes of a too long line were skipped.
+        // How many bytes of a line that is too long were skipped.
         let mut skipped = 0;
         while offset < self.end {
             let most = usize::try_from(self.end - offset).map_or(CHUNK, |left| left.min(CHUNK));

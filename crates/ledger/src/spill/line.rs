@@ -1,8 +1,8 @@
 //! One line of the spill file: a checksum of eight hexadecimal digits, a blank, and JSON.
 //!
-//! The JSON is the serde form of an [`Entry`] or a [`Note`], and `v`, the version of the form. Lines
-//! without `v` have version 0, with the same fields. A reader skips lines of a later version, and the
-//! file is kept. So a field may be added with a default. Any other change needs a new version here.
+//! The JSON is the serde form of an [`Entry`] or a [`Note`], and `v`, the version of the form. Lines without
+//! `v` have version 0, with the same fields. A reader skips lines of a later version, and keeps the file. A
+//! field with a default may be added without a new version. Any other change needs a new version here.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::entry::{Entry, Note};
 
-/// The longest line: each text has its maximum length, and is escaped.
+/// The length of the longest line: each text has its maximum length, and is escaped.
 pub(crate) const MOST_LINE: usize = 1 << 20;
 
 /// The version that is written.
@@ -104,7 +104,7 @@ mod tests {
         line
     }
 
-    /// A line with a correct checksum.
+    /// Returns a line with a correct checksum.
     fn sealed(json: &str) -> Vec<u8> {
         format!("{:08x} {json}", CHECKSUM.checksum(json.as_bytes())).into_bytes()
     }
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(decode(&line), Err(Unreadable::Checksum));
     }
 
-    /// Lines of programs that did not write a version yet.
+    /// Reads lines of programs that did not write a version yet.
     #[test]
     fn lines_of_version_0_are_read() {
         let lines: [(&str, Spilled); 3] = [
@@ -174,7 +174,8 @@ mod tests {
         }
     }
 
-    /// If this text changes, the stored form changes. Then the old form must still be readable.
+    /// If the text in this test has to change, the stored form has changed. Make sure that the old form can
+    /// still be read.
     #[test]
     fn lines_are_written_in_version_1() {
         let line = String::from_utf8(line(&entry(1))).unwrap();

@@ -1,25 +1,25 @@
 //! Entries on disk, while the database does not take them: a file of lines that only this process
 //! appends to.
 //!
-//! **Order.** Spilled entries are written to the database before entries that were recorded later:
-//! while the spill is not empty, new entries are appended to it. Entries leave the file only when the
-//! database has them. After a crash some entries are written twice, which is harmless because of their
-//! ids.
+//! **Order.** Spilled entries are written to the database before entries that were recorded later. So while
+//! the spill is not empty, new entries are appended to it. Entries leave the file only when the database has
+//! them. After a crash some entries are written twice, which is harmless because of their ids.
 //!
 //! **Crashes.** Every append ends with a sync. An incomplete last line is cut off at the next start;
 //! its entry was never reported as safe. A damaged line before it is skipped, and the file is moved
 //! aside.
 //!
-//! **Several processes.** Each process has its own file: the first of `NAME`, `NAME.1`, `NAME.2`, …
-//! that is not locked. The file is created when it is first needed. A lock ends with its process, so an
-//! unlocked file with lines was left by a process that has ended. This process adopts such a file, at
-//! the start and later when nothing else waits: it writes the lines to the database before newer ones,
-//! and empties the file. Files are emptied and not removed, so that a name and a lock always mean the
-//! same file.
+//! **Several processes.** Each process has its own file: the first of `NAME`, `NAME.1`, `NAME.2`, … that is
+//! not locked. The file is created when it is first needed. A lock ends with its process, so an unlocked file
+//! with lines was left by a process that has ended.
 //!
-//! **Bounds.** The waiting bytes are bounded. A file frees its space only when all of it is drained.
-//! That would never happen while new lines arrive as fast as old ones leave. So when much of a file is
-//! drained, new lines go to another file. The disk holds little more than twice the bound.
+//! This process adopts such files, at the start and later when nothing else waits. It writes their lines to
+//! the database before newer lines, and empties the files. Files are emptied and not removed, so that a name
+//! and a lock always mean the same file.
+//!
+//! **Bounds.** The bytes that wait are bounded. A file frees its space only when the database has all of its
+//! lines. If new lines arrived as fast as old ones leave, that would never happen. So when much of a file is
+//! drained, new lines go to another file. The files need little more than twice the bound on disk.
 
 mod file;
 mod line;
@@ -116,23 +116,23 @@ impl Spill {
                 Err(_) => {}
             }
         }
-        // A name says nothing about age: a process with two files uses their names in turn.
+        // The number in a name does not show the age: a process with two files uses their names in turn.
         let files = self.files.make_contiguous();
         files.sort_by_key(|file| file.oldest);
         self.files.extend(own);
     }
 
-    /// How many entries wait.
+    /// Returns how many entries wait.
     pub(crate) fn entries(&self) -> u64 {
         self.files.iter().map(|file| file.entries).sum()
     }
 
-    /// How many bytes wait.
+    /// Returns how many bytes wait.
     pub(crate) fn bytes(&self) -> u64 {
         self.files.iter().map(SpillFile::bytes).sum()
     }
 
-    /// The first waiting entry was recorded at this time or later.
+    /// Returns a time at or before that of the first waiting entry.
     pub(crate) fn oldest(&self) -> Option<Time> {
         self.files.iter().find_map(|file| file.oldest)
     }
@@ -147,7 +147,7 @@ impl Spill {
             return Ok(());
         };
         let most = self.most;
-        // Opening the own file may adopt another file. The lines of that file count as waiting too.
+        // `own` may adopt another file. The lines of that file wait too.
         self.own()?;
         let waiting = self.bytes().saturating_add(lines.bytes.len() as u64);
         let own = self.own()?;
@@ -161,7 +161,7 @@ impl Spill {
         Ok(())
     }
 
-    /// Reads up to `most` entries from the front. They stay until [`Spill::advance`].
+    /// Reads up to `most` entries from the front. They stay in the file until [`Spill::advance`].
     pub(crate) fn read(&self, most: usize) -> Result<Read, SpillError> {
         let Some(file) = self.files.iter().find(|file| !file.is_empty()) else {
             return Ok(Read::default());
@@ -178,8 +178,8 @@ impl Spill {
             self.drained += before - file.entries;
         }
         self.tidy();
-        // Decided here and not in `append`: lines that `pass` skips must be in the file that is
-        // appended to.
+        // This is decided here and not in `append`, because the lines that `pass` skips must be in the file
+        // that is appended to.
         let most = MOST_DRAINED.min(self.most / 4);
         let is_mostly_drained = |file: &SpillFile| file.start >= most && !file.is_empty();
         if self.files.back().is_some_and(is_mostly_drained) {
@@ -187,7 +187,7 @@ impl Spill {
         }
     }
 
-    /// Marks the first lines, which were appended as `lines`, as stored in the database.
+    /// Marks the first lines of the own file as stored in the database. They were appended as `lines`.
     pub(crate) fn pass(&mut self, lines: &Lines, last: Option<Time>) {
         if let Some(file) = self.files.back_mut().filter(|_| self.has_own) {
             file.pass(lines.bytes.len() as u64, lines.entries as u64, last);
@@ -199,8 +199,8 @@ impl Spill {
     /// Closes files that are drained.
     fn tidy(&mut self) {
         let own = self.has_own.then(|| self.files.pop_back()).flatten();
-        // Damaged files are moved aside. Empty files are unlocked for other processes. A file that
-        // could not be emptied stays locked. Otherwise it would be adopted again and again.
+        // Damaged files are moved aside. Empty files are unlocked for other processes. A file that could not
+        // be emptied stays locked, because otherwise it would be adopted again and again.
         self.files
             .retain_mut(|file| !file.set_aside() && file.end != 0);
         self.has_own = false;

@@ -221,7 +221,7 @@ fn drained_lines_do_not_count_and_their_space_is_freed() {
         lengths.collect()
     };
     let (mut ids, mut longest) = (Vec::new(), 0);
-    // As much is appended as is drained, so the spill is never empty.
+    // As many entries are appended as are drained, so the spill is never empty.
     for page in 0..50 {
         let read = spill.read(10).unwrap();
         let first = 1020 + page * 10;

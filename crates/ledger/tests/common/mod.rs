@@ -1,6 +1,6 @@
 //! Ledgers in both databases, and entries for them.
 
-#![allow(clippy::panic, clippy::unwrap_used, dead_code)] // Helpers panic like tests do, and not every test uses all of them.
+#![allow(clippy::panic, clippy::unwrap_used, dead_code)] // Helpers may panic, like tests. No test uses all of them.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use tollgate_ledger::{
 };
 use tollgate_rig::Postgres;
 
-/// One server for all tests that run at the same time; it stops with the last of them.
+/// One server for all tests that run at the same time. It stops when the last of these tests ends.
 static SERVER: Mutex<Weak<Postgres>> = Mutex::new(Weak::new());
 static DATABASES: AtomicU64 = AtomicU64::new(0);
 
@@ -66,7 +66,8 @@ impl Fixture {
         Ledger::open(self.options.clone()).await.unwrap()
     }
 
-    /// Removes the database from its server, for tests that create many. Files are removed with their directory.
+    /// Removes a database from its server, for tests that create many databases. A file is removed with its
+    /// directory anyway.
     pub(crate) fn remove(self) {
         if let (Some(server), Database::Postgres(url)) = (&self.server, &self.options.database) {
             let name = url.rsplit('/').next().unwrap().split('?').next().unwrap();
@@ -80,7 +81,7 @@ impl Fixture {
     }
 }
 
-/// Options with a short flush interval.
+/// Returns options with a short flush interval.
 fn quick(database: Database) -> Options {
     let mut options = Options::new(database);
     options.flush_interval = Duration::from_millis(20);
@@ -100,7 +101,7 @@ pub(crate) fn period(number: u64) -> Period {
     }
 }
 
-/// A use of 1 of counter 7 by `acme`, in the first period.
+/// Returns a use: the tenant `acme` uses 1 unit of counter 7, in the first period.
 pub(crate) fn entry(id: u128) -> Entry {
     Entry {
         id: EntryId(id),
@@ -122,7 +123,7 @@ pub(crate) fn entry(id: u128) -> Entry {
     }
 }
 
-/// A grant, which is never merged with another.
+/// Returns a grant: an entry that is never merged with another.
 pub(crate) fn grant(id: u128) -> Entry {
     Entry {
         kind: Kind::Grant,
@@ -130,7 +131,7 @@ pub(crate) fn grant(id: u128) -> Entry {
     }
 }
 
-/// An entry about a reservation.
+/// Returns an entry about a reservation.
 pub(crate) fn of_hold(id: u128, kind: Kind, amount: i64, hold: u128, expires_at: Time) -> Entry {
     Entry {
         kind,
@@ -148,7 +149,7 @@ pub(crate) fn of_hold(id: u128, kind: Kind, amount: i64, hold: u128, expires_at:
     }
 }
 
-/// All entries of the namespace `test`.
+/// Returns a query for all entries of the namespace `test`.
 pub(crate) fn everything() -> EntryQuery {
     EntryQuery {
         namespace: "test".into(),
@@ -188,14 +189,14 @@ pub(crate) async fn until(what: &str, mut look: impl AsyncFnMut() -> bool) {
     waited.unwrap_or_else(|_| panic!("timed out waiting until {what}"));
 }
 
-/// Returns a separate server, which a test can stop.
+/// Starts a separate server, which a test can stop, and returns a database on it.
 pub(crate) fn own() -> (Arc<Postgres>, Fixture) {
     let server = Arc::new(Postgres::start());
     let fixture = Fixture::of(&server, "ledger");
     (server, fixture)
 }
 
-/// Returns the ids of a range.
+/// Returns the ids of a range as a list.
 pub(crate) fn range(ids: std::ops::Range<u128>) -> Vec<u128> {
     ids.collect()
 }

@@ -27,7 +27,8 @@ pub(super) struct Part {
     pub(super) indexes: Vec<usize>,
 }
 
-/// Splits a hold by cluster slots. The first part has the deciding record, and may have no charges.
+/// Splits a hold by cluster slots. The first part is in the slot of the deciding record, and may have no
+/// charges.
 pub(super) fn parts<'c>(
     shared: &Shared,
     id: HoldId,
@@ -83,13 +84,13 @@ pub(super) const UNDO: u8 = 5;
 /// The reply of the script.
 #[derive(Debug)]
 pub(super) enum HoldReply {
-    /// Done. Without a record if the hold was undone.
+    /// Done, with the new record. There is no record if the hold was undone.
     Done(Option<StoredHold>),
     /// The same call was made before, or the hold has ended before.
     Already(StoredHold),
     /// A different hold has this id.
     Conflict(StoredHold),
-    /// A charge denies the hold. If the hold waits: how many clients are before it in the queue.
+    /// A charge denies the hold. If the hold waits for slots, the number of clients before it in the queue.
     Denied(Option<u64>),
     Unknown,
     NotYours,
@@ -185,7 +186,7 @@ fn encode(
     for index in &part.indexes {
         let charge = &record.charges[*index];
         let is_sent = match operation {
-            // Only slots are extended.
+            // An extension changes only slots.
             Operation::Extend => charge.is_slot() && charge.taken > 0,
             _ => Family::of(&charge.limit).is_some(),
         };
@@ -235,7 +236,7 @@ fn read(
         (6, Some(record)) => HoldReply::NotYet(record),
         (7, Some(record)) => HoldReply::Lapsed(record),
         (8, _) => {
-            // The number of the key in the call: the keys of the plan, then the record.
+            // The number is the position of the key in the call: first the keys of the plan, then the record.
             let plan = CallPlan::new(&[request], &|| shared.now());
             let index = usize::try_from(number).unwrap_or(0).saturating_sub(1);
             let name = match plan.keys.get(index) {
@@ -274,7 +275,7 @@ pub(super) fn items(
 ) -> Request {
     let held = indexes.iter().map(|index| &charges[*index]);
     let held = held.filter(|it| wanted(it)).map(|it| Charge {
-        // The hold was decided when it was made: no charge denies it now.
+        // The hold was decided when it was made, so its charges must not deny now.
         enforcement: Enforcement::Shadow,
         on_denied: OnDenied::Nothing,
         ..it.as_charge()

@@ -52,8 +52,8 @@ impl Creation {
         let ask = Ask::Exactly(units);
         let whole = Request::new(&shared.naming, Operation::Hold, charges, ask);
         let parts = parts(shared, new.id, charges.iter().map(|it| it.tag));
-        // The script gets only limited charges: each index among all charges becomes an index among
-        // these.
+        // The script gets only limited charges. So each index into all charges is changed to an index into
+        // the limited ones.
         let bounded = |charge: &Charge<'_>| Family::of(charge.limit).is_some();
         let item_of = |index: usize| {
             let earlier = charges[..index].iter().filter(|it| bounded(it));
@@ -132,7 +132,7 @@ impl Creation {
                     return Err(StoreError::Script(why.into()));
                 }
                 _ => {
-                    // A part of an earlier hold with this id is still there.
+                    // Another hold with this id has not ended in this cluster slot.
                     self.give_up(number).await;
                     let why = "part of another hold with this id is still there: use another id";
                     return Err(StoreError::Script(why.into()));
@@ -150,9 +150,9 @@ impl Creation {
         Ok(Held::Taken { applied, record })
     }
 
-    /// The fence of a hold is the largest fence of its parts. A part has a smaller fence if the clock of
-    /// its server is behind. The server of such a part must not give out a fence up to the largest
-    /// again.
+    /// Raises the next fence of slots with a smaller fence than that of the hold, which is the largest fence
+    /// of its parts. A part has a smaller fence if the clock of its server is behind. Later holds there must
+    /// get larger fences than this hold.
     async fn raise_fences(&self, taken: &[Taken]) -> Result<(), StoreError> {
         let next = (self.record.fence + 1).to_string();
         for (part, taken) in self.parts.iter().zip(taken) {
@@ -190,8 +190,8 @@ impl Creation {
         done.map(|_| ())
     }
 
-    /// Finishes a denied hold: undoes the earlier parts, and reads the state of the others. The denial is counted in
-    /// all of them where denied requests count.
+    /// Finishes a denied hold. Undoes the parts that were made, and reads the states of the other parts. In
+    /// all parts, the denial is counted where denied requests count.
     async fn deny(
         self,
         earlier: Vec<Taken>,
@@ -220,7 +220,7 @@ impl Creation {
             let look = request.denied_elsewhere(self.units);
             let deadline = self.shared.deadline();
             let seen = self.shared.execute(part.slot, look, None, deadline).await;
-            // The denial is certain, so an error here is ignored.
+            // The hold is denied in any case, so an error here is ignored.
             let applied = seen.unwrap_or_else(|_| request.unknown(denial.now));
             // A concurrency limit has a queue, so its denial is not final.
             let has_no_queue = |_, item: &Item| item.family != Family::Concurrency;
@@ -241,7 +241,8 @@ impl Creation {
         Ok(Held::Denied { applied, ahead })
     }
 
-    /// Leaves the queues of a part. The part was denied and counted already, so this is a separate call.
+    /// Leaves the queues of a part. This is a separate call, because the denial of the part was counted
+    /// already.
     async fn leave_queues(&self, part: &Part, wait: Wait) {
         let id = self.record.id;
         let ticket = wait.ticket.to_be_bytes();
@@ -252,8 +253,8 @@ impl Creation {
         }
     }
 
-    /// Releases the parts up to part `number`. The outcome of that part is unknown. The record stays. If
-    /// a part cannot be released now, it is released when the hold is due.
+    /// Releases the parts up to and including part `number`, whose outcome is unknown. The deciding record
+    /// stays. A part that cannot be released now is released when the hold is due.
     async fn give_up(&self, number: usize) {
         if !self.shared.is_cluster() {
             return;
@@ -263,8 +264,8 @@ impl Creation {
         }
     }
 
-    /// Undoes the first `count` parts, the deciding one last. Returns whether all are undone. If not, the deciding
-    /// record stays as released, and the rest is released when the hold is due.
+    /// Undoes the first `count` parts, the deciding part last. Returns whether all are undone. If not, the
+    /// deciding record stays and says "released". The other parts are released when the hold is due.
     async fn undo(&self, count: usize) -> bool {
         let mut undone = true;
         for (number, part) in self.parts.iter().enumerate().take(count).rev() {

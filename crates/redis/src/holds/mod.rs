@@ -5,22 +5,25 @@
 //! slot, the deciding slot first, and undone if a later slot denies. A hold ends in the deciding slot
 //! first, and then in the others.
 //!
-//! An index lists when holds are due. Outside a cluster, the script updates the index in the same step. In
-//! a cluster, the index may be on another server, so another call updates it. If that call fails, the hold
-//! is released.
+//! A hold is due when an instance has to end it: when it has expired, or later if ending it failed. An index
+//! has the ids of all open holds, by the time when they are due. Outside a cluster, the script updates the
+//! index in the same step. In a cluster, the index may be on another server, so a second call updates it. If
+//! that call fails, the hold is released.
 //!
-//! The record of an open hold is kept for a week after the hold has expired. So its charges are returned
-//! even if no instance was running to expire it. The record of an ended hold is kept as long as the
-//! contract says.
+//! The record of an open hold is kept for a week after the hold has expired. So its charges are returned even
+//! if no instance was running when it expired. The record of an ended hold is kept for at least
+//! `tollgate_store::RETAIN`.
 //!
 //! # What can go wrong
-//! In a cluster, this process may die after making a hold and before adding it to the index. Then no
-//! instance finds the hold when it is due. The slots of such a hold expire by time, and charges of rates
-//! refill. Charges of a quota return with the next period, or when the store is reconciled with the ledger.
+//! In a cluster, this process may die after making a hold and before adding it to the index. No instance ends
+//! such a hold. Its slots expire, and its charges of rates refill. Its charges of a quota return with the
+//! next period, or when the store is reconciled with the ledger.
 //!
-//! If the process dies between two cluster slots, the charges of the first are returned when the hold is
-//! due. A repeated call may arrive while a hold is being made in several cluster slots. Such a call may see
-//! the hold before a later slot denies it.
+//! If the process dies after the call to one cluster slot and before the call to the next, the charges so far
+//! are returned when the hold is due.
+//!
+//! A repeated call may arrive while a hold is being made in several cluster slots. Such a call may see the
+//! hold before a later slot denies it.
 
 mod call;
 mod create;
@@ -52,7 +55,7 @@ use crate::store::Shared;
 /// How long the record of an open hold is kept after the hold has expired. An instance has to end the hold
 /// in this time, or its charges are not returned.
 pub(crate) const ABANDONED: Span = Span::from_secs(7 * 86_400);
-/// How long until a due hold that could not be ended is due again.
+/// After how long a hold is due again, if it could not be ended.
 const RETRY_DUE: Span = Span::from_secs(10);
 /// How often a record is read again because another hold has its id by now.
 const ATTEMPTS: usize = 3;
@@ -60,8 +63,8 @@ const ATTEMPTS: usize = 3;
 const MOST_LISTED: usize = 10_000;
 
 impl Shared {
-    /// Returns the record of a hold as it was made; only its charges and owner are still true. `None` if there is no
-    /// record.
+    /// Returns the record of a hold as it was made, or `None` if there is no record. Its charges and its
+    /// owner never change; the other fields may be out of date.
     async fn made(&self, id: HoldId) -> Result<Option<Arc<HoldRecord>>, StoreError> {
         match self.recent_holds.find(id) {
             Some(recent) => Ok(Some(recent)),
@@ -81,7 +84,7 @@ impl Shared {
         })
     }
 
-    /// Returns the whole record, given the deciding part.
+    /// Returns the whole record: `value` is the deciding part, and the other parts are read.
     async fn whole(&self, id: HoldId, value: &StoredHold) -> Result<Arc<HoldRecord>, StoreError> {
         let mut record = self.read(id, value)?;
         let parts = self.parts(&record);
@@ -99,8 +102,8 @@ impl Shared {
     }
 
     /// Updates the index of due holds; `None` removes the hold. Does nothing outside a cluster, where the
-    /// script has updated the index. An entry that is out of date is corrected when the hold is found to be
-    /// due.
+    /// script has updated the index. If the index is out of date, it is corrected when an instance tries to
+    /// end the hold.
     async fn note_due(&self, id: HoldId, due: Option<Time>) -> Result<(), StoreError> {
         if !self.is_cluster() {
             return Ok(());
@@ -132,8 +135,8 @@ impl Shared {
         told.await.map(|(told, _)| told)
     }
 
-    /// Ends the other parts of a hold as the deciding record says, and brings `record` up to date. Returns whether all
-    /// have ended.
+    /// Ends the other parts of a hold in the way that the deciding record says, and updates `record`. Returns
+    /// whether all parts have ended.
     async fn finish(&self, record: &mut HoldRecord, parts: &[Part]) -> bool {
         let how = match (record.state, record.purpose) {
             (HoldState::Reserved, _) => return false,
@@ -155,8 +158,8 @@ impl Shared {
                     value.update_charges(record, &part.indexes);
                 }
                 Ok(_) => {
-                    // The server has lost the part, or the hold is still being made. The second case ends
-                    // when the hold expires.
+                    // The server has lost the part, or another call is still making it. No part is made after
+                    // the hold has expired.
                     finished &= self.now() >= record.expires_at;
                     for index in &part.indexes {
                         let charge = &mut record.charges[*index];
@@ -177,7 +180,8 @@ impl Shared {
         finished
     }
 
-    /// Whether a charge of these parts would change and has no state, so that the ledger must restore it first.
+    /// Returns whether a charge of these parts would change, but has no state. If so, the ledger must restore
+    /// the state first.
     async fn lacks_state(
         &self,
         record: &HoldRecord,
@@ -204,8 +208,8 @@ impl Shared {
         Ok(false)
     }
 
-    /// Ends a hold. A due hold that cannot be ended now is due again later, so that it does not block others in the
-    /// index.
+    /// Ends a hold. A due hold that cannot be ended now becomes due again later, so that it does not delay
+    /// other holds in the index.
     pub(crate) async fn settle(
         self: Arc<Self>,
         id: HoldId,
@@ -252,7 +256,8 @@ impl Shared {
             made: made.charged_at,
             ..HoldCall::default()
         };
-        // The first part decides, so missing states in the others must be found before.
+        // The call to the first part ends the hold. So missing states in the other parts must be found before
+        // that call.
         if self.lacks_state(&made, how, &parts[1..]).await? {
             return Ok(Some(Settled::Unrestored(made)));
         }
@@ -357,7 +362,8 @@ impl Shared {
         }
         for (number, part) in parts.iter().enumerate() {
             let has_slots = has_slots(part);
-            // The deciding record lapses with any slot of the hold; the others only with their own.
+            // The deciding part lapses if any slot of the hold has expired. Another part lapses only if it
+            // has slots itself.
             call.has_slots = has_slots || number == 0 && made.has_slots();
             let value = match extend(part, &call).await? {
                 HoldReply::Done(Some(value)) => value,
@@ -373,7 +379,8 @@ impl Shared {
                     return Ok(None);
                 }
                 _ if number == 0 => return Ok(Some(Extended::Unknown)),
-                // The slots of this part expired meanwhile. The parts that were extended expire later.
+                // The slots of this part expired meanwhile. The parts that were extended already will expire
+                // too.
                 _ if has_slots => return self.lapsed(id).await.map(Some),
                 // The hold ended meanwhile: the next attempt reads that from the deciding record.
                 _ => continue,
@@ -407,7 +414,7 @@ impl Shared {
         let left = record.expires_at.since(self.now());
         let retain = if record.is_open() { ABANDONED } else { RETAIN };
         let kept = left.as_millis_ceil() + retain.as_millis_ceil();
-        // The deciding record comes last: once it is there, the others are too.
+        // The deciding record is written last. So when it exists, the other parts exist too.
         let mut is_new = false;
         for (number, part) in parts.iter().enumerate().rev() {
             let value = StoredHold::of(record, &part.indexes, number == 0).to_bytes();
@@ -417,7 +424,7 @@ impl Shared {
             let put = ask_records(self, part.tag, key, "put", &arguments).await?;
             is_new = put == Reply::Int(1);
         }
-        // Last, because a due hold without a record is removed from the index.
+        // The index comes last, because a due hold without a record is removed from it.
         if record.is_open() {
             let due = Some(record.expires_at);
             self.note_due_at(record.id, due).await?;
@@ -462,7 +469,7 @@ impl Shared {
     }
 }
 
-/// The error for an id that was used again on every attempt.
+/// Returns the error for an id that was used again on every attempt.
 fn reused_id() -> StoreError {
     StoreError::Script("other calls keep reusing the id of this hold: use another id".into())
 }

@@ -11,17 +11,18 @@ use parking_lot::Mutex;
 use tollgate_core::HoldId;
 use tollgate_store::HoldRecord;
 
-/// How many holds are remembered. For other holds, the record is read.
+/// How many holds are remembered. The record of any other hold is read from Redis.
 const MOST: usize = 10_000;
 
-/// Records by id, as they were made: only their charges and their owner are still true.
+/// Records by id, as they were made. Their charges and their owners never change; the other fields may be out
+/// of date.
 #[derive(Debug, Default)]
 pub(crate) struct RecentHolds(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     records: HashMap<HoldId, Arc<HoldRecord>>,
-    /// Ids in the order in which they came; some may be forgotten already.
+    /// The ids in the order in which the holds were made. Some of these holds may be forgotten already.
     order: VecDeque<HoldId>,
 }
 

@@ -9,7 +9,7 @@ use crate::request::MAX;
 /// The length of the head before the amounts of the charges.
 const HEAD: usize = 65;
 
-/// States and purposes by their codes in the record.
+/// States and purposes. The index of each is its code in the record.
 const STATES: [HoldState; 4] = [
     HoldState::Reserved,
     HoldState::Consumed,
@@ -102,7 +102,8 @@ impl StoredHold {
         })
     }
 
-    /// Updates a record, given as it was made, from the deciding slot.
+    /// Updates `record`, which is as it was made, from this deciding part. `indexes` are its charges in this
+    /// cluster slot.
     pub(super) fn update(&self, record: &mut HoldRecord, indexes: &[usize]) {
         record.state = self.state;
         record.units = self.units;
@@ -113,7 +114,7 @@ impl StoredHold {
         self.update_charges(record, indexes);
     }
 
-    /// Updates the charges of another cluster slot.
+    /// Updates the charges of `record` at `indexes` from this part in another cluster slot.
     pub(super) fn update_charges(&self, record: &mut HoldRecord, indexes: &[usize]) {
         record.fence = record.fence.max(self.fence);
         for (index, taken) in indexes.iter().zip(&self.taken) {

@@ -96,7 +96,7 @@ impl Finding {
         Finding::new(level, check, found, error.help)
     }
 
-    /// Returns the finding with the address of the server.
+    /// Adds the address of the server to the finding.
     pub(super) fn at(self, address: &Address) -> Finding {
         Finding {
             found: format!("{address}: {}", self.found),

@@ -18,7 +18,7 @@ const MOST: usize = 10_000;
 const LONGEST: Duration = Duration::from_millis(200);
 /// How many keys one `SCAN` goes through.
 const PAGE: u64 = 1000;
-/// With fewer keys, their distribution says nothing.
+/// With fewer keys than this, their distribution is not judged.
 const ENOUGH: u64 = 1000;
 /// How many rules a finding names.
 const SHOWN: usize = 5;
@@ -117,7 +117,8 @@ async fn describe(
 }
 
 impl Sample {
-    /// Adds a key of this type. `ttl` is in milliseconds; -1 means that it does not expire, -2 that it is gone.
+    /// Adds a key of this type. `ttl` is in milliseconds; -1 means that the key does not expire, and -2 that
+    /// it no longer exists.
     fn add(&mut self, naming: &KeyNames, key: Vec<u8>, kind: &str, ttl: i64) {
         if kind == "none" || ttl == -2 || self.keys.contains(&key) {
             return;
@@ -215,8 +216,8 @@ impl Sample {
         (count > 0).then(|| format!("{count} of {all} keys {problem}, such as {first}"))
     }
 
-    /// Checks how the keys are spread over tags: keys with one tag are in one cluster slot, and so on
-    /// one server. Returns `None` without keys of Tollgate.
+    /// Checks how the keys are spread over tags. Keys with the same tag are in one cluster slot, so they are
+    /// on one server. Returns `None` if there are no keys of Tollgate.
     fn placement(&self) -> Option<Finding> {
         let (tag, most) = self.by_tag.iter().max_by_key(|(_, count)| **count)?;
         let (count, tags) = (self.count(), self.by_tag.len());
@@ -248,7 +249,7 @@ pub(super) fn balance(shares: &[Share]) -> Option<Finding> {
         let found = format!("{all} keys are too few to judge");
         return Some(Finding::ok("balance", found));
     }
-    // Keys per slot, times a million.
+    // The number of keys per slot, times a million.
     let times = |share: &Share| u128::from(share.keys) * 1_000_000 / u128::from(share.slots.max(1));
     let fullest = shares.iter().max_by_key(|share| times(share))?;
     let keys = fullest.keys * 100 / all;

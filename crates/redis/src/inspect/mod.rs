@@ -1,5 +1,5 @@
-//! Checks the servers of a store for `doctor`: are they there, are they configured right, are they fast enough,
-//! and are their keys those of Tollgate?
+//! Checks the servers of a store for `doctor`: whether they answer, are configured correctly and are fast
+//! enough, and whether the keys under the prefix belong to Tollgate.
 //!
 //! * `server` checks one server.
 //! * `timing` compares clocks and measures latency.
@@ -36,7 +36,7 @@ use crate::topology::Ranges;
 /// How long a server may take to answer. Longer than a decision would wait, so that slow answers are measured.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How many tags are tried to find one whose keys are on a given server. If the server has one slot, one tag
+/// How many tags to try until the keys of one are on a given server. If the server has only one slot, one tag
 /// in 16,384 fits.
 const TAGS: u32 = 1 << 20;
 
@@ -140,7 +140,7 @@ impl Inspection {
         let answers = join_all(asked).await;
         let named: Vec<&Address> = answers.iter().flatten().collect();
         let votes = |address: &&&Address| named.iter().filter(|it| it == address).count();
-        // On a tie, the first.
+        // If two masters have the same number of votes, the first one is chosen.
         let chosen = named.iter().rev().max_by_key(votes);
         let chosen = chosen.map(|address| (*address).clone());
         for (sentinel, answer) in sentinels.iter().zip(answers) {
@@ -155,7 +155,7 @@ impl Inspection {
                      `SENTINEL MASTER` on all",
                 )
                 .at(sentinel),
-                // Other Sentinels answer in its place.
+                // Only a warning, because other Sentinels answer.
                 Err(error) if chosen.is_some() => {
                     Finding::from_error(Level::Warn, "sentinel", error.into())
                 }
@@ -181,7 +181,8 @@ impl Inspection {
             self.findings.push(Finding::ok("nodes", found));
         }
         for error in checked.into_iter().filter_map(Result::err) {
-            // Other nodes answer in its place, but a lasting error is a mistake in the config.
+            // If other nodes answer, a passing error is only a warning. A lasting error is a mistake in the
+            // config.
             let level = if good > 0 && error.passing {
                 Level::Warn
             } else {
@@ -239,7 +240,7 @@ fn coverage(ranges: &Ranges) -> Finding {
     ranges.sort_unstable();
     let mut free = Vec::new();
     let mut next = 0;
-    // An end marker after the last slot.
+    // The last range is a marker after the last slot.
     for (from, to) in ranges.into_iter().chain([(SLOTS, SLOTS)]) {
         if from > next {
             free.push((next, from - 1));

@@ -112,7 +112,7 @@ fn connecting(took: Duration, most: Duration) -> Finding {
     )
 }
 
-/// Whether connections to `host` stay on this host.
+/// Returns whether `host` is a loopback address: connections to it stay on this host.
 fn is_loopback(host: &str) -> bool {
     match host.parse::<IpAddr>() {
         Ok(address) => address.to_canonical().is_loopback(),

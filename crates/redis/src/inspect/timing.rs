@@ -15,9 +15,9 @@ use crate::store::RedisStore;
 
 /// How often a clock is read.
 const READINGS: usize = 5;
-/// Clocks this far apart make times in answers wrong.
+/// If clocks differ by more than this, times in answers are wrong.
 const APART: Duration = Duration::from_millis(100);
-/// Clocks this far apart make limits wrong, if instances decide by their own clocks.
+/// If clocks differ by more than this, and instances decide by their own clocks, limits are wrong.
 const FAR_APART: Duration = Duration::from_secs(2);
 
 /// How many answers are measured.
@@ -25,7 +25,8 @@ const ROUNDS: usize = 50;
 /// How long all measurements may take in total.
 const LONGEST: Duration = Duration::from_secs(2);
 
-/// Compares the clock of the server with the clock of this host, or with the clock that decides.
+/// Compares the clock of the server with the clock of this host. If the store decides by another clock,
+/// compares with that clock.
 pub(super) async fn clock(connection: &mut MultiplexedConnection, source: &ClockSource) -> Finding {
     let host = SystemClock::new();
     let (here, by_caller): (&dyn Clock, bool) = match source {
@@ -119,7 +120,7 @@ pub(super) async fn peek(store: &RedisStore, tag: Tag, timeout: Duration) -> Fin
     };
     let mut times = Vec::with_capacity(ROUNDS);
     let start = Instant::now();
-    // The first round opens the connection of the store and does not count.
+    // The first round opens the connection of the store and is not measured.
     for round in 0..=ROUNDS {
         let asked = Instant::now();
         if let Err(error) = store.peek(&[charge], Ask::Exactly(1)).await {

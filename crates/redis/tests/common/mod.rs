@@ -50,7 +50,7 @@ pub(crate) fn parse(text: &str) -> Address {
     }
 }
 
-/// Options for one server, with timeouts for a busy machine.
+/// Returns options for one server, with timeouts for a busy machine.
 pub(crate) fn options(redis: &Redis) -> Options {
     options_at(&redis.address())
 }
@@ -63,7 +63,7 @@ pub(crate) fn addresses(servers: &[Redis]) -> Vec<Address> {
     servers.iter().map(address).collect()
 }
 
-/// Starts three masters. A master that is silent for a while is not replaced.
+/// Starts three masters. The cluster does not treat a master as failed before it was silent for 30 seconds.
 pub(crate) fn cluster_that_bears_pauses() -> Cluster {
     let cluster = Cluster::start(3, 0);
     for node in cluster.nodes() {
@@ -72,7 +72,7 @@ pub(crate) fn cluster_that_bears_pauses() -> Cluster {
     cluster
 }
 
-/// Options for a shared cluster.
+/// Returns options for a shared cluster.
 pub(crate) fn cluster_options(cluster: &Cluster) -> Options {
     let nodes = addresses(cluster.nodes());
     let mut options = patient(Options::new(Servers::Cluster(nodes)));
@@ -116,8 +116,8 @@ impl OnRedis {
     }
 }
 
-/// Returns the options with a manual clock. A state may expire by that clock and not by the server's, so states are
-/// kept long, which the suite allows.
+/// Returns the options with a manual clock. Redis expires keys by its own clock, not by the manual one. So
+/// states are kept for an hour after they expire, which the suite allows.
 pub(crate) fn by_clock(mut options: Options, clock: &ManualClock) -> Options {
     options.clock = ClockSource::Caller(Arc::new(clock.clone()) as Arc<dyn Clock>);
     options.margin = Span::HOUR;
@@ -137,7 +137,7 @@ impl Fixture for OnRedis {
 }
 
 impl Drop for OnRedis {
-    /// After any test, every key has an expiry.
+    /// Checks after each test that every key expires.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             every_key_expires(&self.redis);
@@ -171,7 +171,7 @@ pub(crate) fn changes(redis: &Redis) -> u64 {
     info["rdb_changes_since_last_save"].parse().unwrap()
 }
 
-/// Returns the length of a random sequence: fifty times as long in a long run.
+/// Returns the number of steps of a random sequence: fifty times as many in a long run.
 pub(crate) fn steps() -> usize {
     match std::env::var("TOLLGATE_PROOF_CASES") {
         Ok(_) => conformance::STEPS * 50,
@@ -179,7 +179,7 @@ pub(crate) fn steps() -> usize {
     }
 }
 
-/// A charge of one unit on subject `number`.
+/// Returns a charge of one unit on subject `number`.
 pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     Charge {
         overflow: conformance::key(u64::MAX),
@@ -188,7 +188,7 @@ pub(crate) fn charge(number: u64, limit: &Limit) -> Charge<'_> {
     }
 }
 
-/// Charges one unit of subject `number`.
+/// Charges one unit to subject `number`.
 pub(crate) async fn take(
     store: &RedisStore,
     number: u64,
@@ -204,8 +204,8 @@ pub(crate) async fn left(store: &RedisStore, number: u64, limit: &Limit) -> u64 
     applied.outcomes[0].remaining
 }
 
-/// Charges one unit of subject `number`, `attempts` times by each of `callers`. Returns how many were allowed. Panics
-/// if an attempt fails.
+/// Charges one unit to subject `number`. Each of `callers` callers does this `attempts` times. Returns how
+/// many charges were allowed. Panics if an attempt fails.
 pub(crate) async fn admitted(
     store: &RedisStore,
     number: u64,
@@ -231,8 +231,8 @@ pub(crate) async fn admitted(
     sum
 }
 
-/// Returns the answers to `requests` that are queued while the server is paused, so that they leave in one or two
-/// calls.
+/// Queues `requests` while the server is paused, so that they leave in one or two calls. Returns their
+/// answers.
 pub(crate) fn at_once<T: Send + 'static>(
     redis: &Redis,
     store: &RedisStore,
@@ -272,7 +272,8 @@ pub(crate) fn argument() -> Option<String> {
     std::env::var(ARGUMENT).ok()
 }
 
-/// Starts a fake server on a thread, which answers each command with `answer`, or not at all. Returns its address.
+/// Starts a fake server on a thread, and returns its address. The server answers each command with `answer`;
+/// if that is `None`, it does not answer.
 pub(crate) fn fake_server(
     answer: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
 ) -> String {
