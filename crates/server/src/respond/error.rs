@@ -92,7 +92,8 @@ pub(crate) enum RequestError {
     PostedOtherwise(PostError),
     #[error("{0}")]
     BadText(String),
-    #[error("the ledger does not answer: {0}")]
+    // The error names the ledger or the store.
+    #[error("{0}; try again later")]
     Ledger(StoreError),
     #[error("too many concurrent ledger queries; retry")]
     LedgerBusy,

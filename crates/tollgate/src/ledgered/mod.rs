@@ -445,5 +445,5 @@ fn lost() -> StoreError {
 /// Converts an error of the ledger into the error that callers of the store get.
 #[allow(clippy::needless_pass_by_value, reason = "for `map_err`")]
 pub(crate) fn unavailable(error: LedgerError) -> StoreError {
-    StoreError::Unavailable(format!("the ledger: {error}").into())
+    StoreError::Ledger(error.to_string().into())
 }

@@ -122,7 +122,7 @@ impl LedgerSync {
             *self.silent_until.lock() = Some(Instant::now() + PAUSE);
         }
         let silent = "the ledger did not answer in time";
-        Err(StoreError::Unavailable(silent.into()))
+        Err(StoreError::Ledger(silent.into()))
     }
 
     /// Locks a counter within this process. The wait has a limit, because the holder of the lock may
@@ -131,7 +131,7 @@ impl LedgerSync {
         let turn = timeout(PATIENCE, self.restoring[stripe(key)].lock()).await;
         turn.map_err(|_| {
             let why = "too many requests wait for the ledger to restore the same count";
-            StoreError::Unavailable(why.into())
+            StoreError::Ledger(why.into())
         })
     }
 
