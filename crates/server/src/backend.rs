@@ -32,7 +32,7 @@ pub(crate) struct Backend {
 pub(crate) enum Answer {
     /// A check: whether the request may proceed.
     Decision(Decision),
-    /// A peek or a refund: how the limits stand.
+    /// The state of the limits, after a peek or a refund.
     Standing(Decision),
     /// One decision for each check of a batch, in its order.
     Batch(Vec<Decision>),

@@ -111,7 +111,7 @@ impl Listener {
         self.tcp.local_addr()
     }
 
-    /// Whether connections are encrypted.
+    /// Returns whether connections are encrypted.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.tls.is_some()
@@ -200,7 +200,7 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
 pub(crate) struct Stopping(watch::Receiver<bool>);
 
 impl Stopping {
-    /// Whether the server stops: one atomic load. Must not be called after `wait`.
+    /// Returns whether the server stops. Costs one atomic load. Must not be called after `wait`.
     pub(crate) fn is_stopping(&self) -> bool {
         self.0.has_changed().unwrap_or(true)
     }
@@ -211,7 +211,7 @@ impl Stopping {
         let _ = self.0.wait_for(|stopping| *stopping).await;
     }
 
-    /// A connection that hears of the stop from the returned sender.
+    /// Makes a `Stopping`, and the sender that tells it of the stop.
     #[cfg(test)]
     pub(crate) fn channel() -> (watch::Sender<bool>, Stopping) {
         let (sender, receiver) = watch::channel(false);

@@ -78,7 +78,7 @@ pub(crate) struct Refund<'a> {
 }
 
 impl<'a> Refund<'a> {
-    /// Without a time, the charge counts as the latest possible one.
+    /// Makes a refund. Without a time, it applies to the latest possible charge.
     pub(crate) fn new(
         attributes: AttributeMap<'a>,
         cost: Option<u64>,
@@ -233,7 +233,7 @@ pub(crate) fn batch<'a, T>(
     Ok(Question::Batch(checks.collect::<Result<_, _>>()?))
 }
 
-/// The units of a cost: 1 unless given.
+/// Checks a cost, and returns its units: 1 unless given.
 pub(crate) fn units(cost: Option<u64>) -> Result<u64, BadQuestion> {
     match cost.unwrap_or(1) {
         cost if cost > MAX_AMOUNT => Err(BadQuestion::LargeCost { cost }),
@@ -241,13 +241,14 @@ pub(crate) fn units(cost: Option<u64>) -> Result<u64, BadQuestion> {
     }
 }
 
-/// The token of a lease.
+/// Reads the token of a lease.
 pub(crate) fn token(text: &[u8]) -> Result<LeaseToken, BadQuestion> {
     let text = std::str::from_utf8(text).unwrap_or_default();
     text.parse().map_err(|_| BadQuestion::Token)
 }
 
-/// A number of milliseconds, capped at the longest span. The engine rejects a span that is too long.
+/// Converts milliseconds into a span, at most the longest span. The engine rejects a span that is too
+/// long.
 pub(crate) fn millis(millis: u64) -> Span {
     Span::from_micros(millis.saturating_mul(1000))
 }

@@ -62,7 +62,7 @@ impl Default for UsageReader {
 }
 
 impl UsageQuestion<'_> {
-    /// The query for the ledger, and the wanted periods.
+    /// Makes the query for the ledger, and parses the wanted periods.
     fn query(&self, now: Time) -> Result<(UsageQuery, Named), UsageError> {
         for (what, text) in [
             ("the tenant", Some(&self.tenant)),

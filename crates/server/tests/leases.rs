@@ -30,7 +30,7 @@ fn acquire(server: &Running, more: Value) -> Answer {
     server.post("/v1/leases", &with(job(), &more).to_string())
 }
 
-/// The id and the token of a new lease.
+/// Acquires a lease, and returns its id and token.
 fn acquired(server: &Running) -> (String, String) {
     let answer = acquire(server, json!({}));
     assert_eq!(answer.status, 201, "{}", answer.text);
@@ -77,7 +77,7 @@ fn lease_is_201_with_a_token_and_the_next_one_waits_for_a_slot() {
     assert_eq!(body["ruleId"], "jobs");
     assert_ne!(refused.header("retry-after"), "");
     assert_eq!(body["token"], json!(null));
-    // A check only looks, and finds no free slot.
+    // A check takes no slot. It is denied, because no slot is free.
     assert_eq!(server.post("/v1/check", &job().to_string()).status, 429);
 
     let (id, token) = (&lease["id"], &lease["token"]);

@@ -71,7 +71,7 @@ fn posting(amount: i64) -> Value {
     })
 }
 
-/// The ledger has more of the first counter than the store.
+/// Adds `amount` to the first counter in the ledger, but not in the store.
 fn drift(server: &ConfigFileServer, amount: i64) {
     let accounts = server.control.engine().accounts().unwrap();
     let query = EntryQuery {

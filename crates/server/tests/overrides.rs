@@ -58,7 +58,7 @@ fn on(redis: &Redis) -> String {
     )
 }
 
-/// The audit trail of `data`, the oldest first: who did what.
+/// Reads the audit trail of `data`, the oldest entry first. Returns who did what.
 fn trail(data: &Path) -> Vec<(String, String)> {
     let read = audit::read(&data.join(audit::FILE), &Query::default(), u64::MAX).unwrap();
     let entries = read.entries.into_iter().rev();

@@ -14,7 +14,7 @@ const DOCS: &str = include_str!("../../../docs/resp.md");
 /// The port that the examples use.
 const PORT: &str = "6390";
 
-/// The blocks of a language, in order.
+/// Returns the blocks of a language, in order.
 fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
     let fenced = DOCS.split("```").skip(1).step_by(2);
     fenced.filter_map(move |block| block.strip_prefix(language)?.strip_prefix('\n'))
@@ -25,7 +25,7 @@ fn door() -> Door {
     Door::with(rules, Options::default(), None)
 }
 
-/// Whether `line` matches `pattern`, whose dots stand for any characters.
+/// Returns whether `line` matches `pattern`, whose dots stand for any characters.
 fn is_like(line: &str, pattern: &str) -> bool {
     line.len() == pattern.len()
         && line

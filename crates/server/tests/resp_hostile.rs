@@ -219,7 +219,7 @@ fn ten_thousand_idle_connections_cost_little_and_one_more_waits() {
     door.still_serves();
 }
 
-/// The resident memory of this process, in KiB.
+/// Returns the resident memory of this process, in KiB.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status

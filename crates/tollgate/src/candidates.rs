@@ -46,7 +46,7 @@ struct Pair {
 type PlanCounts = (Option<Arc<str>>, Arc<[[AtomicU64; 2]; 2]>);
 
 impl Candidates {
-    /// The candidates of `rules`. Pairs that are unchanged since `before` keep their counts.
+    /// Finds the candidates of `rules`. Pairs that are unchanged since `before` keep their counts.
     pub(crate) fn new(rules: &RuleSet, before: Option<&Candidates>) -> Candidates {
         let plans: Vec<Arc<str>> = rules.plans().map(Arc::from).collect();
         let pair = |(candidate, current): (u32, u32)| {
@@ -143,7 +143,7 @@ rules:
         tollgate_config::parse("rules.yaml", rules, &|_| None).unwrap()
     }
 
-    /// How the candidate compares for a plan.
+    /// Returns how the candidate compares for a plan.
     fn compared(limiter: &Limiter<impl Store>, plan: Option<&str>) -> [u64; 4] {
         let comparisons = limiter.metrics().comparisons();
         let of_plan = comparisons.iter().find(|it| it.plan.as_deref() == plan);

@@ -34,7 +34,8 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// How many requests each policy has decided, by its name; `none` for rules without one.
+    /// Returns how many requests each policy has decided, by the policy's name. The name is `none` for
+    /// rules without a policy.
     pub(crate) fn by_policy(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counts = POLICIES.iter().zip(&self.fallbacks);
         counts.map(|(policy, count)| {

@@ -128,7 +128,7 @@ impl Outage {
         (charge.key.bits(), quota.period_at(START).start)
     }
 
-    /// The usage of a tenant in the counter.
+    /// Returns the usage of a tenant in the counter.
     fn counted(&self, name: &str) -> u64 {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter.rules());
         let attributes = tenant(name);
@@ -137,7 +137,7 @@ impl Outage {
         balance.unwrap().used
     }
 
-    /// The usage of a tenant in the ledger, if the ledger answers.
+    /// Returns the usage of a tenant in the ledger, if the ledger answers.
     async fn recorded(&self, name: &str) -> Option<u64> {
         let (key, start) = self.key_of(name);
         let balance = self.ledger().balance(key, start).await.ok()?;
@@ -341,7 +341,7 @@ rules:
     assert_eq!(left, Some(LIMIT - 301), "the year does not start again");
 }
 
-/// An outage with a strict rule, and a tenant with a usage of 1.
+/// Sets up an outage with a strict rule, and a tenant with a usage of 1.
 async fn strict() -> Outage {
     let config = rules(", durability: strict, on_store_failure: fail-closed");
     let outage = Outage::new(&config, |_| {}).await;

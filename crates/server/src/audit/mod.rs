@@ -112,7 +112,7 @@ pub struct Concerned {
 }
 
 impl Entry {
-    /// An entry about `what`, done by `who`. The time is set when the entry is written.
+    /// Makes an entry about `what`, done by `who`. The time is set when the entry is written.
     #[must_use]
     pub fn new(what: &str, who: &str) -> Entry {
         Entry {
@@ -282,8 +282,9 @@ impl Audit {
         let _ = is_written.await;
     }
 
-    /// Returns the entries that `query` wants, the newest first: those of the file, and with a
-    /// ledger those of all instances. If the ledger does not answer, some may be missing.
+    /// Returns the entries that `query` wants, the newest first. They come from the file and, with a
+    /// ledger, also from the other instances. If the ledger does not answer, entries of other instances
+    /// may be missing.
     ///
     /// # Errors
     /// If the file exists but cannot be read.
@@ -383,7 +384,7 @@ fn append(path: &Path, lines: &[u8]) -> io::Result<()> {
     file.write_all(lines)
 }
 
-/// A time in RFC 3339, UTC, to the millisecond.
+/// Formats a time as in RFC 3339, in UTC, to the millisecond.
 #[must_use]
 pub fn instant(time: Time) -> String {
     let micros = i64::try_from(time.as_micros()).unwrap_or(i64::MAX);

@@ -150,7 +150,7 @@ fn header_that_counts_can_be_configured() {
     }
 }
 
-/// The attributes of a request, as `name=value`.
+/// Returns the attributes of a request, as `name=value`.
 fn attributes(clients: &Clients, peer: &str, lines: Lines<'_>) -> String {
     let headers = headers(lines);
     let client = clients.find(peer.parse().unwrap(), &headers).unwrap();
@@ -303,7 +303,7 @@ fn stranger() -> impl Strategy<Value = IpAddr> {
     any.prop_filter("a stranger", |address| !clients("").is_trusted(*address))
 }
 
-/// An address in one of the ways that proxies write it.
+/// Writes an address in one of the ways that proxies use.
 fn written(address: IpAddr, way: u8) -> String {
     match (address, way % 4) {
         (IpAddr::V4(address), 0) => address.to_string(),
@@ -317,7 +317,7 @@ fn written(address: IpAddr, way: u8) -> String {
     }
 }
 
-/// Something that a client may put into a header before any proxy sees it.
+/// Generates texts that a client may put into a header before any proxy sees it.
 fn hostile() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("10.0.0.1".to_owned()),

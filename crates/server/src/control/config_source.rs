@@ -67,7 +67,7 @@ impl Source {
         self
     }
 
-    /// The stamps of the files before they were first read.
+    /// Returns the stamps of the files before they were first read.
     pub(super) fn first(&self, config: &Config) -> Stamps {
         let files = config.tenant_files().iter();
         let all = files.chain(config.tenant_directories());
@@ -77,8 +77,8 @@ impl Source {
         self.first.iter().copied().chain(others).collect()
     }
 
-    /// Finds all files that the config depends on now, even if it would be rejected, and returns
-    /// their stamps. So a fix in any of them is seen.
+    /// Finds all files that the config depends on now, and returns their stamps. Finds them even if the
+    /// config has problems, so that a fix in any of the files is seen.
     pub(super) async fn find_files(self: &Arc<Self>) -> Stamps {
         let source = Arc::clone(self);
         let looking = tokio::task::spawn_blocking(move || {
@@ -93,7 +93,7 @@ impl Source {
         looking.await.unwrap_or_default()
     }
 
-    /// The current stamps of the files that were found last.
+    /// Returns the current stamps of the files that were found last.
     pub(super) async fn stamps(&self) -> Stamps {
         let (path, others) = (Arc::clone(&self.path), self.others.lock().clone());
         let looking = tokio::task::spawn_blocking(move || {
@@ -170,7 +170,7 @@ impl RejectedConfig {
         RejectedConfig { problems }
     }
 
-    /// The first problem, and where it is.
+    /// Describes the first problem, and says where it is.
     pub(crate) fn first(&self) -> String {
         let first = self.problems.first().map(ToString::to_string);
         let mut first = first.unwrap_or_default();

@@ -316,7 +316,8 @@ impl Overrides {
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    // The override may or may not be stored still. The next answer of the store will show.
+                    // It is not known whether the override is still stored. The next read of the store
+                    // will show it.
                     stored.read = false;
                     tracing::debug!(%error, name, "an expired override may still be stored");
                     return;
@@ -372,7 +373,8 @@ fn round_trip(wanted: &Override, now: u64) -> Result<Arc<Override>, OverrideErro
     }
 }
 
-/// A stored text as a value of the audit trail, cut if it is longer than any valid override.
+/// Converts a stored text into a value for the audit trail. Cuts a text that is longer than any valid
+/// override.
 fn audit_value(text: &str) -> Value {
     match text.len() {
         ..=MAX_TEXT => value(text),
@@ -380,7 +382,7 @@ fn audit_value(text: &str) -> Value {
     }
 }
 
-/// A stored text as JSON.
+/// Converts a stored text into JSON.
 fn value(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }

@@ -62,7 +62,7 @@ impl StoredOverrides {
         self.read = true;
     }
 
-    /// The names and texts of all overrides except the one of this name.
+    /// Returns the names and texts of all overrides except the one of this name.
     pub(super) fn without<'t>(
         &'t self,
         name: &'t str,

@@ -87,7 +87,7 @@ impl Conversation {
         }
     }
 
-    /// Whether the client may use all commands.
+    /// Returns whether the client may use all commands.
     #[must_use]
     pub fn is_logged_in(&self) -> bool {
         self.session.logged_in
@@ -166,7 +166,7 @@ impl Conversation {
         Step::Write
     }
 
-    /// Whether a waiting command may wait for other clients, not only for the store.
+    /// Returns whether a waiting command may wait for other clients, not only for the store.
     #[must_use]
     pub fn may_take_long(&self) -> bool {
         let mut waiting = self.waiting.iter();

@@ -105,7 +105,7 @@ pub(crate) enum RequestError {
 }
 
 impl RequestError {
-    /// The HTTP status, and the code in the body.
+    /// Returns the HTTP status, and the code in the body.
     fn status(&self) -> (u16, &'static str) {
         match self {
             Self::Json(_)
@@ -189,7 +189,7 @@ pub(crate) struct ConfigProblemBody<'a> {
     help: Option<&'a str>,
 }
 
-/// The response to a request that has no answer.
+/// Makes the response to a request that has no answer.
 pub(crate) fn error(error: &RequestError) -> Response {
     let (status, code) = error.status();
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -126,7 +126,7 @@ pub(super) struct Sampling {
 }
 
 impl Sampling {
-    /// Whether the next decision is sampled.
+    /// Decides whether the next decision is sampled.
     pub(super) fn draw(&self) -> bool {
         fastrand::u16(..10_000) < self.share
     }

@@ -224,7 +224,7 @@ impl<S: Store> Limiter<S> {
     /// Takes a slot of every concurrency rule, if they are free: see [`Snapshot::try_acquire`].
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`Snapshot::try_acquire`].
     pub async fn try_acquire(
         &self,
         attributes: &Attributes<'_>,
@@ -236,7 +236,7 @@ impl<S: Store> Limiter<S> {
 }
 
 impl<S: Immediate> Limiter<S> {
-    /// See [`reserve`](Self::reserve).
+    /// Like [`reserve`](Self::reserve), without a runtime.
     ///
     /// ```
     /// # use tollgate::{Attributes, Limiter, Reserve, ReserveOutcome};
@@ -256,7 +256,7 @@ impl<S: Immediate> Limiter<S> {
     /// ```
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`reserve`](Self::reserve).
     pub fn reserve_now(
         &self,
         attributes: &Attributes<'_>,
@@ -265,10 +265,10 @@ impl<S: Immediate> Limiter<S> {
         now(self.reserve(attributes, reserve))
     }
 
-    /// See [`Snapshot::try_acquire`].
+    /// Like [`Snapshot::try_acquire`], without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`Snapshot::try_acquire`].
     pub fn try_acquire_now(
         &self,
         attributes: &Attributes<'_>,

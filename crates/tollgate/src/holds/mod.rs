@@ -68,7 +68,7 @@ pub enum ReserveOutcome {
 }
 
 impl ReserveOutcome {
-    /// The decision of the rules; `None` if this repeats an earlier request.
+    /// Returns the decision of the rules; `None` if this repeats an earlier request.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match self {
@@ -106,7 +106,7 @@ pub enum AcquireOutcome {
 }
 
 impl AcquireOutcome {
-    /// The decision of the rules.
+    /// Returns the decision of the rules.
     #[must_use]
     pub fn decision(&self) -> &Decision {
         match self {
@@ -213,7 +213,7 @@ fn how_it_ended(hold: &Hold) -> String {
 }
 
 impl Hold {
-    /// A request that was allowed without a hold.
+    /// Makes the hold of a request that was allowed without one.
     pub(crate) fn unheld(units: u64, now: Time) -> Hold {
         Hold {
             id: HoldName::Unheld,
@@ -251,7 +251,7 @@ impl Hold {
     }
 }
 
-/// The error for a reservation or lease that has ended.
+/// Returns the error for a reservation or lease that has ended.
 fn ended(record: &HoldRecord) -> HoldError {
     HoldError::Ended(Box::new(Hold::of(record)))
 }

@@ -105,7 +105,7 @@ impl HoldNames {
         HoldId::new(self.holds.subject([tenant, key]).bits(), tag)
     }
 
-    /// A hash of a request. It differs for different requests under one idempotency key.
+    /// Hashes a request. The hash shows whether two requests with one idempotency key differ.
     #[allow(clippy::cast_possible_truncation)] // Half of the hash is enough.
     pub(crate) fn fingerprint(&self, attributes: &Attributes<'_>, units: u64) -> u64 {
         let units = units.to_string();
@@ -125,7 +125,7 @@ thread_local! {
 /// The number of ids that were made without entropy from the system.
 static UNGUARDED: AtomicU64 = AtomicU64::new(0);
 
-/// 128 random bits that cannot be guessed.
+/// Returns 128 random bits that cannot be guessed.
 pub(crate) fn random() -> u128 {
     POOL.with_borrow_mut(|pool| {
         if let Some(bits) = pool.pop() {

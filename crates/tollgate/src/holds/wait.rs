@@ -57,7 +57,7 @@ impl<S: Store> Limiter<S> {
     /// Takes a slot of every concurrency rule, and waits for it: see [`Snapshot::acquire`].
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`Snapshot::acquire`].
     pub async fn acquire(
         &self,
         attributes: &Attributes<'_>,
@@ -75,7 +75,7 @@ fn pause(ahead: u64) -> Duration {
     pause.min(ASK_AT_LEAST_EVERY)
 }
 
-/// Whether only slots are missing. A client can wait for slots.
+/// Returns whether only slots are missing. A client can wait for slots.
 fn may_wait(decision: &Decision) -> bool {
     let mut denying = decision
         .rules()

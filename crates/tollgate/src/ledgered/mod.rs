@@ -65,7 +65,7 @@ pub struct LedgerSync {
     instance: u64,
     written: AtomicU64,
     restoring: Box<[Mutex<()>]>,
-    /// After a failure, no count is restored from the ledger until this instant.
+    /// After the ledger did not answer in time, it is not asked again until this instant.
     silent_until: parking_lot::Mutex<Option<Instant>>,
 }
 
@@ -94,19 +94,19 @@ impl LedgerSync {
         }
     }
 
-    /// The ledger.
+    /// Returns the ledger.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// The namespace of the entries.
+    /// Returns the namespace of the entries.
     #[must_use]
     pub fn namespace(&self) -> &Arc<str> {
         &self.namespace
     }
 
-    /// An id that no other entry has.
+    /// Makes an id that no other entry has.
     fn next_id(&self) -> EntryId {
         let place = self.written.fetch_add(1, Ordering::Relaxed);
         EntryId(u128::from(self.instance) << 64 | u128::from(place))
@@ -119,7 +119,7 @@ impl<S: Store> Ledgered<S> {
         Ledgered { store, sync }
     }
 
-    /// The store that the ledger is behind.
+    /// Returns the store in front of the ledger.
     #[must_use]
     pub fn store(&self) -> &S {
         &self.store
@@ -214,7 +214,7 @@ impl<S: Store> Ledgered<S> {
         {
             settled = self.settle_restored(id, how).await?;
         }
-        // An earlier end may not be recorded: the process that made it may have ended before that.
+        // The hold may have ended before without a record of it, because the process ended in between.
         if let Settled::Done(record) | Settled::Already(record) = &settled {
             self.sync.record_end(record).await?;
         }
@@ -305,9 +305,9 @@ impl<S: Store> Store for Ledgered<S> {
         }
     }
 
-    /// Gives back nothing of an earlier period. Never gives back more than was used, for all charges of
-    /// a counter together. Reserved amounts do not count as used here, because their reservations
-    /// settle them. The ledger records exactly the amount that is given back.
+    /// Gives nothing back that was used in an earlier period. For all charges of a counter together,
+    /// never gives back more than was used. Reserved amounts do not count as used here, because their
+    /// reservations settle them. The ledger records exactly the amount that is given back.
     fn refund<'a>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -318,12 +318,12 @@ impl<S: Store> Store for Ledgered<S> {
             return self.store.refund(charges, units, charged_at);
         }
         Answer::later(async move {
-            // This restores a missing count, so that there is a count to refund.
+            // The peek restores a missing count, so that there is a count to refund.
             let now = self.peek(charges, Ask::Exactly(0)).await?.now;
             let (sync, store) = (&self.sync, &self.store);
             let keys = recorded_charges(charges).map(|line| line.charge.key.bits());
             let _alone = sync.alone_all(keys).await?;
-            // The same charges. The cost of each is the whole amount that it gives back.
+            // The same charges, each with the whole amount that it gives back as its cost.
             let given = charges.iter().map(|charge| Charge {
                 cost: charge.cost.saturating_mul(units).min(MAX_AMOUNT),
                 ..*charge
@@ -368,7 +368,7 @@ impl<S: Store> Store for Ledgered<S> {
                     sync.record_reset(&line, used, now).await?;
                 }
             }
-            // Last: if the ledger does not answer, these charges stay unchanged.
+            // These come last: if the ledger does not answer, they stay unchanged.
             let others = charges.iter().filter(|charge| charge.recorded.is_none());
             let others: Vec<Charge<'_>> = others.copied().collect();
             store.reset(&others).await
@@ -417,7 +417,7 @@ impl<S: Store> Store for Ledgered<S> {
     }
 }
 
-/// An id computed from `parts`, so that an entry that is written twice is stored once.
+/// Computes an id from `parts`, so that an entry that is written twice is stored once.
 fn derived_id(parts: &[&[u8]]) -> EntryId {
     let mut hasher = blake3::Hasher::new_derive_key("tollgate ledger entry v1");
     for part in parts {

@@ -1,9 +1,9 @@
 //! Counts that a store has lost, read from the ledger.
 //!
-//! The time limits of the store do not cover these waits, so there are separate bounds. They bound the
-//! wait for others that restore the same count, each answer of the ledger, and how many reservations
-//! are restored with a count. A request that is not served in time gets an error, and the failure
-//! policies of its rules decide.
+//! The time limits of the store do not cover the waits for the ledger, so this module has its own
+//! bounds. They bound the wait for other requests that restore the same count, the wait for an answer
+//! of the ledger, and the number of reservations that are restored with a count. A request that is not
+//! served in time gets an error, and the failure policies of its rules decide.
 
 use std::time::Duration;
 
@@ -75,9 +75,9 @@ impl LedgerSync {
         Ok(())
     }
 
-    /// Puts back the reservations of a counter that a client may repeat by idempotency key. Others need
-    /// not be put back: calls that end or extend a reservation have its id, and the ledger finds it by
-    /// that id.
+    /// Puts back the reservations of a counter that a client may repeat by idempotency key. Other
+    /// reservations need not be put back. Calls that end or extend them have their id, and the ledger
+    /// finds them by that id.
     async fn put_holds(&self, store: &dyn Store, key: u128, now: Time) -> Result<(), StoreError> {
         let since = Time::from_micros(now.as_micros().saturating_sub(RETAIN.as_micros()));
         let (mut seen, mut after) = (0, None);
@@ -108,8 +108,9 @@ impl LedgerSync {
         Ok(())
     }
 
-    /// The answer of the ledger, if it comes in time. If it does not, the ledger is not asked again for
-    /// a moment. Otherwise requests that wait for each other would wait longer and longer.
+    /// Waits for the answer of the ledger. If the answer does not come in time, returns an error, and
+    /// does not ask the ledger again for a moment. Otherwise requests that wait for each other would
+    /// wait longer and longer.
     pub(super) async fn in_time<T>(
         &self,
         asking: impl Future<Output = Result<T, StoreError>>,
@@ -150,7 +151,7 @@ impl LedgerSync {
         Ok(alone)
     }
 
-    /// How much of the usage of the current period belongs to open reservations.
+    /// Returns how much of the usage of the current period belongs to open reservations.
     pub(super) async fn reserved_of(
         &self,
         charge: &Charge<'_>,
@@ -160,7 +161,7 @@ impl LedgerSync {
         reserved.map(non_negative).map_err(unavailable)
     }
 
-    /// The count in the ledger. Its usage may be negative, because of corrections.
+    /// Reads the count from the ledger. Its usage may be negative, because of corrections.
     pub(super) async fn count_of(
         &self,
         charge: &Charge<'_>,
@@ -215,7 +216,7 @@ fn stripe(key: u128) -> usize {
     bits % STRIPES
 }
 
-/// An amount, or 0 if it is negative: corrections may take back more than was used.
+/// Returns the amount, or 0 if the amount is negative. Corrections may take back more than was used.
 fn non_negative(amount: i64) -> u64 {
     u64::try_from(amount).unwrap_or(0)
 }

@@ -40,7 +40,7 @@ macro_rules! traced {
     };
 }
 
-/// Whether the current work belongs to a decision that is traced.
+/// Returns whether the current work belongs to a decision that is traced.
 #[inline]
 fn is_traced() -> bool {
     tracing::span_enabled!(target: TRACES, Level::INFO) && is_within()

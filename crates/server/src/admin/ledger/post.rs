@@ -163,7 +163,7 @@ fn check(reason: &str, key: Option<&str>) -> Result<(), RequestError> {
     Ok(())
 }
 
-/// An entry that names only the rule of the posting.
+/// Removes all rules from an audit entry, except the rule of the posting.
 fn only(mut entry: Entry, decision: &Decision, posting: &Posting<'_>) -> Entry {
     let meant = |id: &str| {
         let mut rules = decision.rules().map(|it| it.rule());
