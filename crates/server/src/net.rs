@@ -74,7 +74,8 @@ impl Listener {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
             SocketAddr::V6(_) => TcpSocket::new_v6()?,
         };
-        // Without this, connections of a server that just ended would keep the next one from starting.
+        // Without this, connections of a server that just ended would keep the next server from
+        // starting.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         let mut tls_watcher = JoinSet::new();

@@ -19,7 +19,7 @@ use tollgate_ledger::Period;
 /// The name of the current periods.
 const CURRENT: &str = "current";
 
-/// No time zone is further from UTC.
+/// No time zone is further from UTC than this, in microseconds.
 const FURTHEST: u64 = 26 * 3_600_000_000;
 
 /// A selection of periods.
@@ -101,8 +101,9 @@ fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
             (_, Unit::Hour) => true,
             _ => calendar.period_at(period.start).start == period.start,
         };
-        // The period may not be one of this calendar. If it starts at midnight in the calendar's time
-        // zone, only the anchor was changed since then, and the time zone still applies.
+        // The period is not one of this calendar if the anchor or the time zone was changed since then.
+        // If the period starts at midnight in the calendar's time zone, only the anchor was changed,
+        // and the time zone still applies.
         (is_of_it || start.start_of_day().is_ok_and(|day| day == start)).then_some(start)
     });
     in_force.unwrap_or_else(|| {

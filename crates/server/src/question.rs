@@ -167,7 +167,8 @@ impl<'a> AttributeMap<'a> {
         Ok(())
     }
 
-    /// Adds an attribute that a door has derived and checked itself. The last of several values counts.
+    /// Adds an attribute that a door has derived and checked itself. If a name has several values, the
+    /// last one applies.
     pub(crate) fn push(&mut self, name: impl Into<Text<'a>>, value: impl Into<Text<'a>>) {
         self.0.push((name.into(), value.into()));
     }

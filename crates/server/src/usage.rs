@@ -12,7 +12,7 @@ use crate::question::UsageQuestion;
 /// The most rows of an answer.
 pub(crate) const MAX_ROWS: usize = 256;
 
-/// How many queries may run at a time at one door. Further ones get an error at once.
+/// How many queries may run at a time at one door. Further queries get an error at once.
 const MAX_QUERIES: usize = 4;
 
 /// How many counters are read at a time.

@@ -178,7 +178,7 @@ fn client_that_hangs_up_gives_up_its_place_in_the_queue() {
     // A client that does not wait is answered at once, in any case.
     assert_eq!(acquire(&server, json!({})).status, 429);
     free(&server, &id, &token);
-    // The place in the queue stays a little longer, and then is free.
+    // The queue keeps the position of the client a little longer, and then gives it up.
     let next = acquire(&server, json!({ "wait": "30s" }));
     assert_eq!(next.status, 201, "{}", next.text);
 }

@@ -37,12 +37,12 @@ struct Pair {
     ids: (Arc<str>, Arc<str>),
     /// The limits of both rules. If a reload changes one of them, counting starts again at zero.
     limits: (Limit, Limit),
-    /// First the tenants without a plan, then the plans in the order of the file.
+    /// The counts of tenants without a plan, and then those of each plan, in the order of the file.
     by_plan: Box<[PlanCounts]>,
 }
 
-/// A plan, or none, and its counts. The indexes are: whether the candidate denies, whether the rule in
-/// force denies.
+/// A plan, or none, and its counts. The first index says whether the candidate denies, and the second
+/// whether the rule in force denies.
 type PlanCounts = (Option<Arc<str>>, Arc<[[AtomicU64; 2]; 2]>);
 
 impl Candidates {
@@ -88,7 +88,7 @@ impl Candidates {
             if !candidate.is_counted() || current.is_some_and(|outcome| !outcome.is_counted()) {
                 continue;
             }
-            // A rule that does not apply denies nothing.
+            // A rule that does not apply to the request denies nothing.
             let current_denies = current.is_some_and(|outcome| !outcome.is_allowed());
             let place = plan.map_or(0, |plan| usize::from(plan) + 1);
             if let Some((_, cells)) = pair.by_plan.get(place) {

@@ -124,9 +124,9 @@ type Listener = Box<dyn Fn(&Arc<Event>) + Send + Sync>;
 
 /// Finds events in decisions, counts and logs them, and calls the listeners.
 pub struct Events {
-    /// In percent, ascending.
+    /// The thresholds in percent, ascending.
     thresholds: Box<[u8]>,
-    /// By allowance: one count for each threshold, and one for exhaustion.
+    /// For each allowance, a count for each threshold, and one for exhaustion.
     counts: Mutex<HashMap<Arc<str>, Box<[u64]>>>,
     listeners: RwLock<Vec<Listener>>,
     pace: Pace,

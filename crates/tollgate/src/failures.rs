@@ -25,7 +25,7 @@ const LOG_EVERY: Span = Span::SECOND;
 /// The failures of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
-    /// By policy, in the order of [`POLICIES`].
+    /// The number of requests by policy, in the order of [`POLICIES`].
     fallbacks: [AtomicU64; POLICIES.len()],
     /// When a failure was last logged.
     logged_at: AtomicU64,

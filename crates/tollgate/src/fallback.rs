@@ -168,7 +168,7 @@ impl Fallback {
         self.store.reset(charges);
     }
 
-    /// Forgets expired state, a share of it at a time.
+    /// Forgets some of the expired state.
     pub(crate) fn sweep(&self) {
         Store::sweep(&self.store);
     }

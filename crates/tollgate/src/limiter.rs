@@ -122,9 +122,9 @@ impl<S: Store> LimiterBuilder<'_, S> {
 }
 
 impl<S: Store> Limiter<S> {
-    /// Starts a limiter with the rules of a validated config, on `store`. The config's own `store` and
-    /// `ledger` sections are ignored: [`Engine::start`](crate::Engine::start) builds the stores that
-    /// they name.
+    /// Returns a builder of a limiter with the rules of a validated config, on `store`. The config's
+    /// own `store` and `ledger` sections are ignored: [`Engine::start`](crate::Engine::start) builds
+    /// the stores that they name.
     ///
     /// Subjects are hashed with the config's secret. If the config has none, a store in this process
     /// gets a random secret. A store that instances share gets no secret, so that all instances hash in

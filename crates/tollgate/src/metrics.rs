@@ -23,7 +23,7 @@ const STRIPES: usize = 16;
 
 /// The decisions of each rule and of ad-hoc limits so far.
 pub struct Metrics {
-    /// In the order of the file, each with its stripes.
+    /// The counts of each rule, in the order of the file. Each thread has its own stripe of them.
     rules: Box<[Arc<[Cells; STRIPES]>]>,
     throttles: Arc<Throttles>,
     candidates: Candidates,
@@ -74,7 +74,7 @@ struct Cells {
     near_limit: AtomicU64,
     grace: AtomicU64,
     shadow_denied: AtomicU64,
-    /// By reason, in the order of [`Reason::ALL`].
+    /// The number of denials by reason, in the order of [`Reason::ALL`].
     denied: [AtomicU64; Reason::ALL.len()],
 }
 

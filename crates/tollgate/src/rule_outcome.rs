@@ -24,20 +24,20 @@ pub(crate) struct RuleOutcome {
     /// How long an empty allowance takes to refill. For a quota, the length of its period. Zero if the
     /// rule denied the request without a charge.
     pub(crate) window: Span,
-    /// How much of the limit that the store reports is a quota's grace.
+    /// The grace of a quota. The limit that the store reports includes it.
     pub(crate) grace: u64,
     pub(crate) source: Source,
     pub(crate) verdict: RuleVerdict,
 }
 
-/// Whether an outcome is that of a rule or of its back-off.
+/// Whether an outcome comes from a rule or from its back-off.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The rule.
     Rule,
     /// The back-off of the previous rule. [`RuleOutcome::add_backoff`] adds it to that rule.
     Backoff,
-    /// The rule with its back-off, if only the back-off denies.
+    /// The rule together with its back-off, if only the back-off denies.
     BackedOff,
 }
 

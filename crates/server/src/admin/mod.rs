@@ -47,10 +47,10 @@ struct Admin {
     /// only.
     tokens: PerConfig<Tokens>,
     stream_bodies: Semaphore,
-    /// How many large reads of the ledger may run at a time. Further ones get an error at once.
+    /// How many large reads of the ledger may run at a time. Further reads get an error at once.
     ledger_reads: Arc<Semaphore>,
-    /// How many comparisons of the ledger with the counters may run at a time. Further ones get an
-    /// error at once.
+    /// How many comparisons of the ledger with the counters may run at a time. Further comparisons get
+    /// an error at once.
     ledger_comparisons: Semaphore,
 }
 

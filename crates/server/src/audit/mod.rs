@@ -72,7 +72,7 @@ const MOST_READ: u64 = 64 * 1024 * 1024;
 #[schema(as = AuditEntry)]
 #[non_exhaustive]
 pub struct Entry {
-    /// When: RFC 3339, UTC, to the millisecond.
+    /// The time, as in RFC 3339, in UTC, to the millisecond.
     #[schema(format = "date-time")]
     pub at: String,
     /// The author: the name of a token, or `file`, `signal` or `clock` if no person asked, or
@@ -82,11 +82,11 @@ pub struct Entry {
     /// `override.expired`, `reset`, `refund`, `ledger.correction`, `ledger.grant`,
     /// `ledger.reconcile`.
     pub what: String,
-    /// The value before.
+    /// The value before the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     pub from: Option<Value>,
-    /// The value after, or the rejected value.
+    /// The value after the change, or the rejected value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     pub to: Option<Value>,

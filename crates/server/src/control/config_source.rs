@@ -67,7 +67,8 @@ impl Source {
         self
     }
 
-    /// Returns the stamps of the files before they were first read.
+    /// Returns the stamp of the config file before it was first read, and the current stamps of the
+    /// other files. Remembers which files these are.
     pub(super) fn first(&self, config: &Config) -> Stamps {
         let files = config.tenant_files().iter();
         let all = files.chain(config.tenant_directories());

@@ -89,7 +89,7 @@ pub(crate) struct DecisionBody<'a> {
     /// The failure policy that decided instead of the store; null if the store decided.
     #[schema(schema_with = policies, required = true)]
     pub(super) fallback: Option<&'static str>,
-    /// Allowed by a rule with `on_store_failure: degraded`: skip optional work.
+    /// Whether a rule with `on_store_failure: degraded` allowed the request. If so, skip optional work.
     pub(super) degraded: bool,
     /// `atomic`, or `compensated` if the keys are in several slots of a Redis Cluster.
     #[schema(schema_with = guarantees)]

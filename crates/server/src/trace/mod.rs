@@ -76,8 +76,8 @@ impl Origin {
     }
 }
 
-/// Runs `ask`, within a span if the request is sampled. Opens no span if the store is shared: `ask` may
-/// have no answer yet, and the caller then asks again within a span.
+/// Runs `ask`, within a span if the request is sampled. Opens no span if the store may answer later:
+/// then the caller asks again, within a span.
 #[inline]
 pub(crate) fn now<T: SpanOutcome>(
     door: &'static str,

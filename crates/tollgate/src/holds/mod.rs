@@ -36,7 +36,7 @@ pub const LEAST_TTL: Span = Span::from_millis(100);
 pub const MOST_TTL: Span = Span::DAY;
 /// The longest time that a client may wait for a lease.
 pub const MOST_WAIT: Span = Span::from_secs(30);
-/// How long a queue keeps the place of a client that does not ask again.
+/// How long a queue keeps the position of a client that does not ask again.
 const PATIENCE: Span = Span::SECOND;
 /// The longest idempotency key, in bytes.
 const MOST_KEY: usize = 256;

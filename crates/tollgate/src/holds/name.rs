@@ -122,10 +122,10 @@ thread_local! {
     static POOL: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The number of ids that were made without entropy from the system.
+/// How many ids were made without entropy from the system.
 static UNGUARDED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns 128 random bits that cannot be guessed.
+/// Returns 128 random bits that cannot be guessed, unless the system has no entropy.
 pub(crate) fn random() -> u128 {
     POOL.with_borrow_mut(|pool| {
         if let Some(bits) = pool.pop() {
@@ -133,7 +133,7 @@ pub(crate) fn random() -> u128 {
         }
         let mut bytes = [0; 512];
         if getrandom::fill(&mut bytes).is_err() {
-            // Without entropy ids can be guessed, but they still differ.
+            // Without entropy, ids can be guessed, but no two ids of this process are equal.
             let number = UNGUARDED.fetch_add(1, Ordering::Relaxed);
             return u128::from(std::process::id()) << 64 | u128::from(number);
         }

@@ -13,7 +13,8 @@
 //!   given back, and the caller gets an error, so that the rule's failure policy answers.
 //!
 //! `entries.rs` writes entries, `restore.rs` reads counts back, and `reservations.rs` has the records
-//! of reservations. The changes of operators (`posting.rs`, `reconcile.rs`) go through the whole stack.
+//! of reservations. The changes of operators (`posting.rs`, `reconcile.rs`) go through the whole stack
+//! of stores.
 
 mod entries;
 mod posting;
@@ -85,8 +86,8 @@ impl LedgerSync {
             ledger,
             namespace: namespace.into(),
             clock,
-            // Random, or the process id without entropy. Instances should have different numbers: the
-            // ledger ignores a second entry with the same id.
+            // A random number, or the process id if the system has no entropy. Each instance should
+            // have its own number, because the ledger ignores a second entry with the same id.
             instance: (random() >> 64) as u64,
             written: AtomicU64::new(0),
             restoring: (0..STRIPES).map(|_| Mutex::new(())).collect(),

@@ -86,7 +86,8 @@ struct Suspect {
     account: Account,
     /// The first reading.
     before: Balance,
-    /// Whether the usage, and the amount in addition to the limit, were above or below the ledger.
+    /// The signs of the differences, first of the usage, then of the amount in addition to the limit: 1
+    /// if the counter was above the ledger, -1 if it was below, 0 if they were equal.
     directions: Option<(i64, i64)>,
 }
 

@@ -25,8 +25,8 @@ const PERIODS: usize = 24;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the ledger is not asked again after it did not answer in time.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How many reservations are restored with a count, the latest first. Earlier ones are still found by
-/// their id. But if a client repeats an earlier one by its idempotency key, that makes another
+/// How many reservations are restored with a count, the latest first. Earlier reservations are still
+/// found by their id. But a client that repeats one of them by its idempotency key gets another
 /// reservation.
 const MOST_HOLDS: usize = 10_000;
 /// How many reservations are read from the ledger at a time, and how many are put into the store at a
@@ -183,8 +183,8 @@ impl LedgerSync {
             let (period, recorded) = (summed.period, summed.balance);
             if period.end > now {
                 // There are several current periods if the calendar has changed. Usage stays in the
-                // period that was current when it was recorded. It does not count any more if another
-                // period has ended since then.
+                // period that was current when it was recorded. Such usage does not count any more if
+                // another period has ended since then.
                 if period.start != current.start && last_end > summed.last_at {
                     continue;
                 }

@@ -108,7 +108,7 @@ impl<S: Store> Guarded<S> {
     }
 }
 
-/// Tells the breaker how a call ended. Some errors are answers of a healthy store.
+/// Tells the breaker how a call ended. Some errors come from a healthy store.
 fn report<T>(permit: Permit<'_>, answer: &Result<T, StoreError>) {
     let is_healthy = matches!(
         answer,
@@ -130,7 +130,7 @@ impl<S: Store> Store for Guarded<S> {
     }
 
     fn is_local(&self) -> bool {
-        // The breaker may answer with an error.
+        // The breaker may answer with an error, instead of the store.
         false
     }
 

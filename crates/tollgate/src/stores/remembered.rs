@@ -48,7 +48,7 @@ struct Known {
     /// The count of changes of the request's keys when the store was asked.
     changes: u64,
     applied: Applied,
-    /// When this instance asked the store, and until when it need not ask again.
+    /// When this instance asked the store, and when it has to ask again.
     asked_at: Time,
     until: Time,
 }
@@ -97,7 +97,7 @@ impl<S: Store> Remembered<S> {
             return None;
         }
         let mut applied = known.applied.clone();
-        // The store's time now, as this instance estimates it.
+        // The current time of the store, as this instance estimates it.
         applied.now = applied.now + now.since(known.asked_at);
         Some(applied)
     }
@@ -119,7 +119,7 @@ impl<S: Store> Remembered<S> {
             changes,
             applied: applied.clone(),
             asked_at,
-            // Counted from the time before the call, so that the denial does not last too long.
+            // The time is counted from before the call, so that the denial does not last too long.
             until: asked_at + until.since(applied.now).min(self.longest),
         };
         *self.place(request).lock() = Some(Box::new(known));
@@ -221,7 +221,8 @@ impl<S: Store> Store for Remembered<S> {
         let mut changes = self.changes_of(charges);
         self.store.apply(charges, ask).map(move |answer| {
             let is_denied = matches!(&answer, Ok(applied) if !applied.allowed);
-            // Only a plain denial certainly leaves every state unchanged.
+            // A denial changes no state, if the numbers are the same and no charge counts denied
+            // requests. After any other answer, the states may have changed.
             if !is_denied || renumbers || charges.iter().any(Charge::sees_denied) {
                 self.forget(charges.iter().map(|it| it.key));
                 changes = changes.wrapping_add(counted_once(charges));
