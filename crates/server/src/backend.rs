@@ -49,7 +49,7 @@ pub(crate) enum Answer {
 /// Why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AskError {
-    // The details are in the log. Clients do not need them.
+    // The details are only in the log, because clients do not need them.
     #[error("the store does not answer; try again later")]
     Store(#[source] StoreError),
     #[error("{}", hold_message(.error))]

@@ -1,7 +1,7 @@
 //! Metrics in the Prometheus text format.
 //!
-//! Labels are names from the config file. No key or address is ever a label. A subject appears only
-//! as the beginning of its hash, and only for the most active ones.
+//! Labels are names from the config file. No key or address is ever a label. Only the most active
+//! subjects appear, each as the beginning of its hash.
 
 use std::fmt::{Display, Write};
 

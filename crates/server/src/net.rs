@@ -24,8 +24,8 @@ use crate::tls::{Tls, TlsError};
 
 /// The most open connections of a listener. Further connections wait to be accepted.
 pub const MAX_CONNECTIONS: usize = 10_000;
-/// How many connections may wait to be accepted. The system drops further ones, and their clients
-/// try again a second later.
+/// How many connections may wait to be accepted. The system drops further connections, and their
+/// clients try again a second later.
 const BACKLOG: u32 = 4096;
 /// How long a TLS handshake may take.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! Periods by name: a year, a month, a week, a day, or the current ones.
+//! Periods by name: a year, a month, a week, a day, or the current periods.
 //!
 //! A period of a quota belongs to the day, week, month or year in which it starts, in its time zone. So
 //! a period belongs to one month only, however long it is.

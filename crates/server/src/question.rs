@@ -4,7 +4,7 @@
 //! [`Backend::answer`](crate::backend::Backend::answer), and passes the answer on to `respond`. The
 //! bounds of attributes, amounts and texts are checked here, so they are the same at every door.
 //!
-//! `CL.THROTTLE` is not a question: it brings its own limit and does not look at the rules.
+//! `CL.THROTTLE` is not a question: it brings its own limit and does not use the rules.
 
 use std::borrow::Cow;
 
@@ -64,7 +64,7 @@ pub(crate) enum Question<'a> {
     Usage(UsageQuestion<'a>),
 }
 
-/// A request to charge, or to look at, the limits of some attributes.
+/// A request to charge the limits of some attributes, or to read their state.
 pub(crate) struct Check<'a> {
     pub(crate) attributes: AttributeMap<'a>,
     pub(crate) ask: Ask,

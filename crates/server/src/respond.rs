@@ -102,7 +102,8 @@ pub(crate) struct ReadyConfig<'a> {
     /// When the config was put in force.
     #[schema(format = "date-time")]
     loaded_at: String,
-    /// Why the current file was rejected: where, and what is wrong. Absent if the file is in force.
+    /// Why the current file was rejected, with the position of the problem. Absent if the file is in
+    /// force.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     refused: Option<&'a str>,

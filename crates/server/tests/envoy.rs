@@ -56,7 +56,7 @@ impl Setup {
         }
     }
 
-    /// Ends all connections to Tollgate, and rejects new ones.
+    /// Ends all connections to Tollgate, and rejects new connections.
     fn cut_off(&self) {
         self.way.set(Fault::Reset);
         self.way.set(Fault::Refuse);

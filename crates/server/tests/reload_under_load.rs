@@ -25,7 +25,7 @@ const BASES: [u64; 2] = [1_000_000_000, 2_000_000_000];
 /// in memory, the growth would be ten times as much.
 const MAX_GROWTH: u64 = 8 * 1024 * 1024;
 
-/// One test at a time: they measure the same memory.
+/// Only one test runs at a time, because all tests measure the same memory.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Returns the config with this number. It has two rules that change together, and one that never

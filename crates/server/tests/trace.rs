@@ -1,4 +1,4 @@
-//! The spans of doors whose requests say little about traces: gRPC and RESP.
+//! The spans of the doors for gRPC and RESP.
 
 #![allow(clippy::unwrap_used)] // Test helpers may panic.
 

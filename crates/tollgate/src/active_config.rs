@@ -143,7 +143,8 @@ impl fmt::Debug for Loaded {
 }
 
 impl CurrentConfig {
-    /// Puts the first config in force. `keyring` hashes the subjects of this config and all later ones.
+    /// Puts the first config in force. `keyring` hashes the subjects of this config and of all later
+    /// configs.
     pub(crate) fn new(
         config: &Config,
         keyring: Keyring,
@@ -196,7 +197,7 @@ impl CurrentConfig {
         }
     }
 
-    /// Puts `overrides` in force, instead of the current ones.
+    /// Puts `overrides` in force, instead of the current overrides.
     pub(crate) fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
         let _alone = self.changing.lock();
         let running = self.active.load_full();

@@ -8,7 +8,8 @@
 //! call. Demands that give units back are met in a later call.
 //!
 //! A key has one set of numbers in a request. If a demand brings [`Numbers`], they apply to every
-//! charge of that key. If several demands bring numbers for one key, the first ones apply.
+//! charge of that key. If several demands bring numbers for one key, the numbers of the first demand
+//! apply.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -32,7 +33,7 @@ pub const MAX_CHARGES: usize = 255;
 pub struct Demand<'a> {
     /// The subject, the action and the other attributes.
     pub attributes: Attributes<'a>,
-    /// Whether to take, look or give back.
+    /// Whether to take units, to take nothing, or to give units back.
     pub effect: Effect,
     /// Numbers that replace the numbers of the rules that apply, for this request.
     ///
@@ -169,7 +170,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
     ///
     /// # Errors
     /// If a demand brings numbers that a rule cannot use, or all demands together make more than
-    /// [`MAX_CHARGES`] charges. Nothing was taken then. Also if the store fails to give units back.
+    /// [`MAX_CHARGES`] charges. In both cases nothing was taken. Also if the store fails to give units back.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         let (request_limits, mut limits) = (RequestLimits::default(), Vec::new());
         let mut plan = BatchPlan::default();
@@ -228,7 +229,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
 /// The resolved demands of a batch.
 #[derive(Default)]
 struct BatchPlan<'l> {
-    /// Indexed by [`Effect::place`]: the charges to take, to look at and to give back.
+    /// The charges, indexed by [`Effect::place`]: those to take, those to decide without taking, and
+    /// those to give back.
     resolutions: [Resolution<'l>; 3],
     /// For each demand: its charges and its denials.
     parts: SmallVec<[DemandPart; 4]>,

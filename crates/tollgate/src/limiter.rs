@@ -282,13 +282,13 @@ impl<S: Store> Limiter<S> {
         self.current.reload(config)
     }
 
-    /// Puts these overrides in force instead of the current ones, for requests that come from now on. A
-    /// reload keeps them in force.
+    /// Puts these overrides in force for requests that come from now on. They replace the current
+    /// overrides, and stay in force after a reload.
     pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
         self.current.set_overrides(overrides);
     }
 
-    /// Returns which rules apply to this request, and why the others do not.
+    /// Returns which rules apply to this request, and why the other rules do not.
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
         self.current.load().rules().explain(attributes)
@@ -325,7 +325,7 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Forgets some of the expired state in this process. Call this about twenty times a second in a
-    /// long-lived process whose subjects change. Decisions do not depend on it.
+    /// long-lived process with changing subjects. Decisions do not depend on these calls.
     pub fn sweep(&self) {
         self.store.sweep();
         self.fallback.sweep();

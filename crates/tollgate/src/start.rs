@@ -81,7 +81,7 @@ impl Limiter {
     /// ```
     ///
     /// # Errors
-    /// If two rules have the same id, or a rule needs the rest of its file: see
+    /// If two rules have the same id, or a rule needs another section of a file: see
     /// [`Policy::from_rules`](crate::Policy::from_rules).
     pub fn from_rules(rules: impl IntoIterator<Item = Rule>) -> Result<Limiter, StartError> {
         Limiter::new(&Config::from_rules(rules)?)

@@ -415,7 +415,8 @@ async fn unconfirmed_strict_reservation_ends_in_the_ledger() {
             false => outage.postgres.resume(),
         }
         if is_late {
-            // By then the beginning of the reservation is written, and perhaps its end.
+            // When the ledger answers, the beginning of the reservation is written, and perhaps its
+            // end.
             until("the ledger answers", async || {
                 outage.recorded("acme").await.is_some()
             })

@@ -16,7 +16,7 @@ use super::{Entry, Query, Trail};
 pub(super) struct InLedger {
     ledger: Ledger,
     namespace: Arc<str>,
-    /// Tells the entries of this process from those of other processes.
+    /// A number that distinguishes the entries of this process from those of other processes.
     instance: u64,
     written: AtomicU64,
 }

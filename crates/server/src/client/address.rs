@@ -3,8 +3,9 @@
 //! Every proxy on the way appends the address of its peer to the end of a list, in a header. So the
 //! list is read from its end. As long as an address belongs to a trusted proxy, the address before it
 //! can be trusted. The first address that is not a trusted proxy is the client. The client itself may
-//! have written all addresses before that one. If an address cannot be read, the search ends, and the
-//! last readable address counts as the client.
+//! have written all addresses before that one.
+//!
+//! If an address cannot be read, the search ends, and the last readable address counts as the client.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,5 +1,5 @@
-//! Finds the client of a request, and describes it with attributes. For doors whose requests carry the
-//! client in their headers.
+//! Finds the client of a request, and describes it with attributes. Used by doors where the headers of
+//! a request name the client.
 //!
 //! | attribute | value |
 //! |---|---|

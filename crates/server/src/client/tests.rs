@@ -97,7 +97,7 @@ fn first_address_that_is_not_a_trusted_proxy_is_the_client() {
             [("x-real-ip", "203.0.113.9"), ("x-real-ip", "192.0.2.1")],
             "10.0.0.1",
         ),
-        // One header counts, and the others change nothing.
+        // Only one header is used. The other headers change nothing.
         (
             [(forwarded, "for=203.0.113.9"), (xff, "192.0.2.1")],
             "192.0.2.1",

@@ -157,7 +157,7 @@ impl From<&ConfigError> for RejectedConfig {
     }
 }
 
-/// A config whose reading panicked or was cancelled.
+/// Reading the config panicked or was cancelled.
 impl From<JoinError> for RejectedConfig {
     fn from(error: JoinError) -> RejectedConfig {
         let message = format!("failed to read the config: {error}");

@@ -1,7 +1,7 @@
 //! The HTTP door: routes, and the handlers behind them.
 //!
-//! A handler turns its request into a `Question`; `App::ask` does the rest. The same routes also
-//! serve forward-auth, health, metrics and the OpenAPI document.
+//! A handler turns its request into a `Question`, and `App::ask` answers it. The same routes also serve
+//! forward-auth, health, metrics and the OpenAPI document.
 
 mod activity;
 pub(crate) mod body;

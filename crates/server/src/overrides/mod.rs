@@ -143,7 +143,7 @@ impl Overrides {
         self.unreadable.lock().clone()
     }
 
-    /// Sets the override that `text` describes, and replaces the one of the same name. `who` is its
+    /// Sets the override that `text` describes. It replaces an override of the same name. `who` is its
     /// author.
     ///
     /// # Errors
@@ -222,8 +222,8 @@ impl Overrides {
         Ok(cleared)
     }
 
-    /// Removes one stored override; with `only`, only if its text is the same. Returns whether one was
-    /// removed.
+    /// Removes one stored override. If `only` is given, removes it only if its text equals `only`.
+    /// Returns whether an override was removed.
     async fn remove(
         &self,
         stored: &mut StoredOverrides,

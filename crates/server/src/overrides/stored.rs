@@ -40,7 +40,8 @@ impl StoredOverride {
 pub(super) struct StoredOverrides {
     /// The edition of the shared values that was read last.
     pub(super) edition: u64,
-    /// Whether the shared values were ever read. If not, they are read even if the edition is the same.
+    /// Whether the shared values were ever read. If not, they are read even if their edition has not
+    /// changed.
     pub(super) read: bool,
     /// Whether the last read failed.
     pub(super) failed: bool,

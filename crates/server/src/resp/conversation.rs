@@ -32,7 +32,7 @@ pub enum Step {
 pub struct Conversation {
     session: Session,
     args: Args,
-    /// The result of parsing the next command. Kept if that command had to wait, so that it is
+    /// The result of parsing the next command. Kept if the command had to wait, so that the command is
     /// not parsed twice.
     held: Option<Result<usize, ProtocolError>>,
     /// Commands that wait for a store, in order.

@@ -7,7 +7,8 @@ use super::door::Door;
 use super::reply::{Protocol, Reply};
 use crate::net::MAX_CONNECTIONS;
 
-/// The version of Redis whose protocol this is. Client libraries use it to choose their commands.
+/// The version of Redis that this door imitates. Client libraries choose their commands by this
+/// version.
 const REDIS_VERSION: &str = "7.2.0";
 
 /// Writes the page of `INFO`, with the named sections, or with all.

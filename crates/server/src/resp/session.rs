@@ -176,7 +176,8 @@ impl Session {
         }
     }
 
-    /// Answers a question at once if the engine can, and otherwise later, in its turn.
+    /// Answers a question at once if the engine can. Otherwise the question is answered later, in its
+    /// turn.
     fn ask(&self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
         let question = arguments::read(name, command)?;
         let backend = &self.door.backend;

@@ -107,7 +107,7 @@ fn failed(error: &AskError) -> Status {
         AskError::Demand(error @ DemandError::TooMany { .. }) => {
             Status::invalid_argument(error.to_string())
         }
-        // The details are in the log. Clients do not need them.
+        // The details are only in the log, because clients do not need them.
         _ => Status::unavailable("hits cannot be given back at the moment"),
     }
 }

@@ -97,7 +97,7 @@ pub(crate) enum RequestError {
     Ledger(StoreError),
     #[error("too many concurrent ledger queries; retry")]
     LedgerBusy,
-    // The details are in the log. Clients do not need them.
+    // The details are only in the log, because clients do not need them.
     #[error("the store does not answer; try again later")]
     Store(#[from] StoreError),
     #[error(transparent)]

@@ -163,7 +163,7 @@ fn decision(
         otel.status_code = Empty,
     );
     if parent.has_active_span() {
-        // Fails without an OpenTelemetry layer, which then needs no parent.
+        // This fails if there is no OpenTelemetry layer. In that case the span needs no parent.
         let _ = span.set_parent(parent.clone());
     }
     span

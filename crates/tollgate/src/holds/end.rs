@@ -26,7 +26,7 @@ const OTHER_RESERVATION: HoldError = HoldError::OtherKind { is: "reservation" };
 
 impl<S: Store> Limiter<S> {
     /// Ends a reservation with the units that were really used. If fewer units were used than reserved,
-    /// the rest is given back. If more were used, the rules charge the difference up to their
+    /// the difference is given back. If more were used, the rules charge the difference up to their
     /// overdrafts.
     ///
     /// # Errors
@@ -176,7 +176,7 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Ends some of the expired reservations and leases, and returns how many. If one of them fails to
-    /// end, the others still end. Call this about once a second.
+    /// end, the other ones still end. Call this about once a second.
     ///
     /// # Errors
     /// If the store does not answer.

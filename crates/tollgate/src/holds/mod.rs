@@ -1,9 +1,9 @@
 //! Reservations and leases: amounts that are taken now and settled later.
 //!
 //! A **reservation** takes an estimate from every rule of a request. It ends with the real usage. If
-//! the usage is lower than the estimate, the rest is given back. If it is higher, the rules charge the
-//! difference up to their overdrafts. A reservation that no client ends expires, and its units are
-//! given back.
+//! the usage is lower than the estimate, the difference is given back. If the usage is higher, the
+//! rules charge the difference up to their overdrafts. A reservation that no client ends expires, and
+//! its units are given back.
 //!
 //! A **lease** holds a slot of every concurrency rule of a request, until its owner gives it back or
 //! fails to renew it in time. The other rules of the request are charged for good.

@@ -117,8 +117,8 @@ impl HoldNames {
 }
 
 thread_local! {
-    /// Random bits for the next ids. A system call for each id would take longer than the rest of a
-    /// reservation.
+    /// Random bits for the next ids. A system call for each id would take longer than everything else
+    /// in a reservation.
     static POOL: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -6,11 +6,13 @@
 //! anything is admitted.
 //!
 //! * A store without a state for a recorded charge answers *unrestored*, and changes nothing. [`Ledgered`]
-//!   then reads the balance of the period, puts it into the store if there is still no state, and asks again.
-//!   If several callers restore at the same time, one wins.
-//! * A request is recorded after it was admitted and before it is answered: in the memory of this process,
-//!   which is flushed regularly, or in the database if a rule is strict. Usage that cannot be recorded is
-//!   given back, and the caller gets an error, so that the rule's failure policy answers.
+//!   then reads the balance of the period from the ledger, puts it into the store, and asks again. If
+//!   several callers restore at the same time, the store keeps the first balance.
+//! * A request is recorded after it was admitted and before it is answered. If a rule is strict, the
+//!   record is in the database. Otherwise it is in the memory of this process, which is flushed
+//!   regularly.
+//! * Usage that cannot be recorded is given back. The caller gets an error, so that the rule's failure
+//!   policy answers.
 //!
 //! `entries.rs` writes entries, `restore.rs` reads counts back, and `reservations.rs` has the records
 //! of reservations. The changes of operators (`posting.rs`, `reconcile.rs`) go through the whole stack
@@ -438,9 +440,7 @@ fn is_unrestored(applied: &Applied) -> bool {
 }
 
 fn lost() -> StoreError {
-    StoreError::Unavailable(
-        "the store keeps losing counts that are restored from the ledger".into(),
-    )
+    StoreError::Unavailable("it keeps losing counts that are restored from the ledger".into())
 }
 
 /// Converts an error of the ledger into the error that callers of the store get.

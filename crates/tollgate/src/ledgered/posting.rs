@@ -154,7 +154,7 @@ impl<S: Store> Accounts<'_, S> {
             entry.amount = used;
             entry.why = format!("{}{}", posting.why, cut_from(amount)).into();
         }
-        // The ledger is written first. If the store fails then, a repeat finds the posting in the
+        // The ledger is written first. If the store fails after that, a repeat finds the posting in the
         // ledger, and the counter shows drift.
         let written = sync.ledger.write_new(vec![entry]).await;
         if !written.map_err(unavailable)? {

@@ -1,9 +1,13 @@
 //! Counts that a store has lost, read from the ledger.
 //!
 //! The time limits of the store do not cover the waits for the ledger, so this module has its own
-//! bounds. They bound the wait for other requests that restore the same count, the wait for an answer
-//! of the ledger, and the number of reservations that are restored with a count. A request that is not
-//! served in time gets an error, and the failure policies of its rules decide.
+//! bounds:
+//!
+//! * how long a request waits for other requests that restore the same count
+//! * how long a request waits for an answer of the ledger
+//! * how many reservations are restored with a count
+//!
+//! A request that is not served in time gets an error, and the failure policies of its rules decide.
 
 use std::time::Duration;
 
@@ -55,7 +59,8 @@ impl LedgerSync {
                 continue;
             }
             let (key, now) = (charge.key.bits(), applied.now);
-            // Many requests may need one count at the same time. The first request reads it for all.
+            // Many requests may need one count at the same time. The first request reads the count for
+            // all of them.
             let _alone = self.alone(key).await?;
             if store.balance(charge).await?.is_some() {
                 continue;

@@ -7,7 +7,7 @@
 use serde_json::Value;
 
 /// First characters that need an apostrophe before them. Some spreadsheets treat the full-width forms
-/// like the ASCII ones, and ignore white space before a formula.
+/// like the ASCII characters, and ignore white space before a formula.
 const GUARDED: [char; 12] = [
     '=', '+', '-', '@', '＝', '＋', '－', '＠', '\'', '\t', '\r', '\n',
 ];

@@ -156,7 +156,7 @@ impl From<PostError> for RequestError {
             PostError::Conflict { .. } => RequestError::PostedOtherwise(error),
             PostError::NoReason | PostError::Amount => RequestError::BadPosting(error),
             PostError::Store(error) => {
-                tracing::warn!(target: "tollgate::admin", %error, "failed to read the ledger");
+                tracing::warn!(target: "tollgate::admin", %error, "a request about the ledger failed");
                 RequestError::Ledger(error)
             }
         }

@@ -27,7 +27,7 @@ const MAX_KEY: usize = 256;
 #[schema(as = Posting)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct PostBody<'a> {
-    /// Attributes of a request that uses the counter: those that the rule matches, and its `per`.
+    /// The attributes of a request that uses the counter: those in `match` and in `per` of the rule.
     #[serde(borrow)]
     #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
