@@ -145,8 +145,8 @@ impl Listener {
 
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Serves every connection of `listener` with `handle` until `stop` is ready. Then waits for open
-/// connections, which learn of the stop by their [`Stopping`], for at most [`DRAIN_TIMEOUT`].
+/// Serves every connection of `listener` with `handle` until `stop` is ready. Then tells open
+/// connections of the stop, by their [`Stopping`], and waits at most [`DRAIN_TIMEOUT`] for them.
 pub(crate) async fn serve<H, F>(listener: Listener, handle: H, stop: impl Future<Output = ()>)
 where
     H: Fn(Stream, SocketAddr, Stopping) -> F + Clone + Send + Sync + 'static,

@@ -204,7 +204,7 @@ impl Audit {
         Audit::open(directory, Arc::new(SystemClock::new()), None)
     }
 
-    /// Keeps the trail in the ledger of `engine` as well, if it has one.
+    /// Keeps an audit trail in `directory`, and also in the ledger of `engine`, if the engine has one.
     ///
     /// # Errors
     /// If the system cannot start the writing thread.

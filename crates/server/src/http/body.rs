@@ -29,7 +29,7 @@ pub(crate) struct CheckBody<'a> {
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = amount, required = false)]
     cost: Option<u64>,
-    /// Charge as many units as are available, up to the cost.
+    /// Whether to charge as many units as are available, up to the cost.
     #[serde(default)]
     up_to: bool,
 }

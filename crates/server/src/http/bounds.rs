@@ -1,8 +1,8 @@
 //! Bounds on what a client may send and how long it may take. Requests beyond a bound get an error
 //! that names the bound, or are cut off.
 //!
-//! Together the bounds limit memory: `MAX_CONNECTIONS` and `MAX_STREAM_BODIES` bodies of
-//! `MAX_BODY`, and `MAX_BATCHES` of `MAX_BATCH_BODY`, are at most 1 GiB.
+//! Together the bounds limit memory to 1 GiB in the worst case: `MAX_CONNECTIONS` and
+//! `MAX_STREAM_BODIES` bodies of `MAX_BODY`, and `MAX_BATCHES` bodies of `MAX_BATCH_BODY`.
 
 use std::time::Duration;
 

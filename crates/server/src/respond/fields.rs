@@ -2,7 +2,7 @@
 //!
 //! * `ietf`: `RateLimit-Policy` and `RateLimit`, structured fields (RFC 9651) of the IETF draft.
 //! * `ratelimit`: `RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now).
-//! * `x-ratelimit`: the same with `X-`, where `-Reset` is seconds since the epoch.
+//! * `x-ratelimit`: the same names with `X-`. `-Reset` is in seconds since the epoch.
 //!
 //! `Retry-After` comes with every denial where a wait helps: whole seconds, rounded up, at least 1.
 

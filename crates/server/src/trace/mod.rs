@@ -1,9 +1,9 @@
 //! Spans of decisions, for a collector.
 //!
-//! A door opens a span for each sampled decision. If the request belongs to a trace
-//! (`traceparent`), the trace decides. Otherwise a configured share is sampled. Sampling comes
-//! first, so that other decisions cost almost nothing. Without a collector, a decision only reads
-//! one cached flag. The engine's store calls are children of the span.
+//! A door opens a span for each sampled decision. If the request belongs to a trace (`traceparent`),
+//! the trace says whether to sample the decision. Otherwise a configured share of decisions is sampled.
+//! The door samples before it opens a span, so that the other decisions cost almost nothing. Without a
+//! collector, a decision only reads one cached flag. The engine's store calls are children of the span.
 //!
 //! A span has the door, the operation, the outcome and the deciding rule, but never the client, its
 //! tenant or the id of a hold.
