@@ -176,7 +176,7 @@ async fn open(
 }
 
 /// Runs `work` once in every `period`, for ever. Runs that were missed while the machine slept are
-/// not made up for.
+/// skipped.
 async fn every<F: Future<Output = ()>>(period: Duration, work: impl Fn() -> F) {
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -19,7 +19,7 @@ const HOT_KEY_DIGITS: usize = 8;
 /// Renders all metrics.
 pub(crate) fn render(control: &ControlPlane) -> String {
     let engine = control.engine();
-    // Rules and counts of one config, even if a reload puts another one in force now.
+    // All rules and counts come from one config, even if a reload puts another config in force now.
     let live = engine.active();
     let mut page = Page {
         text: String::with_capacity(4096),

@@ -61,7 +61,7 @@ impl<T> PerConfig<T> {
             return known;
         }
         let made = made(live, self.make);
-        // A request with an older config gets its own value, and the stored one stays.
+        // A request with an older config gets its own value, and the stored value stays.
         if known.generation < made.generation {
             self.made.store(Arc::clone(&made));
         }

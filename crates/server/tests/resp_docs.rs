@@ -42,7 +42,7 @@ fn examples_are_answered_as_shown() {
     for block in blocks("console") {
         for example in block.split("$ ").skip(1) {
             let (command, expected) = example.split_once('\n').unwrap();
-            // As in a terminal.
+            // Print the answers as in a terminal.
             let line = command.replace("redis-cli", "redis-cli --no-raw");
             let line = line.replace(PORT, &port);
             let told = run(Command::new("sh").args(["-c", &line]));

@@ -189,7 +189,7 @@ async fn fill(outage: &Outage, policy: FailurePolicy) -> BTreeMap<String, u64> {
         );
         number += 1;
         let name = &tenants[number % tenants.len()];
-        // A different action each time, so that no entry is merged into a queued one.
+        // A different action each time, so that no entry is merged into a queued entry.
         let action = format!("action-{number}");
         let attributes = Attributes::from([("tenant", name.as_str()), ("action", &action)]);
         let decision = outage.ask(&attributes, 1).await;

@@ -67,7 +67,7 @@ impl InLedger {
             who: query.who.as_deref().map(Into::into),
             what: query.what.as_deref().map(Into::into),
             since: query.since.unwrap_or_default(),
-            // One more entry shows whether there are more.
+            // One entry more than the limit shows whether there are further entries.
             most: query.limit + 1,
         };
         let notes = self.ledger.trail(&asked).await?;

@@ -342,7 +342,7 @@ proptest! {
         by_line: bool,
         standard: bool,
     ) {
-        // Each proxy appends its peer; the last one connects to us.
+        // Each proxy appends the address of its peer. The last proxy connects to the server.
         let (peer, between) = proxies.split_last().unwrap();
         let added: Vec<String> = std::iter::once(&client)
             .chain(between)

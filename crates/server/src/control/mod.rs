@@ -211,7 +211,7 @@ impl ControlPlane {
     /// Checks the file once a second, and reads it when it has changed. Never returns.
     pub async fn watch(self: &Arc<Self>) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
-        // After the machine slept, missed ticks are not made up for.
+        // Ticks that were missed while the machine slept are skipped.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;

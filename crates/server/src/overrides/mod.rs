@@ -245,7 +245,7 @@ impl Overrides {
     /// Keeps overrides up to date. Never returns.
     pub async fn run(&self) {
         let mut ticks = tokio::time::interval(REFRESH_EVERY);
-        // After the machine slept, missed ticks are not made up for.
+        // Ticks that were missed while the machine slept are skipped.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
