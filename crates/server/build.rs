@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
     tonic_prost_build::configure()
         .build_transport(false)
-        // A service looks attributes up by name only a few times, so a hash table does not pay.
+        // A service looks attributes up by name only a few times, so a hash table would not be faster.
         .btree_map(".")
         .include_file("services.rs")
         .compile_fds(compiler.file_descriptor_set())?;

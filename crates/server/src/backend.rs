@@ -32,7 +32,7 @@ pub(crate) struct Backend {
 pub(crate) enum Answer {
     /// A check: whether the request may proceed.
     Decision(Decision),
-    /// A peek or a refund: how the limits stand.
+    /// The state of the limits, after a peek or a refund.
     Standing(Decision),
     /// One decision for each check of a batch, in its order.
     Batch(Vec<Decision>),
@@ -49,7 +49,7 @@ pub(crate) enum Answer {
 /// Why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AskError {
-    // The details are in the log. Clients do not need them.
+    // The details are only in the log, because clients do not need them.
     #[error("the store does not answer; try again later")]
     Store(#[source] StoreError),
     #[error("{}", hold_message(.error))]

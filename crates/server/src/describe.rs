@@ -15,7 +15,7 @@ use crate::respond::ErrorBody;
 pub(crate) const JSON: &str = "application/json";
 const TEXT: &str = "text/plain";
 
-/// A document as it is sent.
+/// Renders a document.
 pub(crate) fn render(document: &OpenApi) -> Bytes {
     // A document always becomes JSON: all keys of its maps are strings.
     Bytes::from(document.to_json().unwrap_or_default())
@@ -76,12 +76,12 @@ impl Describe for OperationBuilder {
     }
 }
 
-/// The schema of a text.
+/// Returns the schema of a text.
 pub(crate) fn text_schema() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String)
 }
 
-/// The schema of a whole number of at least `minimum`.
+/// Returns the schema of a whole number of at least `minimum`.
 pub(crate) fn number_schema(minimum: u64) -> ObjectBuilder {
     ObjectBuilder::new()
         .schema_type(Type::Integer)
@@ -92,12 +92,12 @@ pub(crate) fn item(method: HttpMethod, operation: OperationBuilder) -> PathItem 
     PathItem::new(method, operation)
 }
 
-/// An operation that reads a JSON body.
+/// Starts an operation that reads a JSON body.
 pub(crate) fn taking<T: ToSchema>(id: &str, example: Value) -> OperationBuilder {
     reading::<T>(id, example, Required::True)
 }
 
-/// An operation that reads an optional JSON body.
+/// Starts an operation that reads an optional JSON body.
 pub(crate) fn hearing<T: ToSchema>(id: &str, example: Value) -> OperationBuilder {
     reading::<T>(id, example, Required::False)
 }
@@ -116,7 +116,7 @@ fn reading<T: ToSchema>(id: &str, example: Value, required: Required) -> Operati
         .fails("413", "TOO_LARGE", "The body is too large.")
 }
 
-/// An operation without a body.
+/// Starts an operation without a body.
 pub(crate) fn looking(id: &str) -> OperationBuilder {
     let too_many = "The request has too many headers.";
     OperationBuilder::new()

@@ -124,7 +124,7 @@ impl Doors {
         listeners.into_iter().map(address).collect()
     }
 
-    /// Serves at all doors until `stop` is ready, then lets open requests finish. Meanwhile it
+    /// Serves at all doors until `stop` is ready, then lets open requests finish. While it serves, it
     /// removes expired state, watches the config file, and keeps overrides up to date.
     pub async fn serve(self, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
         let engine = Arc::clone(control.engine());
@@ -176,7 +176,7 @@ async fn open(
 }
 
 /// Runs `work` once in every `period`, for ever. Runs that were missed while the machine slept are
-/// not made up for.
+/// skipped.
 async fn every<F: Future<Output = ()>>(period: Duration, work: impl Fn() -> F) {
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -186,7 +186,7 @@ async fn every<F: Future<Output = ()>>(period: Duration, work: impl Fn() -> F) {
     }
 }
 
-/// Ends expired reservations and leases, up to a bound: the rest waits for the next call.
+/// Ends expired reservations and leases, up to a bound. The next call ends more of them.
 async fn end_holds(engine: &Engine) {
     for _ in 0..HOLD_ROUNDS {
         match engine.sweep_holds().await {

@@ -1,7 +1,7 @@
 //! Metrics in the Prometheus text format.
 //!
-//! Labels are names from the config file. No key or address is ever a label. A subject appears only
-//! as the beginning of its hash, and only for the most active ones.
+//! Labels are names from the config file. No key or address is ever a label. Only the most active
+//! subjects appear, each as the beginning of its hash.
 
 use std::fmt::{Display, Write};
 
@@ -19,7 +19,7 @@ const HOT_KEY_DIGITS: usize = 8;
 /// Renders all metrics.
 pub(crate) fn render(control: &ControlPlane) -> String {
     let engine = control.engine();
-    // Rules and counts of one config, even if a reload puts another one in force now.
+    // All rules and counts come from one config, even if a reload puts another config in force now.
     let live = engine.active();
     let mut page = Page {
         text: String::with_capacity(4096),
@@ -108,7 +108,7 @@ impl Page {
         self.sample(labels, value);
     }
 
-    /// Checks by rule.
+    /// Writes the checks by rule.
     fn rules(&mut self, live: &ActiveConfig) {
         let counts = live.metrics().counts();
         let rules = || live.rules().rules().iter().zip(&counts);
@@ -157,7 +157,7 @@ impl Page {
         per_rule("rate_limit_grace_total", help, |it| it.grace);
     }
 
-    /// How often quotas came near their limits.
+    /// Writes how often quotas came near their limits.
     fn events(&mut self, live: &ActiveConfig) {
         let counts = live.events().counts(live.rules());
         if counts.is_empty() {
@@ -176,7 +176,7 @@ impl Page {
         }
     }
 
-    /// The results of sending events.
+    /// Writes the results of sending events.
     fn webhook(&mut self, webhook: &Webhook) {
         let name = "tollgate_webhook_deliveries_total";
         let help = "Events by the result of sending them.";
@@ -186,7 +186,7 @@ impl Page {
         self.single(name, "gauge", help, &[], webhook.queue_length());
     }
 
-    /// How candidates compare with the rules in force.
+    /// Writes how candidates compare with the rules in force.
     fn candidates(&mut self, live: &ActiveConfig) {
         let comparisons = live.metrics().comparisons();
         if comparisons.is_empty() {
@@ -213,7 +213,7 @@ impl Page {
         }
     }
 
-    /// How close rules came to their limits.
+    /// Writes how close rules came to their limits.
     fn remaining(&mut self, live: &ActiveConfig) {
         let help = "The lowest remainder of the limit after any decision since the last scrape.";
         self.family("rate_limit_remaining", "gauge", help);
@@ -225,7 +225,7 @@ impl Page {
         }
     }
 
-    /// The most active subjects.
+    /// Writes the most active subjects.
     fn hot_keys(&mut self, live: &ActiveConfig) {
         let help =
             "The approximate number of recent checks by a subject, for the most active subjects.";
@@ -246,7 +246,7 @@ impl Page {
         }
     }
 
-    /// Reloads of the config.
+    /// Writes the reloads of the config.
     fn config(&mut self, control: &ControlPlane) {
         let name = "rate_limit_config_reloads_total";
         let help = "Readings of the config file, by outcome.";
@@ -260,7 +260,7 @@ impl Page {
         self.single(name, "counter", help, &[], control.audit().errors());
     }
 
-    /// State in this process.
+    /// Writes the size of the state in this process.
     fn memory(&mut self, usage: Usage, max_keys: usize, namespace: &str) {
         let labels = [("namespace", namespace)];
         let name = "rate_limit_keys";
@@ -275,7 +275,7 @@ impl Page {
         self.single(name, "counter", help, &labels, usage.shared);
     }
 
-    /// The state of the store.
+    /// Writes the state of the Redis store.
     fn redis(&mut self, store: &RedisStore, known_denials: u64) {
         let metrics = store.metrics();
         let help = "Milliseconds a call of a script took.";
@@ -313,7 +313,7 @@ impl Page {
         }
     }
 
-    /// How far the ledger is behind.
+    /// Writes how far the ledger is behind.
     fn ledger(&mut self, accounts: &Accounts<'_>, now: Time) {
         let status = accounts.ledger().status();
         let name = "tollgate_ledger_connected";
@@ -339,7 +339,7 @@ impl Page {
         self.single(name, "counter", help, &[], status.failures);
     }
 
-    /// A histogram whose values are `per_unit` times the shown unit.
+    /// Writes a histogram. Its values are `per_unit` times the shown unit.
     fn histogram(&mut self, labels: &[(&str, &str)], counts: &HistogramCounts, per_unit: u32) {
         // Bounds are small numbers, which a float shows exactly.
         #[allow(clippy::cast_precision_loss)]

@@ -24,8 +24,8 @@ use crate::tls::{Tls, TlsError};
 
 /// The most open connections of a listener. Further connections wait to be accepted.
 pub const MAX_CONNECTIONS: usize = 10_000;
-/// How many connections may wait to be accepted. The system drops further ones, and their clients
-/// try again a second later.
+/// How many connections may wait to be accepted. The system drops further connections, and their
+/// clients try again a second later.
 const BACKLOG: u32 = 4096;
 /// How long a TLS handshake may take.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -74,7 +74,8 @@ impl Listener {
             SocketAddr::V4(_) => TcpSocket::new_v4()?,
             SocketAddr::V6(_) => TcpSocket::new_v6()?,
         };
-        // Without this, connections of a server that just ended would keep the next one from starting.
+        // Without this, connections of a server that just ended would keep the next server from
+        // starting.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         let mut tls_watcher = JoinSet::new();
@@ -111,7 +112,7 @@ impl Listener {
         self.tcp.local_addr()
     }
 
-    /// Whether connections are encrypted.
+    /// Returns whether connections are encrypted.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.tls.is_some()
@@ -144,8 +145,8 @@ impl Listener {
 
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Serves every connection of `listener` with `handle` until `stop` is ready. Then waits for open
-/// connections, which learn of the stop by their [`Stopping`], for at most [`DRAIN_TIMEOUT`].
+/// Serves every connection of `listener` with `handle` until `stop` is ready. Then tells open
+/// connections of the stop, by their [`Stopping`], and waits at most [`DRAIN_TIMEOUT`] for them.
 pub(crate) async fn serve<H, F>(listener: Listener, handle: H, stop: impl Future<Output = ()>)
 where
     H: Fn(Stream, SocketAddr, Stopping) -> F + Clone + Send + Sync + 'static,
@@ -200,7 +201,7 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
 pub(crate) struct Stopping(watch::Receiver<bool>);
 
 impl Stopping {
-    /// Whether the server stops: one atomic load. Must not be called after `wait`.
+    /// Returns whether the server stops. Costs one atomic load. Must not be called after `wait`.
     pub(crate) fn is_stopping(&self) -> bool {
         self.0.has_changed().unwrap_or(true)
     }
@@ -211,7 +212,7 @@ impl Stopping {
         let _ = self.0.wait_for(|stopping| *stopping).await;
     }
 
-    /// A connection that hears of the stop from the returned sender.
+    /// Makes a `Stopping`, and the sender that tells it of the stop.
     #[cfg(test)]
     pub(crate) fn channel() -> (watch::Sender<bool>, Stopping) {
         let (sender, receiver) = watch::channel(false);

@@ -41,13 +41,13 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// The server at `host` and `port`. With `tls`, reads the system's certificates.
+    /// Makes a peer for the server at `host` and `port`. With `tls`, reads the system's certificates.
     pub(crate) fn new(host: &str, port: u16, tls: bool) -> Result<Peer, SendError> {
         let tls = tls.then(system_tls).transpose()?;
         Peer::with_tls(host, port, tls)
     }
 
-    /// The server at `host` and `port`, with these TLS settings.
+    /// Makes a peer for the server at `host` and `port`, with these TLS settings.
     pub(crate) fn with_tls(
         host: &str,
         port: u16,
@@ -77,7 +77,7 @@ impl Peer {
         })
     }
 
-    /// The peer's host name or address.
+    /// Returns the peer's host name or address.
     pub(crate) fn host(&self) -> &str {
         &self.host
     }
@@ -129,7 +129,7 @@ impl Peer {
     }
 }
 
-/// TLS that trusts the system's certificates.
+/// Makes TLS settings that trust the system's certificates.
 fn system_tls() -> Result<ClientConfig, SendError> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
@@ -142,7 +142,7 @@ fn system_tls() -> Result<ClientConfig, SendError> {
     tls(roots)
 }
 
-/// TLS that trusts `roots`.
+/// Makes TLS settings that trust `roots`.
 pub(crate) fn tls(roots: RootCertStore) -> Result<ClientConfig, SendError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
@@ -162,7 +162,8 @@ struct Logged {
 }
 
 impl Seldom {
-    /// How many problems were not logged before this one; `None` if this one is not logged.
+    /// Decides whether a problem is logged now. Returns `None` if not. Otherwise returns how many
+    /// problems were not logged since the last one that was.
     pub(crate) fn due(&self) -> Option<u64> {
         let mut logged = self.0.lock();
         let now = Instant::now();

@@ -1,4 +1,5 @@
-//! Values that a door derives from a config, and derives again when another config is put in force.
+//! Values that a door derives from a config. They are derived again when another config is put in
+//! force.
 //!
 //! A request gets the value of the config that decides it. So a table that is indexed by the
 //! position of a rule is never used with the rules of another config.
@@ -60,7 +61,7 @@ impl<T> PerConfig<T> {
             return known;
         }
         let made = made(live, self.make);
-        // A request with an older config gets its own value, and the stored one stays.
+        // A request with an older config gets its own value, and the stored value stays.
         if known.generation < made.generation {
             self.made.store(Arc::clone(&made));
         }

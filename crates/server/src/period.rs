@@ -1,9 +1,11 @@
-//! Periods by name: a year, a month, a week, a day, or the current ones.
+//! Periods by name: a year, a month, a week, a day, or the current periods.
 //!
-//! A period of a quota belongs to the day, week, month or year in which it starts, in its time
-//! zone. So a period belongs to one month only, however long it is. The time zone is that of the
-//! rule in force, if the period is one of its periods. If the rule is gone, or has another time
-//! zone now, the nearest midnight counts: usage that was billed as July stays July.
+//! A period of a quota belongs to the day, week, month or year in which it starts, in its time zone. So
+//! a period belongs to one month only, however long it is.
+//!
+//! If the period is one of the rule in force, its time zone is that of the rule. If the rule is gone,
+//! or has another time zone now, the date of the nearest midnight in UTC is used. So usage that was
+//! billed as July stays July.
 
 use std::str::FromStr;
 
@@ -17,7 +19,7 @@ use tollgate_ledger::Period;
 /// The name of the current periods.
 const CURRENT: &str = "current";
 
-/// No time zone is further from UTC.
+/// No time zone is further from UTC than this, in microseconds.
 const FURTHEST: u64 = 26 * 3_600_000_000;
 
 /// A selection of periods.
@@ -39,7 +41,7 @@ impl Named {
         Some(Named::Dates(first, after))
     }
 
-    /// The range in which selected periods may start.
+    /// Returns the range in which selected periods may start.
     pub(crate) fn starts(&self) -> (Time, Time) {
         match self {
             Named::Current(now) => (Time::default(), just_after(*now)),
@@ -51,7 +53,7 @@ impl Named {
         }
     }
 
-    /// The range in which selected periods may have usage.
+    /// Returns the range in which selected periods may have usage.
     pub(crate) fn lasts(&self) -> (Time, Time) {
         match self {
             Named::Current(now) => (*now, just_after(*now)),
@@ -59,7 +61,7 @@ impl Named {
         }
     }
 
-    /// Whether a period is selected.
+    /// Returns whether a period is selected.
     pub(crate) fn has(&self, period: &Period, calendar: Option<&Calendar>) -> bool {
         match self {
             Named::Current(now) => period.start <= *now && *now < period.end,
@@ -71,7 +73,7 @@ impl Named {
     }
 }
 
-/// The name of a period. For most periods, [`Named::parse`] accepts this name.
+/// Returns the name of a period. For most periods, [`Named::parse`] accepts this name.
 pub(crate) fn name(period: &Period, calendar: Option<&Calendar>) -> String {
     let Some(calendar) = calendar else {
         return crate::audit::instant(period.start);
@@ -86,7 +88,7 @@ pub(crate) fn name(period: &Period, calendar: Option<&Calendar>) -> String {
     }
 }
 
-/// The local time at which a period starts.
+/// Returns the local time at which a period starts.
 fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
     let micros = i64::try_from(period.start.as_micros()).unwrap_or(i64::MAX);
     let start = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
@@ -94,11 +96,14 @@ fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
         let zone = TimeZone::get(calendar.zone().name()).ok()?;
         let start = start.to_zoned(zone);
         let is_of_it = match calendar.unit() {
-            // A period of hours need not start at a midnight, so the time zone of the rule counts.
+            // A period of hours need not start at midnight, so it is always shown in the time zone of
+            // the rule.
             (_, Unit::Hour) => true,
             _ => calendar.period_at(period.start).start == period.start,
         };
-        // A period that starts at midnight in this time zone differs only in its anchor.
+        // The period is not one of this calendar if the anchor or the time zone was changed since then.
+        // If the period starts at midnight in the calendar's time zone, only the anchor was changed,
+        // and the time zone still applies.
         (is_of_it || start.start_of_day().is_ok_and(|day| day == start)).then_some(start)
     });
     in_force.unwrap_or_else(|| {
@@ -107,7 +112,7 @@ fn start(period: &Period, calendar: Option<&Calendar>) -> Zoned {
     })
 }
 
-/// The limit in force for a counter, if there is one.
+/// Returns the limit in force for a counter, if there is one.
 pub(crate) fn limit<'l>(
     live: &'l ActiveConfig,
     allowance: &str,
@@ -118,7 +123,7 @@ pub(crate) fn limit<'l>(
     counter.map(|counter| counter.limit)
 }
 
-/// The calendar of a quota.
+/// Returns the calendar of a quota.
 pub(crate) fn calendar(limit: &Limit) -> Option<&Calendar> {
     match limit {
         Limit::Quota(quota) => Some(quota.calendar()),
@@ -130,14 +135,14 @@ fn just_after(now: Time) -> Time {
     Time::from_micros(now.as_micros().saturating_add(1))
 }
 
-/// The start of a day in UTC.
+/// Returns the start of a day in UTC.
 fn micros(date: Date) -> u64 {
     let zoned = date.to_zoned(TimeZone::UTC);
     let micros = zoned.map_or(i64::MAX, |it| it.timestamp().as_microsecond());
     u64::try_from(micros).unwrap_or(0)
 }
 
-/// The first day of a year, month, week or day, and the first day after it.
+/// Returns the first day of a year, month, week or day, and the first day after it.
 fn dates(name: &str) -> Option<(Date, Date)> {
     let parts: Vec<&str> = name.split('-').collect();
     let year = number(parts[0], 4)?;
@@ -160,7 +165,7 @@ fn dates(name: &str) -> Option<(Date, Date)> {
     Some((first, first.checked_add(length).ok()?))
 }
 
-/// A number with exactly `digits` digits.
+/// Parses a number with exactly `digits` digits.
 fn number<N: FromStr>(text: &str, digits: usize) -> Option<N> {
     let is_number = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
@@ -176,7 +181,7 @@ mod tests {
         Calendar::new(1, unit, Anchor::First, Zone::named(zone).unwrap()).unwrap()
     }
 
-    /// The period of a calendar at an instant.
+    /// Returns the period of a calendar at an instant.
     fn period(calendar: &Calendar, at: &str) -> Period {
         let at: Timestamp = at.parse().unwrap();
         let at = Time::from_micros(u64::try_from(at.as_microsecond()).unwrap());

@@ -4,7 +4,7 @@
 //! [`Backend::answer`](crate::backend::Backend::answer), and passes the answer on to `respond`. The
 //! bounds of attributes, amounts and texts are checked here, so they are the same at every door.
 //!
-//! `CL.THROTTLE` is not a question: it brings its own limit and does not look at the rules.
+//! `CL.THROTTLE` is not a question: it brings its own limit and does not use the rules.
 
 use std::borrow::Cow;
 
@@ -64,7 +64,7 @@ pub(crate) enum Question<'a> {
     Usage(UsageQuestion<'a>),
 }
 
-/// A request to charge, or to look at, the limits of some attributes.
+/// A request to charge the limits of some attributes, or to read their state.
 pub(crate) struct Check<'a> {
     pub(crate) attributes: AttributeMap<'a>,
     pub(crate) ask: Ask,
@@ -78,7 +78,7 @@ pub(crate) struct Refund<'a> {
 }
 
 impl<'a> Refund<'a> {
-    /// Without a time, the charge counts as the latest possible one.
+    /// Makes a refund. Without a time, it applies to the latest possible charge.
     pub(crate) fn new(
         attributes: AttributeMap<'a>,
         cost: Option<u64>,
@@ -167,7 +167,8 @@ impl<'a> AttributeMap<'a> {
         Ok(())
     }
 
-    /// Adds an attribute that a door has derived and checked itself. The last of several values counts.
+    /// Adds an attribute that a door has derived and checked itself. If a name has several values, the
+    /// last one applies.
     pub(crate) fn push(&mut self, name: impl Into<Text<'a>>, value: impl Into<Text<'a>>) {
         self.0.push((name.into(), value.into()));
     }
@@ -233,7 +234,7 @@ pub(crate) fn batch<'a, T>(
     Ok(Question::Batch(checks.collect::<Result<_, _>>()?))
 }
 
-/// The units of a cost: 1 unless given.
+/// Checks a cost, and returns its units: 1 unless given.
 pub(crate) fn units(cost: Option<u64>) -> Result<u64, BadQuestion> {
     match cost.unwrap_or(1) {
         cost if cost > MAX_AMOUNT => Err(BadQuestion::LargeCost { cost }),
@@ -241,13 +242,14 @@ pub(crate) fn units(cost: Option<u64>) -> Result<u64, BadQuestion> {
     }
 }
 
-/// The token of a lease.
+/// Reads the token of a lease.
 pub(crate) fn token(text: &[u8]) -> Result<LeaseToken, BadQuestion> {
     let text = std::str::from_utf8(text).unwrap_or_default();
     text.parse().map_err(|_| BadQuestion::Token)
 }
 
-/// A number of milliseconds, capped at the longest span. The engine rejects a span that is too long.
+/// Converts milliseconds into a span, at most the longest span. The engine rejects a span that is too
+/// long.
 pub(crate) fn millis(millis: u64) -> Span {
     Span::from_micros(millis.saturating_mul(1000))
 }

@@ -41,7 +41,7 @@ const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 const PROMETHEUS: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
-/// The response, or the response to its error.
+/// Waits for a response. Converts an error into a response.
 pub(crate) async fn answer(
     answered: impl Future<Output = Result<Response, RequestError>>,
 ) -> Response {
@@ -49,32 +49,32 @@ pub(crate) async fn answer(
     answered.unwrap_or_else(|error| self::error(&error))
 }
 
-/// A JSON body with status 200.
+/// Makes a response with the status 200 and a JSON body.
 pub(crate) fn report(body: &impl Serialize) -> Response {
     json(StatusCode::OK, JSON, body)
 }
 
-/// JSON that was rendered before, with status 200.
+/// Makes a response with the status 200 from JSON that was rendered before.
 pub(crate) fn rendered(body: Bytes) -> Response {
     with_body(StatusCode::OK, JSON, body.into())
 }
 
-/// Comma-separated values, written while they are sent.
+/// Makes a response of comma-separated values. The body is made while it is sent.
 pub(crate) fn csv(body: Body) -> Response {
     with_body(StatusCode::OK, CSV, body)
 }
 
-/// A JSON object on each line, written while they are sent.
+/// Makes a response with a JSON object on each line. The body is made while it is sent.
 pub(crate) fn lines(body: Body) -> Response {
     with_body(StatusCode::OK, LINES, body)
 }
 
-/// The response of `/healthz`.
+/// Makes the response of `/healthz`.
 pub(crate) fn alive() -> Response {
     with_body(StatusCode::OK, PLAIN, "ok\n".into())
 }
 
-/// The metrics page.
+/// Makes a response with the metrics page.
 pub(crate) fn metrics(page: String) -> Response {
     with_body(StatusCode::OK, PROMETHEUS, page.into())
 }
@@ -102,7 +102,8 @@ pub(crate) struct ReadyConfig<'a> {
     /// When the config was put in force.
     #[schema(format = "date-time")]
     loaded_at: String,
-    /// Why the current file was rejected: where, and what is wrong. Absent if the file is in force.
+    /// Why the current file was rejected, with the position of the problem. Absent if the file is in
+    /// force.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     refused: Option<&'a str>,
@@ -140,7 +141,8 @@ fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> Respo
     response
 }
 
-/// Whether the client accepts problem documents: it lists them in `Accept`, with a weight above 0.
+/// Returns whether the client accepts problem documents: it lists them in `Accept`, with a weight above
+/// 0.
 pub(crate) fn accepts_problem(headers: &HeaderMap) -> bool {
     let accept = headers.get_all(ACCEPT);
     let ranges = accept.iter().filter_map(|value| value.to_str().ok());

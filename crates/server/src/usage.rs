@@ -12,7 +12,7 @@ use crate::question::UsageQuestion;
 /// The most rows of an answer.
 pub(crate) const MAX_ROWS: usize = 256;
 
-/// How many queries may run at a time at one door. Further ones get an error at once.
+/// How many queries may run at a time at one door. Further queries get an error at once.
 const MAX_QUERIES: usize = 4;
 
 /// How many counters are read at a time.
@@ -62,7 +62,7 @@ impl Default for UsageReader {
 }
 
 impl UsageQuestion<'_> {
-    /// The query for the ledger, and the wanted periods.
+    /// Makes the query for the ledger, and parses the wanted periods.
     fn query(&self, now: Time) -> Result<(UsageQuery, Named), UsageError> {
         for (what, text) in [
             ("the tenant", Some(&self.tenant)),

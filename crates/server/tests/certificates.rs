@@ -83,7 +83,7 @@ impl Files {
     }
 }
 
-/// All four doors, with `more` TLS settings.
+/// Starts a server with all four doors, and with `more` TLS settings.
 async fn start(folder: &Path, more: &str) -> (Vec<SocketAddr>, oneshot::Sender<()>) {
     let (folder, any) = (folder.display(), "127.0.0.1:0");
     let yaml = format!(
@@ -102,7 +102,8 @@ async fn start(folder: &Path, more: &str) -> (Vec<SocketAddr>, oneshot::Sender<(
     (addresses.iter().map(|it| it.address).collect(), stop)
 }
 
-/// The certificate that a server presents; `None` if it closes the connection.
+/// Connects, and returns the certificate that the server presents; `None` if the server closes the
+/// connection.
 async fn shown(address: SocketAddr, client: &TlsConnector) -> Option<CertificateDer<'static>> {
     let stream = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();

@@ -56,7 +56,7 @@ impl Setup {
         }
     }
 
-    /// Ends all connections to Tollgate, and rejects new ones.
+    /// Ends all connections to Tollgate, and rejects new connections.
     fn cut_off(&self) {
         self.way.set(Fault::Reset);
         self.way.set(Fault::Refuse);
@@ -70,7 +70,7 @@ impl Setup {
         Answer(request.call().unwrap())
     }
 
-    /// The statuses of several requests in a row.
+    /// Sends several requests one after the other, and returns their statuses.
     fn statuses<const N: usize>(&self, path: &str, api_key: &str) -> [u16; N] {
         [(); N].map(|()| self.get(path, api_key).status())
     }
@@ -97,7 +97,7 @@ fn agent() -> ureq::Agent {
         .into()
 }
 
-/// A server that answers every request with 200 until the process ends. Returns its address.
+/// Starts a server that answers every request with 200 until the process ends. Returns its address.
 fn upstream() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

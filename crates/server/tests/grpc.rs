@@ -131,7 +131,7 @@ async fn hits_of_the_request_apply_unless_the_descriptor_has_its_own() {
         client.words(two).await,
         "OK: OK key 10/HOUR left 5, OK key 10/HOUR left 7"
     );
-    // 0 hits of a descriptor only look.
+    // 0 hits of a descriptor charge nothing.
     let look = || request([k1.clone().hits(0)]);
     assert_eq!(client.words(look()).await, "OK: OK key 10/HOUR left 5");
     assert_eq!(

@@ -134,7 +134,7 @@ struct Certificates {
 }
 
 impl Certificates {
-    /// A CA, a server's certificate and a client's.
+    /// Makes a CA, and certificates of a server and a client.
     fn make() -> Certificates {
         use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 

@@ -121,7 +121,8 @@ struct Past {
 }
 
 impl Past {
-    /// The arguments of a step; `None` if the step refers to an earlier step that does not exist.
+    /// Returns the arguments of a step; `None` if the step refers to an earlier step that does not
+    /// exist.
     fn call(&self, step: Step) -> Option<Call> {
         let reserved = |which| self.reserved.iter().nth_back(which).cloned();
         Some(match step {

@@ -24,7 +24,7 @@ fn check(server: &Running, action: &str) -> Answer {
     server.post("/v1/check", &body(action, "acme").to_string())
 }
 
-/// A parameter of a header with one rule, such as `"yearly";q=2;w=31536000`.
+/// Reads a parameter of a header with one rule, such as `"yearly";q=2;w=31536000`.
 fn parameter(answer: &Answer, header: &str, name: &str) -> u64 {
     let value = answer.header(header);
     let mut parameters = value.split(';').skip(1);
@@ -33,7 +33,7 @@ fn parameter(answer: &Answer, header: &str, name: &str) -> u64 {
     found.unwrap().parse().unwrap()
 }
 
-/// Whether the reset is this many seconds after the decision, give or take a second.
+/// Returns whether the reset is this many seconds after the decision, within one second.
 fn is_until(answer: &Answer, seconds: u64) -> bool {
     let json = answer.json();
     let decided = json["decidedAtEpochMicros"].as_u64().unwrap();

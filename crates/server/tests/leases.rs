@@ -30,7 +30,7 @@ fn acquire(server: &Running, more: Value) -> Answer {
     server.post("/v1/leases", &with(job(), &more).to_string())
 }
 
-/// The id and the token of a new lease.
+/// Acquires a lease, and returns its id and token.
 fn acquired(server: &Running) -> (String, String) {
     let answer = acquire(server, json!({}));
     assert_eq!(answer.status, 201, "{}", answer.text);
@@ -77,7 +77,7 @@ fn lease_is_201_with_a_token_and_the_next_one_waits_for_a_slot() {
     assert_eq!(body["ruleId"], "jobs");
     assert_ne!(refused.header("retry-after"), "");
     assert_eq!(body["token"], json!(null));
-    // A check only looks, and finds no free slot.
+    // A check takes no slot. It is denied, because no slot is free.
     assert_eq!(server.post("/v1/check", &job().to_string()).status, 429);
 
     let (id, token) = (&lease["id"], &lease["token"]);
@@ -178,7 +178,7 @@ fn client_that_hangs_up_gives_up_its_place_in_the_queue() {
     // A client that does not wait is answered at once, in any case.
     assert_eq!(acquire(&server, json!({})).status, 429);
     free(&server, &id, &token);
-    // The place in the queue stays a little longer, and then is free.
+    // The queue keeps the position of the client a little longer, and then gives it up.
     let next = acquire(&server, json!({ "wait": "30s" }));
     assert_eq!(next.status, 201, "{}", next.text);
 }

@@ -71,7 +71,7 @@ fn posting(amount: i64) -> Value {
     })
 }
 
-/// The ledger has more of the first counter than the store.
+/// Adds `amount` to the first counter in the ledger, but not in the store.
 fn drift(server: &ConfigFileServer, amount: i64) {
     let accounts = server.control.engine().accounts().unwrap();
     let query = EntryQuery {
@@ -378,6 +378,9 @@ fn postgres_works_the_same_and_hides_its_password() {
     let gone = server.ask("", "/v1/ledger/usage", None);
     assert_eq!(gone.status, 503, "{}", gone.text);
     assert_eq!(gone.json()["code"], "LEDGER_UNAVAILABLE");
+    let message = gone.json()["message"].as_str().unwrap().to_owned();
+    assert!(message.starts_with("the ledger "), "{message}");
+    assert!(message.ends_with("; try again later"), "{message}");
     assert!(!gone.text.contains('@'), "{}", gone.text);
 }
 

@@ -67,14 +67,14 @@ const PROMISED_WITH_A_LEDGER: [(&str, &[&str]); 6] = [
     ("tollgate_ledger_failures_total", &[]),
 ];
 
-/// The metrics of a server in memory that has decided many requests.
+/// Returns the metrics page of a server in memory that has decided many requests.
 fn page_in_memory() -> String {
     let server = Running::start(&format!("version: 1{RULES}"));
     ask(&server);
     page(&server)
 }
 
-/// The metrics of a server whose Redis is gone.
+/// Returns the metrics page of a server whose Redis is gone.
 fn page_with_a_store() -> String {
     let redis = Redis::start();
     let store = format!(
@@ -89,7 +89,7 @@ fn page_with_a_store() -> String {
     page(&server)
 }
 
-/// The metrics of a server with a ledger.
+/// Returns the metrics page of a server with a ledger.
 fn page_with_a_ledger() -> String {
     let folder = tempfile::tempdir().unwrap();
     let books = folder.path().join("books.db");
@@ -120,7 +120,7 @@ fn page(server: &Running) -> String {
     answer.text
 }
 
-/// The first sample of a metric: its labels and its value.
+/// Returns the first sample of a metric: its labels and its value.
 fn sample<'p>(page: &'p str, name: &str) -> Option<(Vec<&'p str>, &'p str)> {
     page.lines().find_map(|line| {
         let (series, value) = line.rsplit_once(' ')?;
@@ -171,7 +171,7 @@ fn promtool_accepts_the_metrics() {
     assert_eq!(lint(&page_with_a_store()), complaint);
 }
 
-/// The problems that promtool reports about a page.
+/// Runs promtool on a page, and returns the problems that it reports.
 fn lint(page: &str) -> String {
     let mut promtool = promtool(&["check", "metrics"])
         .stdin(Stdio::piped())

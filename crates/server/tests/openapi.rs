@@ -30,7 +30,7 @@ impl Description {
         Description(answer.json())
     }
 
-    /// The part of the document about this answer to `method` on `path`.
+    /// Finds the part of the document about this answer to `method` on `path`.
     #[track_caller]
     fn response(&self, method: &str, path: &str, answer: &Answer) -> &Value {
         let responses = &self.0["paths"][path][method]["responses"];

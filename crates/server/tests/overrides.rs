@@ -58,7 +58,7 @@ fn on(redis: &Redis) -> String {
     )
 }
 
-/// The audit trail of `data`, the oldest first: who did what.
+/// Reads the audit trail of `data`, the oldest entry first. Returns who did what.
 fn trail(data: &Path) -> Vec<(String, String)> {
     let read = audit::read(&data.join(audit::FILE), &Query::default(), u64::MAX).unwrap();
     let entries = read.entries.into_iter().rev();
@@ -95,7 +95,7 @@ async fn override_of_one_instance_applies_at_the_other() {
     one.overrides.refresh().await;
     assert_eq!(one.limit("acme").await, Some(50));
 
-    // An instance that starts later finds them.
+    // An instance that starts later finds the overrides.
     let late = Instance::start(&on(&redis), &data.path().join("late"), &clock).await;
     assert_eq!(late.limit("acme").await, Some(50));
 
@@ -222,7 +222,7 @@ async fn bad_overrides_are_rejected_and_change_nothing() {
         .clear("tenant:t0/*", "ann", None)
         .await
         .unwrap();
-    // A file that cannot be written, and one that cannot be read.
+    // A file that cannot be written, and a file that cannot be read.
     let file = data.path().join(overrides::FILE);
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();

@@ -48,7 +48,7 @@ fn request(path: &str) -> http::request::Builder {
     Request::post(format!("http://tollgate{path}"))
 }
 
-/// Status and body of the answer to a check of `user`.
+/// Checks `user`, and returns the status and the body of the answer.
 async fn check(client: &mut SendRequest<Bytes>, user: &str) -> (StatusCode, String) {
     let body = format!(r#"{{"attributes":{{"user":"{user}"}}}}"#);
     let (answer, mut sending) = client
@@ -228,7 +228,7 @@ impl Authority {
         }
     }
 
-    /// A client that speaks `protocol`, with or without a certificate.
+    /// Makes a client that speaks `protocol`, with or without a certificate.
     fn client(&self, protocol: &str, certificate: bool) -> TlsConnector {
         let mut roots = RootCertStore::empty();
         let ca = CertificateDer::from_pem_file(self.path().join("ca.pem")).unwrap();

@@ -50,7 +50,7 @@ impl Example {
         Example::start_with(kind, folder, names, |rules| rules)
     }
 
-    /// The same with other rules.
+    /// Starts an example after `change` has changed its rules.
     fn start_with(
         kind: ReverseProxyKind,
         folder: &str,
@@ -107,7 +107,7 @@ impl Example {
         common::post(&url, "name=ann", headers)
     }
 
-    /// How many requests Tollgate has decided so far.
+    /// Returns how many requests Tollgate has decided so far.
     fn decisions(&self) -> usize {
         let page = self.tollgate.get("/metrics").text;
         let count = page.lines().filter_map(|line| {
@@ -137,7 +137,8 @@ impl Example {
         );
     }
 
-    /// The denial, after the allowed requests. A client cannot pass for another client or request.
+    /// Sends requests up to the limit, and one above it. Returns the denial. A client cannot pass for
+    /// another client or request.
     fn requests_above_the_limit_are_denied(&self, spoofed: &[(&str, &str)]) -> Answer {
         for attempt in 0..LOGINS {
             let headers: &[_] = if attempt % 2 == 0 { spoofed } else { &[] };
@@ -162,7 +163,8 @@ impl Example {
         refused
     }
 
-    /// The application gets the header fields of `allowed`, and the client gets the body of a denial.
+    /// Checks that the application gets the header fields of `allowed`, and that the client gets the
+    /// body of a denial.
     fn header_fields_and_denials_are_passed_on(&self, allowed: &Answer) {
         let told = allowed
             .text

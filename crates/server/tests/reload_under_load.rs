@@ -25,11 +25,11 @@ const BASES: [u64; 2] = [1_000_000_000, 2_000_000_000];
 /// in memory, the growth would be ten times as much.
 const MAX_GROWTH: u64 = 8 * 1024 * 1024;
 
-/// One test at a time: they measure the same memory.
+/// Only one test runs at a time, because all tests measure the same memory.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// The config with this number: two rules that change together, and one that never changes, in a
-/// changing order. The other rules make the config large.
+/// Returns the config with this number. It has two rules that change together, and one that never
+/// changes, in a changing order. The other rules make the config large.
 fn yaml(top: &str, number: u64) -> String {
     let mut text = format!("version: 1\n{top}rules:\n");
     let pair = ["one", "two"].iter().zip(BASES);
@@ -58,7 +58,7 @@ fn parse(yaml: &str) -> Config {
     tollgate_config::parse("rules.yaml", yaml, &|_| None).unwrap()
 }
 
-/// The number of each version.
+/// Maps the version of each config to its number.
 fn versions(top: &str, reloads: u64) -> HashMap<String, u64> {
     let numbered = (0..=reloads).map(|number| (parse(&yaml(top, number)).policy.version, number));
     numbered.collect()
@@ -79,7 +79,7 @@ fn is_whole(decision: &Decision, versions: &HashMap<String, u64>) {
     assert_eq!(decision.rules().len(), 3);
 }
 
-/// The same for an answer over HTTP, with its headers.
+/// Fails unless an answer over HTTP, and its headers, belong to one config as a whole.
 fn is_whole_answer(body: &Value, policies: &[String], versions: &HashMap<String, u64>) {
     assert_eq!(body["allowed"], true, "{body}");
     let number = versions[body["configVersion"].as_str().unwrap()];
@@ -99,7 +99,7 @@ fn is_whole_answer(body: &Value, policies: &[String], versions: &HashMap<String,
     assert_eq!(policies.len(), 3);
 }
 
-/// The resident memory of this process, in bytes.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
@@ -141,7 +141,7 @@ fn ask_the_engine(
     });
 }
 
-/// How much was used by every rule, and how often each was asked.
+/// Returns for each rule how many units were used, and how many checks it allowed.
 fn used(engine: &Engine, runtime: &tokio::runtime::Runtime) -> Vec<(u64, u64)> {
     let live = engine.active();
     let ann = Attributes::from([("user", "ann")]);

@@ -23,7 +23,7 @@ fn reserve(server: &Running, body: Value) -> Answer {
     server.post("/v1/reservations", &body.to_string())
 }
 
-/// The id of a new reservation.
+/// Makes a reservation, and returns its id.
 fn reserved(server: &Running, cost: u64) -> String {
     let answer = reserve(server, acme(cost));
     assert_eq!(answer.status, 201, "{}", answer.text);

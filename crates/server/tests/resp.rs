@@ -11,7 +11,7 @@ use tollgate_config::Secret;
 use tollgate_rig::Reply;
 use tollgate_server::resp::Options;
 
-/// The fields of a decision.
+/// Returns the fields of a decision.
 fn fields(reply: Reply) -> Vec<(String, Reply)> {
     let items = reply.items();
     let pairs = items.chunks_exact(2);

@@ -21,7 +21,8 @@ fn pipeline_allocates_nothing() {
     let (mut input, mut out) = (Input::new(), Vec::new());
     let mut commands = String::new();
     for i in 0..16 {
-        // Commands that are allowed, limited, or only look, and commands that use the rules.
+        // Commands that are allowed, that are limited or that charge nothing, and commands that use the
+        // rules.
         let _ = write!(
             commands,
             "CL.THROTTLE wide{i} 1000000 1000000 1\r\n*5\r\n$11\r\nCL.THROTTLE\r\n$1\r\nk\r\n$1\r\n0\r\n\

@@ -14,7 +14,7 @@ const DOCS: &str = include_str!("../../../docs/resp.md");
 /// The port that the examples use.
 const PORT: &str = "6390";
 
-/// The blocks of a language, in order.
+/// Returns the blocks of a language, in order.
 fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
     let fenced = DOCS.split("```").skip(1).step_by(2);
     fenced.filter_map(move |block| block.strip_prefix(language)?.strip_prefix('\n'))
@@ -25,7 +25,7 @@ fn door() -> Door {
     Door::with(rules, Options::default(), None)
 }
 
-/// Whether `line` matches `pattern`, whose dots stand for any characters.
+/// Returns whether `line` matches `pattern`, whose dots stand for any characters.
 fn is_like(line: &str, pattern: &str) -> bool {
     line.len() == pattern.len()
         && line
@@ -42,7 +42,7 @@ fn examples_are_answered_as_shown() {
     for block in blocks("console") {
         for example in block.split("$ ").skip(1) {
             let (command, expected) = example.split_once('\n').unwrap();
-            // As in a terminal.
+            // Print the answers as in a terminal.
             let line = command.replace("redis-cli", "redis-cli --no-raw");
             let line = line.replace(PORT, &port);
             let told = run(Command::new("sh").args(["-c", &line]));

@@ -274,7 +274,7 @@ fn waiting_client_gets_the_released_slot_and_later_commands_are_kept() {
     ]
     .concat();
     waiting.write_all(pipeline.as_bytes()).unwrap();
-    // Commands before it are answered before the wait.
+    // The commands before the waiting command are answered before the wait.
     let mut pong = [0; 7];
     std::io::Read::read_exact(&mut waiting, &mut pong).unwrap();
     assert_eq!(&pong, b"+PONG\r\n");

@@ -177,7 +177,7 @@ fn ten_thousand_idle_connections_cost_little_and_one_more_waits() {
     let door = Door::start();
     door.still_serves();
     let before = resident_kib();
-    // In a separate process, because one process may not open the files of both sides.
+    // This runs in a separate process, because one process may not open enough files for both sides.
     let script = format!(
         "ulimit -n $(ulimit -H -n); exec python3 -c \"$0\" {} {MAX_CONNECTIONS}",
         door.address.port()
@@ -219,7 +219,7 @@ fn ten_thousand_idle_connections_cost_little_and_one_more_waits() {
     door.still_serves();
 }
 
-/// The resident memory of this process, in KiB.
+/// Returns the resident memory of this process, in KiB.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status

@@ -38,7 +38,7 @@ rules:
 #[derive(Clone, Debug)]
 struct Question {
     attributes: Vec<(&'static str, String)>,
-    /// 0 only looks whether 1 would be allowed.
+    /// 0 charges nothing, and tells whether 1 would be allowed.
     cost: u64,
 }
 

@@ -1,5 +1,5 @@
-//! The HTTP door, tested by schemathesis: it generates requests from the OpenAPI document, good
-//! ones and bad ones, and checks the answers against it.
+//! The HTTP door, tested by schemathesis: it generates good and bad requests from the OpenAPI document,
+//! and checks the answers against the document.
 //!
 //! `TOLLGATE_PROOF_CASES=20` makes twenty times as many.
 

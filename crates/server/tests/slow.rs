@@ -20,7 +20,7 @@ struct Server {
     _serving: JoinHandle<()>,
 }
 
-/// HTTP, gRPC, RESP, and the admin door with TLS.
+/// Starts a server with the doors for HTTP, gRPC and RESP, and the admin door with TLS.
 async fn start() -> Server {
     let folder = tempfile::TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();

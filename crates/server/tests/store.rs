@@ -5,7 +5,8 @@ mod common;
 use common::Running;
 use tollgate_rig::Redis;
 
-/// A rule of 3 in 10 minutes for each policy, named after it.
+/// Returns a config with a rule for each failure policy. Each rule allows 3 in 10 minutes, and has the
+/// name of its policy.
 fn config(redis: &Redis) -> String {
     let policies = [
         ("fail-open", ""),

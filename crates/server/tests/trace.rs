@@ -1,4 +1,4 @@
-//! The spans of doors whose requests say little about traces: gRPC and RESP.
+//! The spans of the doors for gRPC and RESP.
 
 #![allow(clippy::unwrap_used)] // Test helpers may panic.
 
@@ -48,7 +48,7 @@ impl Spans {
         (spans, tracing::subscriber::set_default(subscriber))
     }
 
-    /// The spans that ended so far, in words. A child stands before its parent.
+    /// Describes the spans that ended so far. A child stands before its parent.
     fn words(&self) -> Vec<String> {
         let spans = std::mem::take(&mut *self.0.lock().unwrap());
         let words = spans.iter().map(|span| {

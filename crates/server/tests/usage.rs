@@ -20,7 +20,8 @@ use tonic::transport::Channel;
 /// More users than an answer has rows.
 const USERS: i64 = 300;
 
-/// The checks and reservations of one tenant, and those of the many users of another.
+/// Makes checks and reservations as the tenant `acme`, and one check for each user of the tenant
+/// `many`.
 async fn used(engine: &Engine) {
     let chat = Attributes::from([("tenant", "acme"), ("action", "chat")]);
     let draw = Attributes::from([("tenant", "acme"), ("action", "draw")]);

@@ -363,6 +363,10 @@ pub enum StoreError {
     /// The store could not be reached, or cannot decide at the moment.
     #[error("the store is unavailable: {0}")]
     Unavailable(Arc<str>),
+    /// The ledger behind the store failed. The text names the ledger. The store keeps the units only if the
+    /// ledger may have recorded them.
+    #[error("{0}")]
+    Ledger(Arc<str>),
     /// The store has failed too often recently, and gets no calls for a while.
     #[error(
         "the circuit breaker is open: the store has failed repeatedly, and gets no calls for a while"
@@ -394,7 +398,7 @@ impl StoreError {
         match self {
             StoreError::Timeout => "timeout",
             StoreError::Disconnected(_) => "disconnected",
-            StoreError::Unavailable(_) => "unavailable",
+            StoreError::Unavailable(_) | StoreError::Ledger(_) => "unavailable",
             StoreError::BreakerOpen => "breaker_open",
             StoreError::Overloaded => "overloaded",
             StoreError::Foreign(_) => "foreign_data",

@@ -76,7 +76,8 @@ impl WindowStore {
     }
 }
 
-/// The states after `units` are taken; `None` if an enforcing charge denies the request.
+/// Takes `units` from a copy of the states, and returns the copy; `None` if an enforcing charge denies
+/// the request.
 fn attempt(
     states: &States,
     charges: &[Charge<'_>],
@@ -99,7 +100,7 @@ fn attempt(
     Ok(Some(after))
 }
 
-/// How many units every charge has left.
+/// Returns how many units the request can get: as many as the scarcest charge can still pay for.
 fn scarcest(states: &States, charges: &[Charge<'_>], now: Time) -> Result<u64, StoreError> {
     let mut least = u64::MAX;
     for charge in charges.iter().filter(|it| it.enforces() && it.cost > 0) {
@@ -115,7 +116,7 @@ fn state(states: &States, charge: &Charge<'_>) -> State {
     states.get(&charge.key).copied().unwrap_or_default()
 }
 
-/// The fixed window of a charge.
+/// Returns the fixed window of a charge. Other limits are not supported.
 fn window<'a>(charge: &Charge<'a>) -> Result<&'a FixedWindow, StoreError> {
     match charge.limit {
         Limit::FixedWindow(window) => Ok(window),

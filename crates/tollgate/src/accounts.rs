@@ -30,14 +30,14 @@ impl<'e, S: Store> Accounts<'e, S> {
         Accounts { limiter, sync }
     }
 
-    /// The ledger.
+    /// Returns the ledger.
     #[must_use]
     pub fn ledger(&self) -> &'e Ledger {
         self.sync.ledger()
     }
 
-    /// The usage by tenant, period, rule and action. The namespace of the query is ignored; the
-    /// limiter's namespace is used.
+    /// Returns the usage by tenant, period, rule and action. Ignores the namespace of the query, and
+    /// uses the limiter's own.
     ///
     /// # Errors
     /// If the ledger does not answer.
@@ -49,8 +49,8 @@ impl<'e, S: Store> Accounts<'e, S> {
         Ok(self.ledger().usage(&query).await.map_err(unavailable)?)
     }
 
-    /// A page of ledger entries. The namespace of the query is ignored; the limiter's namespace is
-    /// used.
+    /// Returns a page of ledger entries. Ignores the namespace of the query, and uses the limiter's
+    /// own.
     ///
     /// # Errors
     /// If the ledger does not answer.

@@ -53,37 +53,38 @@ pub struct Reloaded {
 }
 
 impl ActiveConfig {
-    /// The number of this config. It grows by one with each change of the same limiter.
+    /// Returns the number of this config. It grows by one with each change of the same limiter.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The config. Sections that need a restart have the values in force, not the values of the file.
+    /// Returns the config. Sections that need a restart have the values in force, not the values of the
+    /// file.
     #[must_use]
     pub fn config(&self) -> &Arc<Config> {
         &self.config
     }
 
-    /// The overrides in force.
+    /// Returns the overrides in force.
     #[must_use]
     pub fn overrides(&self) -> &Arc<[Arc<Override>]> {
         &self.overrides
     }
 
-    /// The rules.
+    /// Returns the rules.
     #[must_use]
     pub fn rules(&self) -> &Arc<RuleSet> {
         &self.rules
     }
 
-    /// The decisions so far, counted by rule, in the order of [`rules`](Self::rules).
+    /// Returns the decisions so far, counted by rule, in the order of [`rules`](Self::rules).
     #[must_use]
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// The events of quotas that are nearly used up. All configs of one limiter share them.
+    /// Returns the events of quotas that are nearly used up. All configs of one limiter share them.
     #[must_use]
     pub fn events(&self) -> &Arc<Events> {
         &self.events
@@ -104,7 +105,7 @@ impl ActiveConfig {
         }
     }
 
-    /// How each rule decides while the store fails.
+    /// Returns how each rule decides while the store fails.
     pub(crate) fn fallbacks(&self) -> &RuleFallbacks {
         &self.fallbacks
     }
@@ -142,7 +143,8 @@ impl fmt::Debug for Loaded {
 }
 
 impl CurrentConfig {
-    /// Puts the first config in force. `keyring` hashes the subjects of this config and all later ones.
+    /// Puts the first config in force. `keyring` hashes the subjects of this config and of all later
+    /// configs.
     pub(crate) fn new(
         config: &Config,
         keyring: Keyring,
@@ -195,7 +197,7 @@ impl CurrentConfig {
         }
     }
 
-    /// Puts `overrides` in force, instead of the current ones.
+    /// Puts `overrides` in force, instead of the current overrides.
     pub(crate) fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
         let _alone = self.changing.lock();
         let running = self.active.load_full();
@@ -278,16 +280,16 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     (config, differs.map(|(name, _)| name).collect())
 }
 
-/// Addresses of doors need a restart. The tokens of the admin door and the answer to unknown Envoy domains
-/// do not.
+/// Returns the `server` section to put in force. New addresses of doors need a restart. New tokens of
+/// the admin door, and a new answer to unknown Envoy domains, do not.
 fn server_without_restart(wanted: &Server, running: &Server) -> Server {
     let mut server = running.clone();
     if let (Some(grpc), Some(wanted)) = (&mut server.grpc, &wanted.grpc) {
         grpc.unknown_domain = wanted.unknown_domain;
     }
     if let (Some(admin), Some(wanted)) = (&mut server.admin, &wanted.admin) {
-        // An admin door without tokens is safe on a loopback address only. The address in force counts,
-        // not the new one.
+        // An admin door without tokens is safe on a loopback address only. The address in force decides
+        // this, not the new one.
         if !wanted.tokens.is_empty() || admin.listen.is_loopback() {
             admin.tokens.clone_from(&wanted.tokens);
         }

@@ -1,13 +1,15 @@
 //! Several demands decided as one request: all of them are met, or nothing is taken.
 //!
 //! Each demand is resolved on its own, as if it were alone. Then one call of the store takes the
-//! charges of all demands, or none of them. Charges of the same key add up. Demands may want different
-//! amounts. So the units of each demand are multiplied into the costs of its charges, and the store is
-//! asked for one unit. Demands that only look are decided in a call before that. Demands that give back
-//! are done in a call after it.
+//! charges of all demands, or none of them. Charges of the same key add up.
+//!
+//! Demands may want different amounts. So the units of each demand are multiplied into the costs of its
+//! charges, and the store is asked for one unit. Demands that take nothing are decided in an earlier
+//! call. Demands that give units back are met in a later call.
 //!
 //! A key has one set of numbers in a request. If a demand brings [`Numbers`], they apply to every
-//! charge of that key. If several demands bring numbers for one key, the first ones apply.
+//! charge of that key. If several demands bring numbers for one key, the numbers of the first demand
+//! apply.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -31,7 +33,7 @@ pub const MAX_CHARGES: usize = 255;
 pub struct Demand<'a> {
     /// The subject, the action and the other attributes.
     pub attributes: Attributes<'a>,
-    /// Whether to take, look or give back.
+    /// Whether to take units, to take nothing, or to give units back.
     pub effect: Effect,
     /// Numbers that replace the numbers of the rules that apply, for this request.
     ///
@@ -41,7 +43,7 @@ pub struct Demand<'a> {
 }
 
 impl<'a> Demand<'a> {
-    /// The demand to take `units`.
+    /// Makes a demand to take `units`.
     #[must_use]
     pub fn take(attributes: Attributes<'a>, units: u64) -> Demand<'a> {
         Demand {
@@ -64,7 +66,7 @@ pub enum Effect {
 }
 
 impl Effect {
-    /// The index of the demand's resolution and reply.
+    /// Returns an index: demands with the same effect share a resolution and a reply.
     fn place(self) -> usize {
         match self {
             Effect::Take(_) => 0,
@@ -118,21 +120,21 @@ pub struct BatchDecision {
 }
 
 impl BatchDecision {
-    /// Whether every demand is met, and everything was taken.
+    /// Returns whether every demand is met, and everything was taken.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }
 
-    /// The decision of each demand, in order.
+    /// Returns the decision of each demand, in order.
     #[must_use]
     pub fn decisions(&self) -> &[Decision] {
         &self.decisions
     }
 
-    /// The decision that settles the batch. For a denied batch, this is the denial with the longest
-    /// wait. For an allowed batch, this is the decision with the least left. `None` if no enforcing
-    /// rule applies.
+    /// Returns the decision that settles the batch. For a denied batch, this is the denial with the
+    /// longest wait. For an allowed batch, this is the decision with the least left. `None` if no
+    /// enforcing rule applies.
     #[must_use]
     pub fn deciding(&self) -> Option<&Decision> {
         let all = self.decisions.iter();
@@ -168,7 +170,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
     ///
     /// # Errors
     /// If a demand brings numbers that a rule cannot use, or all demands together make more than
-    /// [`MAX_CHARGES`] charges. Nothing was taken then. Also if the store fails to give units back.
+    /// [`MAX_CHARGES`] charges. In both cases nothing was taken. Also if the store fails to give units back.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         let (request_limits, mut limits) = (RequestLimits::default(), Vec::new());
         let mut plan = BatchPlan::default();
@@ -227,9 +229,10 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
 /// The resolved demands of a batch.
 #[derive(Default)]
 struct BatchPlan<'l> {
-    /// Indexed by [`Effect::place`]: the charges to take, to look at and to give back.
+    /// The charges, indexed by [`Effect::place`]: those to take, those to decide without taking, and
+    /// those to give back.
     resolutions: [Resolution<'l>; 3],
-    /// The part of each demand.
+    /// For each demand: its charges and its denials.
     parts: SmallVec<[DemandPart; 4]>,
 }
 
@@ -322,7 +325,8 @@ impl<'l> BatchPlan<'l> {
         Ok(())
     }
 
-    /// The attributes of the demand that the charge to take at this index belongs to.
+    /// Returns the attributes of the demand that the charge at this index belongs to. The index counts
+    /// the charges to take.
     fn taker<'q, 'a>(&self, demands: &'q [Demand<'a>], charge: usize) -> &'q Attributes<'a> {
         let mut takers = self.parts.iter().zip(demands).filter(|(part, _)| {
             matches!(part.effect, Effect::Take(_)) && part.charges.contains(&charge)
@@ -334,7 +338,7 @@ impl<'l> BatchPlan<'l> {
 }
 
 impl DemandPart {
-    /// The decision about this demand, in a batch that was `allowed` or not.
+    /// Makes the decision about this demand, in a batch that was `allowed` or not.
     fn decide(
         &self,
         rules: &Arc<RuleSet>,

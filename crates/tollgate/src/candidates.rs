@@ -37,16 +37,16 @@ struct Pair {
     ids: (Arc<str>, Arc<str>),
     /// The limits of both rules. If a reload changes one of them, counting starts again at zero.
     limits: (Limit, Limit),
-    /// First the tenants without a plan, then the plans in the order of the file.
+    /// The counts of tenants without a plan, and then those of each plan, in the order of the file.
     by_plan: Box<[PlanCounts]>,
 }
 
-/// A plan, or none, and its counts. The indexes are: whether the candidate denies, whether the rule in
-/// force denies.
+/// A plan, or none, and its counts. The first index says whether the candidate denies, and the second
+/// whether the rule in force denies.
 type PlanCounts = (Option<Arc<str>>, Arc<[[AtomicU64; 2]; 2]>);
 
 impl Candidates {
-    /// The candidates of `rules`. Pairs that are unchanged since `before` keep their counts.
+    /// Finds the candidates of `rules`. Pairs that are unchanged since `before` keep their counts.
     pub(crate) fn new(rules: &RuleSet, before: Option<&Candidates>) -> Candidates {
         let plans: Vec<Arc<str>> = rules.plans().map(Arc::from).collect();
         let pair = |(candidate, current): (u32, u32)| {
@@ -88,7 +88,7 @@ impl Candidates {
             if !candidate.is_counted() || current.is_some_and(|outcome| !outcome.is_counted()) {
                 continue;
             }
-            // A rule that does not apply denies nothing.
+            // A rule that does not apply to the request denies nothing.
             let current_denies = current.is_some_and(|outcome| !outcome.is_allowed());
             let place = plan.map_or(0, |plan| usize::from(plan) + 1);
             if let Some((_, cells)) = pair.by_plan.get(place) {
@@ -143,7 +143,7 @@ rules:
         tollgate_config::parse("rules.yaml", rules, &|_| None).unwrap()
     }
 
-    /// How the candidate compares for a plan.
+    /// Returns how the candidate compares for a plan.
     fn compared(limiter: &Limiter<impl Store>, plan: Option<&str>) -> [u64; 4] {
         let comparisons = limiter.metrics().comparisons();
         let of_plan = comparisons.iter().find(|it| it.plan.as_deref() == plan);

@@ -40,7 +40,7 @@ impl Kind {
     /// All kinds.
     pub const ALL: [Kind; 4] = [Kind::Rate, Kind::Budget, Kind::Quota, Kind::Concurrency];
 
-    /// The kind of a rule.
+    /// Returns the kind of a rule.
     #[must_use]
     pub fn of(rule: &Rule) -> Kind {
         match (rule.budget(), rule.algorithm()) {
@@ -51,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// The name in answers: `rate`, `budget`, `quota` or `concurrency`.
+    /// Returns the kind's name in answers: `rate`, `budget`, `quota` or `concurrency`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -106,7 +106,7 @@ impl Reason {
         Reason::StoreUnavailable,
     ];
 
-    /// The name in metrics and answers.
+    /// Returns the reason's name in metrics and answers.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -123,7 +123,7 @@ impl Reason {
 }
 
 impl Decision {
-    /// An empty decision. It allows nothing until `conclude` fills it in.
+    /// Makes an empty decision. It allows nothing until `conclude` fills it in.
     #[inline]
     pub(crate) fn new(rules: &Arc<RuleSet>) -> Decision {
         Decision {
@@ -199,14 +199,14 @@ impl Decision {
         &self.outcomes
     }
 
-    /// Whether the request may proceed.
+    /// Returns whether the request may proceed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }
 
-    /// The units that were taken: all that the request asked for, or fewer with [`Ask::UpTo`]; 0 if
-    /// denied.
+    /// Returns the units that were taken: all that the request asked for, or fewer with [`Ask::UpTo`];
+    /// 0 if denied.
     ///
     /// [`Ask::UpTo`]: crate::Ask::UpTo
     #[must_use]
@@ -214,31 +214,31 @@ impl Decision {
         self.granted
     }
 
-    /// The time of the decision by the store's clock. Refunds need it.
+    /// Returns the time of the decision by the store's clock. Refunds need it.
     #[must_use]
     pub fn decided_at(&self) -> Time {
         self.decided_at
     }
 
-    /// The rules that were in force when the request began.
+    /// Returns the rules that were in force when the request began.
     #[must_use]
     pub fn rule_set(&self) -> &Arc<RuleSet> {
         &self.rules
     }
 
-    /// The version of the rules that decided.
+    /// Returns the version of the rules that decided.
     #[must_use]
     pub fn config_version(&self) -> &str {
         self.rules.version()
     }
 
-    /// The rule that decides; `None` if no enforcing rule applies to the request.
+    /// Returns the rule that decides; `None` if no enforcing rule applies to the request.
     #[must_use]
     pub fn rule(&self) -> Option<RuleDecision<'_>> {
         self.deciding.and_then(|index| self.rules().nth(index))
     }
 
-    /// Every rule that applies, in the order of the file, shadow rules included.
+    /// Returns every rule that applies, in the order of the file, shadow rules included.
     pub fn rules(&self) -> impl ExactSizeIterator<Item = RuleDecision<'_>> {
         self.outcomes.iter().map(|outcome| RuleDecision {
             outcome,
@@ -246,14 +246,14 @@ impl Decision {
         })
     }
 
-    /// How long to wait before the same request can be allowed: the longest wait of the rules that deny it.
-    /// `None` if the request was allowed, or if waiting does not help.
+    /// Returns how long to wait before the same request can be allowed: the longest wait of the rules
+    /// that deny it. `None` if the request was allowed, or if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Span> {
         self.rule().and_then(|rule| rule.retry_after())
     }
 
-    /// How long an admitted request has to wait for its turn.
+    /// Returns how long an admitted request has to wait for its turn.
     #[must_use]
     pub fn delay(&self) -> Span {
         let enforcing = self.rules().filter(|rule| !rule.is_shadow());
@@ -263,16 +263,16 @@ impl Decision {
             .unwrap_or(Span::ZERO)
     }
 
-    /// The failure policy that decided instead of the store: the policy of the rule that decides, or
-    /// else of the first rule with one. `None` if the store answered.
+    /// Returns the failure policy that decided instead of the store. If several did, returns that of
+    /// the deciding rule, or else that of the first rule with one. `None` if the store answered.
     #[must_use]
     pub fn fallback(&self) -> Option<FailurePolicy> {
         let deciding = self.rule().and_then(|rule| rule.fallback());
         deciding.or_else(|| self.outcomes.iter().find_map(|outcome| outcome.fallback))
     }
 
-    /// Whether a rule with the policy `degraded` allowed the request. The caller should then skip
-    /// optional work.
+    /// Returns whether a rule with the policy `degraded` allowed the request. The caller should then
+    /// skip optional work.
     #[must_use]
     pub fn is_degraded(&self) -> bool {
         let degraded = Some(FailurePolicy::Degraded);
@@ -283,7 +283,7 @@ impl Decision {
                 .any(|outcome| outcome.fallback == degraded)
     }
 
-    /// A warning text for the caller of an allowed request.
+    /// Returns a warning text for the caller of an allowed request.
     #[must_use]
     pub fn warning(&self) -> Option<&'static str> {
         let mut outcomes = self.outcomes.iter();
@@ -291,13 +291,13 @@ impl Decision {
         (self.allowed && in_grace).then_some("over quota, within grace")
     }
 
-    /// How the charges were taken together: at one instant, or server by server.
+    /// Returns how the charges were taken together: at one instant, or server by server.
     #[must_use]
     pub fn guarantee(&self) -> Guarantee {
         self.guarantee
     }
 
-    /// Whether a shadow rule would have denied the request.
+    /// Returns whether a shadow rule would have denied the request.
     #[must_use]
     pub fn shadow_denied(&self) -> bool {
         self.rules()
@@ -333,56 +333,57 @@ impl std::fmt::Debug for RuleDecision<'_> {
 }
 
 impl<'d> RuleDecision<'d> {
-    /// The rule.
+    /// Returns the rule.
     #[must_use]
     pub fn rule(&self) -> &'d Rule {
         &self.decision.rules.rules()[self.index()]
     }
 
-    /// The rule's index in the file.
+    /// Returns the rule's index in the file.
     #[must_use]
     pub fn index(&self) -> usize {
         self.outcome.rule as usize
     }
 
-    /// Whether this rule admits the request.
+    /// Returns whether this rule admits the request.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.outcome.is_allowed()
     }
 
-    /// Whether this rule only counts and never denies.
+    /// Returns whether this rule only counts and never denies.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         !self.outcome.enforces()
     }
 
-    /// Why this rule denies the request, if it does.
+    /// Returns why this rule denies the request, if it does.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         self.outcome.reason()
     }
 
-    /// The failure policy that decided instead of the store, if one did.
+    /// Returns the failure policy that decided instead of the store, if one did.
     #[must_use]
     pub fn fallback(&self) -> Option<FailurePolicy> {
         self.outcome.fallback
     }
 
-    /// The kind of allowance.
+    /// Returns the kind of allowance.
     #[must_use]
     pub fn kind(&self) -> Kind {
         Kind::of(self.rule())
     }
 
-    /// The hashed subject; `None` if the request has none for this rule.
+    /// Returns the hashed subject; `None` if the request has none for this rule.
     #[must_use]
     pub fn subject(&self) -> Option<Subject> {
         let salt = self.decision.rules.salt(self.outcome.rule);
         self.outcome.key.map(|key| Key::from(key).subject(salt))
     }
 
-    /// The largest amount that can be admitted at once, without a quota's grace; `None` if unlimited.
+    /// Returns the largest amount that can be admitted at once, without a quota's grace; `None` if
+    /// unlimited.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         match &self.outcome.verdict {
@@ -391,14 +392,14 @@ impl<'d> RuleDecision<'d> {
         }
     }
 
-    /// The grace of a quota whose usage is above its limit.
+    /// Returns the grace of a quota whose usage is above its limit.
     #[must_use]
     pub fn grace(&self) -> Option<Grace> {
         self.outcome.grace()
     }
 
-    /// How long an empty allowance takes to refill. For a quota, the length of its current period. Zero
-    /// if unlimited.
+    /// Returns how long an empty allowance takes to refill. For a quota, this is the length of its
+    /// current period. Zero if unlimited.
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.outcome.verdict {
@@ -407,23 +408,23 @@ impl<'d> RuleDecision<'d> {
         }
     }
 
-    /// Whether numbers of a plan, a tenant, an override or the request itself replaced the rule's own
-    /// numbers.
+    /// Returns whether numbers of a plan, a tenant, an override or the request itself replaced the
+    /// rule's own numbers.
     #[must_use]
     pub fn is_renumbered(&self) -> bool {
         let own = self.rule().limit();
         self.limit() != bounded(own.soft_limit()) || self.window() != own.window()
     }
 
-    /// The amount that is left; `None` if unlimited. A quota may have more left than its limit, if an amount
-    /// was carried over or granted.
+    /// Returns the amount that is left; `None` if unlimited. A quota may have more left than its limit,
+    /// if an amount was carried over or granted.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         bounded(self.outcome.remaining())
     }
 
-    /// How long to wait before the same cost can be admitted. `None` if the cost was admitted, or if
-    /// waiting does not help.
+    /// Returns how long to wait before the same cost can be admitted. `None` if the cost was admitted,
+    /// or if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Span> {
         self.outcome
@@ -431,7 +432,7 @@ impl<'d> RuleDecision<'d> {
             .map(|at| at.since(self.decision.decided_at))
     }
 
-    /// When the whole allowance is back, if nothing more is taken.
+    /// Returns when the whole allowance is back, if nothing more is taken.
     #[must_use]
     pub fn reset_at(&self) -> Time {
         match &self.outcome.verdict {
@@ -440,13 +441,13 @@ impl<'d> RuleDecision<'d> {
         }
     }
 
-    /// How long until the whole allowance is back if nothing more is taken.
+    /// Returns how long until the whole allowance is back if nothing more is taken.
     #[must_use]
     pub fn reset_after(&self) -> Span {
         self.reset_at().since(self.decision.decided_at)
     }
 
-    /// How long the request has to wait for its turn.
+    /// Returns how long the request has to wait for its turn.
     #[must_use]
     pub fn delay(&self) -> Span {
         match &self.outcome.verdict {

@@ -174,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// How much state is kept in this process; `None` if state is in Redis.
+    /// Returns how much state is kept in this process; `None` if state is in Redis.
     #[must_use]
     pub fn memory_usage(&self) -> Option<Usage> {
         self.memory.as_ref().map(|store| store.0.usage())
@@ -192,20 +192,20 @@ impl Engine {
 /// The methods for an engine on Redis.
 #[cfg(feature = "redis")]
 impl Engine {
-    /// The Redis store; `None` if state is in this process.
+    /// Returns the Redis store; `None` if state is in this process.
     #[must_use]
     pub fn redis(&self) -> Option<&RedisStore> {
         self.redis.as_ref().map(|redis| &redis.store)
     }
 
-    /// How many requests were denied from known denials, without a call to Redis.
+    /// Returns how many requests were denied from known denials, without a call to Redis.
     #[must_use]
     pub fn known_denials(&self) -> u64 {
         let known = self.redis.as_ref();
         known.map_or(0, |redis| redis.known_denials.load(Ordering::Relaxed))
     }
 
-    /// Texts that all instances on this Redis share; `None` if state is in this process.
+    /// Returns the texts that all instances on this Redis share; `None` if state is in this process.
     #[must_use]
     pub fn shared_values(&self) -> Option<SharedValues> {
         let active = self.active();
@@ -229,7 +229,7 @@ impl Engine {
 /// The methods for an engine with a ledger.
 #[cfg(feature = "ledger")]
 impl Engine {
-    /// The ledger, if there is one.
+    /// Returns the ledger, if there is one.
     #[must_use]
     pub fn accounts(&self) -> Option<Accounts<'_>> {
         let sync = self.sync.as_deref();
@@ -267,7 +267,7 @@ impl Engine {
     }
 }
 
-/// The store that keeps the state, and a handle to it if it is in this process.
+/// Returns the store that keeps the state, and a handle to it if it is in this process.
 #[allow(unused_variables)] // Without features there is only one kind.
 fn innermost(config: &Config, parts: &Parts) -> (Arc<dyn Store>, Option<Arc<Traced<MemoryStore>>>) {
     #[cfg(feature = "redis")]
@@ -295,7 +295,7 @@ fn check_build(config: &Config) -> Result<(), StartError> {
     )))
 }
 
-/// The options of the Redis that a config names; `None` if it names none.
+/// Returns the options of the Redis that a config names; `None` if it names none.
 #[cfg(feature = "redis")]
 fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
     let StoreConfig::Redis(redis) = &config.store else {
@@ -353,7 +353,7 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
     Ok(Some(options))
 }
 
-/// The options of the ledger that a config names; `None` if it names none.
+/// Returns the options of the ledger that a config names; `None` if it names none.
 #[cfg(feature = "ledger")]
 fn ledger_options(config: &Config) -> Result<Option<LedgerOptions>, StartError> {
     let Some(ledger) = &config.ledger else {

@@ -48,7 +48,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// The name in logs and messages.
+    /// Returns the kind's name in logs and messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -124,9 +124,9 @@ type Listener = Box<dyn Fn(&Arc<Event>) + Send + Sync>;
 
 /// Finds events in decisions, counts and logs them, and calls the listeners.
 pub struct Events {
-    /// In percent, ascending.
+    /// The thresholds in percent, ascending.
     thresholds: Box<[u8]>,
-    /// By allowance: one count for each threshold, and one for exhaustion.
+    /// For each allowance, a count for each threshold, and one for exhaustion.
     counts: Mutex<HashMap<Arc<str>, Box<[u64]>>>,
     listeners: RwLock<Vec<Listener>>,
     pace: Pace,
@@ -142,7 +142,8 @@ impl fmt::Debug for Events {
 }
 
 impl Events {
-    /// Events at `thresholds`: ascending, in percent of the limit. Without thresholds there are no events.
+    /// Makes events at `thresholds`, which are in percent of the limit and ascending. Without
+    /// thresholds there are no events.
     pub(crate) fn new(thresholds: &[u8]) -> Events {
         Events {
             thresholds: thresholds.into(),
@@ -157,7 +158,7 @@ impl Events {
         self.listeners.write().push(Box::new(listener));
     }
 
-    /// The number of events of each quota among `rules`, by threshold.
+    /// Returns the number of events of each quota among `rules`, by threshold.
     #[must_use]
     pub fn counts(&self, rules: &RuleSet) -> Vec<EventCount> {
         let mut all: Vec<EventCount> = Vec::new();
@@ -276,14 +277,14 @@ impl Events {
     }
 }
 
-/// The names of the quotas among `rules`. A budget appears once for each rule that draws on it.
+/// Returns the names of the quotas among `rules`. A budget appears once for each rule that draws on it.
 fn quotas(rules: &RuleSet) -> impl Iterator<Item = &Arc<str>> {
     let quotas = rules.rules().iter();
     let quotas = quotas.filter(|rule| rule.algorithm() == Algorithm::Quota);
     quotas.map(tollgate_config::Rule::allowance)
 }
 
-/// Whether a rule is a quota, and so may have events.
+/// Returns whether a rule is a quota, and so may have events.
 pub(crate) fn has_quotas(rules: &RuleSet) -> bool {
     quotas(rules).next().is_some()
 }
@@ -297,8 +298,8 @@ struct Step {
 }
 
 impl Step {
-    /// The step of a request that took `units` at `cost` each and left `remaining`. Amounts are below
-    /// 2^53.
+    /// Computes the step of a request that took `units` at `cost` each and left `remaining`. Amounts
+    /// are below 2^53.
     #[inline]
     fn of(quota: &Quota, cost: u64, units: u64, remaining: u64) -> Step {
         let most = (quota.limit() + quota.grace()).cast_signed();
@@ -310,13 +311,13 @@ impl Step {
         }
     }
 
-    /// Whether the usage after the request is at least this percentage of the limit.
+    /// Returns whether the usage after the request is at least this percentage of the limit.
     #[inline]
     fn is_at(&self, percent: u8) -> bool {
         reaches(self.after, percent, self.limit)
     }
 
-    /// Whether the request reaches this threshold, and the usage before was below it.
+    /// Returns whether the request reaches this threshold, and the usage before was below it.
     fn crosses(&self, percent: u8) -> bool {
         self.is_at(percent) && !reaches(self.before, percent, self.limit)
     }

@@ -25,7 +25,7 @@ const LOG_EVERY: Span = Span::SECOND;
 /// The failures of a store.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
-    /// By policy, in the order of [`POLICIES`].
+    /// The number of requests by policy, in the order of [`POLICIES`].
     fallbacks: [AtomicU64; POLICIES.len()],
     /// When a failure was last logged.
     logged_at: AtomicU64,
@@ -34,7 +34,8 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// How many requests each policy has decided, by its name; `none` for rules without one.
+    /// Returns how many requests each policy has decided, by the policy's name. The name is `none` for
+    /// rules without a policy.
     pub(crate) fn by_policy(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counts = POLICIES.iter().zip(&self.fallbacks);
         counts.map(|(policy, count)| {

@@ -168,15 +168,15 @@ impl Fallback {
         self.store.reset(charges);
     }
 
-    /// Forgets expired state, a share of it at a time.
+    /// Forgets some of the expired state.
     pub(crate) fn sweep(&self) {
         Store::sweep(&self.store);
     }
 }
 
 impl RuleFallbacks {
-    /// The fallbacks of the rules of `config`. Rules with the policy `local-fallback` count against a
-    /// `share` of their limits. Empty if the store cannot fail.
+    /// Makes the fallbacks of the rules of `config`. Rules with the policy `local-fallback` count
+    /// against a `share` of their limits. There are no fallbacks if the store cannot fail.
     pub(crate) fn new(config: &Config, share: Option<Share>) -> RuleFallbacks {
         let Some(share) = share else {
             return RuleFallbacks::default();
@@ -190,7 +190,7 @@ impl RuleFallbacks {
         }
     }
 
-    /// The charges of a request, each with the fallback of its rule.
+    /// Returns the charges of a request, each with the fallback of its rule.
     fn of<'a, 'r>(
         &'a self,
         resolution: &'a Resolution<'r>,
@@ -219,18 +219,18 @@ impl RuleFallback {
         RuleFallback { policy, limit, of }
     }
 
-    /// The limit that `charge` is counted against in this process. `None` for a back-off: its blocks
-    /// are only in the store.
+    /// Returns the limit that `charge` is counted against in this process. `None` for a back-off: its
+    /// blocks are only in the store.
     fn counted(&self, charge: &Charge<'_>) -> Option<&Limit> {
         self.limit.as_ref().filter(|_| !charge.limit.is_companion())
     }
 
-    /// Whether the rule denies without counting.
+    /// Returns whether the rule denies without counting.
     fn denies_uncounted(&self) -> bool {
         matches!(self.policy, None | Some(FailurePolicy::FailClosed))
     }
 
-    /// The charge that is counted in this process instead of `charge`.
+    /// Returns the charge that is counted in this process instead of `charge`.
     fn local<'p>(
         &self,
         charge: &Charge<'p>,

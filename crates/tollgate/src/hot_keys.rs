@@ -42,7 +42,7 @@ impl HotKeys {
         HotKeys(Mutex::default())
     }
 
-    /// A copy for the rules of the next config. `places` maps each old index of a rule to the new
+    /// Makes a copy for the rules of the next config. `places` maps each old index of a rule to the new
     /// index; `None` if the rule does not exist any more.
     pub(crate) fn moved(&self, places: &[Option<u32>]) -> HotKeys {
         let sketch = self.0.lock();
@@ -76,7 +76,8 @@ impl HotKeys {
         }
     }
 
-    /// The followed keys, the largest count first: rule, key, and approximate number of requests.
+    /// Returns the followed keys, the largest count first: rule, key, and approximate number of
+    /// requests.
     pub(crate) fn most(&self) -> Vec<(u32, Key, u64)> {
         let mut places = self.0.lock().places.clone();
         places.sort_by_key(|place| std::cmp::Reverse(place.count));
@@ -111,8 +112,8 @@ impl Sketch {
     }
 }
 
-/// Whether this thread samples the current request. The distance between samples varies. With a fixed
-/// distance, a client with a regular rhythm would be sampled always or never.
+/// Returns whether this thread samples the current request. The distance between samples varies. With a
+/// fixed distance, a client with a regular rhythm would be sampled always or never.
 #[inline]
 fn is_due() -> bool {
     thread_local! {

@@ -62,7 +62,7 @@
 //! assert_eq!(taken.granted(), 70);
 //! assert_eq!(limiter.ask_now(&acme, Ask::UpTo(70)).granted(), 30);
 //!
-//! // Give units back, and look.
+//! // Give units back, and see whether enough is left.
 //! limiter.refund_now(&acme, 70, taken.decided_at())?;
 //! assert!(limiter.peek_now(&acme, Ask::Exactly(70)).is_allowed());
 //!
@@ -176,7 +176,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! **When Redis fails.** Each rule has a policy for this case:
+//! **When Redis fails.** Each rule has a failure policy:
 //!
 //! ```no_run
 //! # #[cfg(feature = "redis")]

@@ -122,9 +122,9 @@ impl<S: Store> LimiterBuilder<'_, S> {
 }
 
 impl<S: Store> Limiter<S> {
-    /// A limiter with the rules of a validated config, on `store`. The config's own `store` and
-    /// `ledger` sections are ignored: [`Engine::start`](crate::Engine::start) builds the stores that
-    /// they name.
+    /// Returns a builder of a limiter with the rules of a validated config, on `store`. The config's
+    /// own `store` and `ledger` sections are ignored: [`Engine::start`](crate::Engine::start) builds
+    /// the stores that they name.
     ///
     /// Subjects are hashed with the config's secret. If the config has none, a store in this process
     /// gets a random secret. A store that instances share gets no secret, so that all instances hash in
@@ -139,8 +139,8 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// The limiter with the config that is active now. A request that reads the config more than once
-    /// holds one snapshot.
+    /// Returns the limiter with the config that is active now. A request that reads the config more
+    /// than once holds one snapshot.
     pub fn snapshot(&self) -> Snapshot<'_, S> {
         Snapshot {
             limiter: self,
@@ -175,7 +175,7 @@ impl<S: Store> Limiter<S> {
     /// Decides several demands as one request: see [`Snapshot::ask_all`].
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`Snapshot::ask_all`].
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         self.once().ask_all(demands).await
     }
@@ -282,13 +282,13 @@ impl<S: Store> Limiter<S> {
         self.current.reload(config)
     }
 
-    /// Puts these overrides in force instead of the current ones, for requests that come from now on. A
-    /// reload keeps them in force.
+    /// Puts these overrides in force for requests that come from now on. They replace the current
+    /// overrides, and stay in force after a reload.
     pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
         self.current.set_overrides(overrides);
     }
 
-    /// Which rules apply to this request, and why the others do not.
+    /// Returns which rules apply to this request, and why the other rules do not.
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
         self.current.load().rules().explain(attributes)
@@ -300,7 +300,7 @@ impl<S: Store> Limiter<S> {
         self.current.get()
     }
 
-    /// The rules in force.
+    /// Returns the rules in force.
     #[must_use]
     pub fn rules(&self) -> Arc<RuleSet> {
         Arc::clone(self.current.load().rules())
@@ -312,20 +312,20 @@ impl<S: Store> Limiter<S> {
         Arc::clone(self.current.load().metrics())
     }
 
-    /// The store.
+    /// Returns the store.
     #[must_use]
     pub fn store(&self) -> &S {
         &self.store
     }
 
-    /// How many requests each failure policy has decided, by the policy's name; `none` for rules
-    /// without a policy.
+    /// Returns how many requests each failure policy has decided, by the policy's name. The name is
+    /// `none` for rules without a policy.
     pub fn fallbacks(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         self.failures.by_policy()
     }
 
     /// Forgets some of the expired state in this process. Call this about twenty times a second in a
-    /// long-lived process whose subjects change. Decisions do not depend on it.
+    /// long-lived process with changing subjects. Decisions do not depend on these calls.
     pub fn sweep(&self) {
         self.store.sweep();
         self.fallback.sweep();
@@ -346,12 +346,12 @@ impl<S: Store> Limiter<S> {
 
 /// For stores that answer at once: the same methods for synchronous code, without a runtime.
 impl<S: Immediate> Limiter<S> {
-    /// See [`check`](Self::check).
+    /// Like [`check`](Self::check), without a runtime.
     pub fn check_now(&self, attributes: &Attributes<'_>) -> Decision {
         self.ask_now(attributes, Ask::Exactly(1))
     }
 
-    /// See [`ask`](Self::ask).
+    /// Like [`ask`](Self::ask), without a runtime.
     ///
     /// ```
     /// # use tollgate::{Ask, Attributes, Limiter};
@@ -373,20 +373,20 @@ impl<S: Immediate> Limiter<S> {
         decision
     }
 
-    /// See [`peek`](Self::peek).
+    /// Like [`peek`](Self::peek), without a runtime.
     pub fn peek_now(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         now(self.peek(attributes, ask))
     }
 
-    /// See [`Snapshot::ask_all`].
+    /// Like [`Snapshot::ask_all`], without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`Snapshot::ask_all`].
     pub fn ask_all_now(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
         now(self.ask_all(demands))
     }
 
-    /// See [`refund`](Self::refund).
+    /// Like [`refund`](Self::refund), without a runtime.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -399,7 +399,7 @@ impl<S: Immediate> Limiter<S> {
         now(self.refund(attributes, units, charged_at))
     }
 
-    /// See [`reset`](Self::reset).
+    /// Like [`reset`](Self::reset), without a runtime.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -407,7 +407,7 @@ impl<S: Immediate> Limiter<S> {
         now(self.reset(attributes))
     }
 
-    /// See [`throttle`](Self::throttle).
+    /// Like [`throttle`](Self::throttle), without a runtime.
     ///
     /// ```
     /// # use tollgate::{Limit, Limiter, Rate, Span};
@@ -434,8 +434,8 @@ impl<S: Immediate> Limiter<S> {
     }
 }
 
-/// The value of a future that waits only for an [`Immediate`] store, and so is ready when polled. If
-/// such a store does wait, the thread blocks until the store answers.
+/// Polls a future that waits only for an [`Immediate`] store, and returns its value. Such a future is
+/// ready at once. If the store does wait, the thread blocks until the store answers.
 #[inline]
 pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);

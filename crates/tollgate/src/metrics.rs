@@ -23,7 +23,7 @@ const STRIPES: usize = 16;
 
 /// The decisions of each rule and of ad-hoc limits so far.
 pub struct Metrics {
-    /// In the order of the file, each with its stripes.
+    /// The counts of each rule, in the order of the file. Each thread has its own stripe of them.
     rules: Box<[Arc<[Cells; STRIPES]>]>,
     throttles: Arc<Throttles>,
     candidates: Candidates,
@@ -74,11 +74,11 @@ struct Cells {
     near_limit: AtomicU64,
     grace: AtomicU64,
     shadow_denied: AtomicU64,
-    /// By reason, in the order of [`Reason::ALL`].
+    /// The number of denials by reason, in the order of [`Reason::ALL`].
     denied: [AtomicU64; Reason::ALL.len()],
 }
 
-/// Means no decision. Only [`Outcome::UNLIMITED`] is as large, and it is not counted.
+/// The value before the first decision. Only [`Outcome::UNLIMITED`] is as large, and it is not counted.
 const NOTHING_SEEN: u64 = u64::MAX;
 
 impl Default for Cells {
@@ -133,7 +133,7 @@ impl fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    /// The metrics of rules without decisions.
+    /// Makes the metrics of rules without decisions.
     pub(crate) fn new(rules: &RuleSet, throttles: Arc<Throttles>) -> Metrics {
         Metrics {
             rules: rules.rules().iter().map(|_| Arc::default()).collect(),
@@ -143,7 +143,7 @@ impl Metrics {
         }
     }
 
-    /// The metrics of the next config. `places` has the index of each rule in the current config;
+    /// Makes the metrics of the next config. `places` has the index of each rule in the current config;
     /// `None` if the rule is new.
     pub(crate) fn followed_by(
         &self,
@@ -166,7 +166,7 @@ impl Metrics {
         }
     }
 
-    /// The decisions of ad-hoc limits.
+    /// Returns the decisions of ad-hoc limits.
     #[must_use]
     pub fn throttles(&self) -> ThrottleCounts {
         let mut counts = ThrottleCounts::default();
@@ -212,13 +212,13 @@ impl Metrics {
         }
     }
 
-    /// How candidates compare with the rules in force, by plan.
+    /// Returns how candidates compare with the rules in force, by plan.
     #[must_use]
     pub fn comparisons(&self) -> Vec<Comparison> {
         self.candidates.comparisons()
     }
 
-    /// The counts of each rule, in the order of the file.
+    /// Returns the counts of each rule, in the order of the file.
     #[must_use]
     pub fn counts(&self) -> Vec<RuleCounts> {
         let sum = |stripes: &Arc<[Cells; STRIPES]>| {
@@ -237,8 +237,8 @@ impl Metrics {
         self.rules.iter().map(sum).collect()
     }
 
-    /// The least that each rule had left since the last call, in the order of the file. `None` for a
-    /// rule without decisions since the last call, or without a limit.
+    /// Returns the least that each rule had left since the last call, in the order of the file. `None`
+    /// for a rule without decisions since the last call, or without a limit.
     pub fn take_least_remaining(&self) -> Vec<Option<u64>> {
         let least = |stripes: &Arc<[Cells; STRIPES]>| {
             let stripes = stripes.iter();
@@ -248,9 +248,9 @@ impl Metrics {
         self.rules.iter().map(least).collect()
     }
 
-    /// The subjects with the most recent requests, the largest number first, at most `limit` of them.
-    /// They are found by sampling: a subject with less than a percent of the requests may be missing.
-    /// Rules without `per` have only one subject, and are left out.
+    /// Returns the subjects with the most recent requests, the largest number first, at most `limit` of
+    /// them. They are found by sampling: a subject with less than a percent of the requests may be
+    /// missing. Rules without `per` have only one subject, and are left out.
     #[must_use]
     pub fn hot_keys(&self, rules: &RuleSet, limit: usize) -> Vec<HotKey> {
         let all = self.hot_keys.most().into_iter();

@@ -28,12 +28,12 @@ impl Pace {
         }
     }
 
-    /// Whether logging is off.
+    /// Returns whether logging is off.
     pub(crate) fn is_none(&self) -> bool {
         self.per_second == 0
     }
 
-    /// Whether a line at `now` may be logged. If not, it is counted as suppressed.
+    /// Returns whether a line at `now` may be logged. If not, counts the line as suppressed.
     pub(crate) fn admits(&self, now: Time) -> bool {
         let second = now.as_micros() / Span::SECOND.as_micros();
         let next = |window: u64| {
@@ -51,14 +51,14 @@ impl Pace {
         is_due
     }
 
-    /// The number of suppressed lines since the last call; `None` if there are none.
+    /// Returns the number of suppressed lines since the last call; `None` if there are none.
     pub(crate) fn take_suppressed(&self) -> Option<u64> {
         let suppressed = self.suppressed.swap(0, Ordering::Relaxed);
         (suppressed > 0).then_some(suppressed)
     }
 }
 
-/// The start of `text`, at most `bytes` long.
+/// Returns the start of `text`, at most `bytes` long.
 pub(crate) fn start(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }

@@ -117,7 +117,7 @@ impl DenialLog {
         });
     }
 
-    /// Whether to log a denial now. If the bound is reached, the denial is counted as suppressed.
+    /// Returns whether to log a denial now. If the bound is reached, counts the denial as suppressed.
     fn wants(&self, clock: &dyn Clock) -> bool {
         !self.0.is_none()
             && tracing::event_enabled!(target: REJECTIONS, tracing::Level::INFO)

@@ -27,7 +27,7 @@ pub(crate) struct Part<'p> {
 }
 
 impl Reply {
-    /// The reply to a request that asked for nothing at `now`. Nothing is denied.
+    /// Makes the reply to a request that asked for nothing at `now`. Nothing is denied.
     pub(crate) fn nothing(now: Time) -> Reply {
         let applied = Applied {
             now,
@@ -60,7 +60,7 @@ impl<'p> Part<'p> {
     }
 }
 
-/// Whether a rule denies the request before any store is asked.
+/// Returns whether a rule denies the request before any store is asked.
 pub(crate) fn is_denied(resolution: &Resolution<'_>) -> bool {
     resolution.denials.iter().any(|denial| !denial.shadow)
 }

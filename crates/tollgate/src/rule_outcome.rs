@@ -24,20 +24,20 @@ pub(crate) struct RuleOutcome {
     /// How long an empty allowance takes to refill. For a quota, the length of its period. Zero if the
     /// rule denied the request without a charge.
     pub(crate) window: Span,
-    /// How much of the limit that the store reports is a quota's grace.
+    /// The grace of a quota. The limit that the store reports includes it.
     pub(crate) grace: u64,
     pub(crate) source: Source,
     pub(crate) verdict: RuleVerdict,
 }
 
-/// Whether an outcome is that of a rule or of its back-off.
+/// Whether an outcome comes from a rule or from its back-off.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The rule.
     Rule,
     /// The back-off of the previous rule. [`RuleOutcome::add_backoff`] adds it to that rule.
     Backoff,
-    /// The rule with its back-off, if only the back-off denies.
+    /// The rule together with its back-off, if only the back-off denies.
     BackedOff,
 }
 
@@ -109,7 +109,7 @@ impl RuleOutcome {
         own.reset_at = own.reset_at.max(until);
     }
 
-    /// The outcome of a charge of the rule at index `rule`. For a quota, call
+    /// Makes the outcome of a charge of the rule at index `rule`. For a quota, call
     /// [`apply_period`](Self::apply_period) afterwards.
     #[inline]
     pub(crate) fn of(charge: &Charge<'_>, rule: u32, outcome: Outcome) -> RuleOutcome {
@@ -126,7 +126,7 @@ impl RuleOutcome {
     }
 
     /// Sets the window of a quota to its current period. The whole quota is back when the period ends.
-    /// If the count of the quota is not restored, that counts as a failure of the store.
+    /// A count that is not restored counts as a failure of the store.
     pub(crate) fn apply_period(&mut self, quota: &Quota, now: Time) {
         let period = quota.period_at(now);
         self.window = period.end.since(period.start);
@@ -146,7 +146,7 @@ impl RuleOutcome {
         }
     }
 
-    /// The grace of a quota whose usage is above its limit.
+    /// Returns the grace of a quota whose usage is above its limit.
     pub(crate) fn grace(&self) -> Option<Grace> {
         match &self.verdict {
             RuleVerdict::Decided(outcome) if outcome.remaining < self.grace => Some(Grace {
@@ -157,7 +157,7 @@ impl RuleOutcome {
         }
     }
 
-    /// The limit that callers see: without grace.
+    /// Returns the limit that callers see, without grace.
     pub(crate) fn limit(&self) -> Option<u64> {
         match &self.verdict {
             RuleVerdict::Decided(outcome) => {
@@ -191,7 +191,7 @@ impl RuleOutcome {
         self.enforcement == Enforcement::Enforce
     }
 
-    /// Whether the store or the rule itself has decided, not a failure policy.
+    /// Returns whether the store or the rule itself has decided, not a failure policy.
     pub(crate) fn is_counted(&self) -> bool {
         let stood_in = matches!(
             self.verdict,
@@ -244,7 +244,7 @@ impl RuleOutcome {
     }
 }
 
-/// Why a limit denies, if it does.
+/// Returns why a limit denies, if it does.
 pub(crate) fn reason_of(outcome: &Outcome) -> Option<Reason> {
     match outcome.admission {
         Admission::Allowed { .. } => None,

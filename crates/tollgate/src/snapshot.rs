@@ -31,13 +31,13 @@ impl<S, C> fmt::Debug for Snapshot<'_, S, C> {
 }
 
 impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
-    /// The limiter.
+    /// Returns the limiter.
     #[must_use]
     pub fn limiter(&self) -> &'l Limiter<S> {
         self.limiter
     }
 
-    /// The config that this request sees.
+    /// Returns the config that this request sees.
     #[must_use]
     pub fn active(&self) -> &C {
         &self.active
@@ -119,7 +119,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         self.limiter.store.reset(&resolution.charges).await
     }
 
-    /// Which rules apply to this request, and why the others do not.
+    /// Returns which rules apply to this request, and why the other rules do not.
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
         self.active.rules().explain(attributes)
@@ -142,7 +142,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         if counting.is_empty() {
             return self.look(resolution, ask).await;
         }
-        // Both calls run at the same time, so that they take no longer than one.
+        // Both calls run at the same time, so that they take no longer than one call.
         let store = &self.limiter.store;
         let both = store.peek(charges, ask).and(store.apply(&counting, ask));
         let ((looked, counted), latency) = self.limiter.answered(both).await;

@@ -25,7 +25,7 @@ impl StartError {
         }
     }
 
-    /// An error with the given answer for `is_passing`.
+    /// Makes an error. `passing` is its answer for `is_passing`.
     #[cfg(any(feature = "ledger", feature = "redis"))]
     pub(crate) fn passing(what: impl Into<String>, passing: bool) -> StartError {
         StartError {
@@ -34,7 +34,7 @@ impl StartError {
         }
     }
 
-    /// Whether the error may go away by itself, for example when a server is down.
+    /// Returns whether the error may go away by itself, for example when a server is down.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         self.passing
@@ -48,7 +48,7 @@ impl From<ConfigError> for StartError {
 }
 
 impl Limiter {
-    /// A limiter in memory with the rules of a file.
+    /// Makes a limiter in memory with the rules of a file.
     ///
     /// # Errors
     /// If the file cannot be read, anything in it is wrong, or it names a store or a ledger.
@@ -56,7 +56,7 @@ impl Limiter {
         Limiter::new(&tollgate_config::load(path)?)
     }
 
-    /// A limiter in memory with the rules of a text. Errors use `name` as the name of the file.
+    /// Makes a limiter in memory with the rules of a text. Errors use `name` as the name of the file.
     ///
     /// # Errors
     /// If anything in the text is wrong, or it names a store or a ledger.
@@ -65,7 +65,7 @@ impl Limiter {
         Limiter::new(&tollgate_config::parse(name, text, &env)?)
     }
 
-    /// A limiter in memory with rules from code.
+    /// Makes a limiter in memory with rules from code.
     ///
     /// ```
     /// use tollgate::{Attributes, Limit, Limiter, RuleBuilder, Span};
@@ -81,13 +81,13 @@ impl Limiter {
     /// ```
     ///
     /// # Errors
-    /// If two rules have the same id, or a rule needs the rest of its file: see
+    /// If two rules have the same id, or a rule needs another section of a file: see
     /// [`Policy::from_rules`](crate::Policy::from_rules).
     pub fn from_rules(rules: impl IntoIterator<Item = Rule>) -> Result<Limiter, StartError> {
         Limiter::new(&Config::from_rules(rules)?)
     }
 
-    /// A limiter in memory with the rules of a validated config, on the machine's clock.
+    /// Makes a limiter in memory with the rules of a validated config, on the machine's clock.
     ///
     /// # Errors
     /// If the config names a store or a ledger: [`Engine::start`](crate::Engine::start) builds them.
@@ -112,7 +112,7 @@ impl Engine {
 }
 
 impl<C: Clock + Clone + 'static> Limiter<Traced<MemoryStore<C>>> {
-    /// A limiter in memory with a custom clock, for tests and simulations.
+    /// Makes a limiter in memory with a custom clock, for tests and simulations.
     ///
     /// # Errors
     /// If the config names a store or a ledger.

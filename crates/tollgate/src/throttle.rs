@@ -20,26 +20,26 @@ pub struct Throttled {
 }
 
 impl Throttled {
-    /// Whether the request may proceed.
+    /// Returns whether the request may proceed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.outcome.is_allowed()
     }
 
-    /// The largest amount that can be admitted at once; [`Outcome::UNLIMITED`] if unlimited.
+    /// Returns the largest amount that can be admitted at once; [`Outcome::UNLIMITED`] if unlimited.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.outcome.limit
     }
 
-    /// The amount that is left; [`Outcome::UNLIMITED`] if unlimited.
+    /// Returns the amount that is left; [`Outcome::UNLIMITED`] if unlimited.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.outcome.remaining
     }
 
-    /// How long to wait before the same cost can be admitted. `None` if the cost was admitted, or if
-    /// waiting does not help.
+    /// Returns how long to wait before the same cost can be admitted. `None` if the cost was admitted,
+    /// or if waiting does not help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Span> {
         match self.outcome.admission {
@@ -50,7 +50,7 @@ impl Throttled {
         }
     }
 
-    /// How long until the whole allowance is back if nothing more is taken.
+    /// Returns how long until the whole allowance is back if nothing more is taken.
     #[must_use]
     pub fn reset_after(&self) -> Span {
         self.outcome.reset_at.since(self.decided_at)
@@ -71,7 +71,7 @@ impl Throttle {
         }
     }
 
-    /// A charge of one unit to `key` under `limit`.
+    /// Makes a charge of one unit to `key` under `limit`.
     #[inline]
     pub(crate) fn charge<'l>(&self, key: &[u8], limit: &'l Limit) -> Charge<'l> {
         let subject = self.kind.subject_of(key);

@@ -38,7 +38,7 @@ impl Case {
             .check_now(&Attributes::from([("action", "login"), ("user", user)]))
     }
 
-    /// The reason and the wait of a denial.
+    /// Returns the reason and the wait of a denial.
     fn denied(&self, user: &str) -> (Reason, Span) {
         let decision = self.ask(user);
         assert!(!decision.is_allowed());

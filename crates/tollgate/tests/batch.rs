@@ -44,7 +44,7 @@ fn numbered<'a>(demand: Demand<'a>, amount: u64, period: Span) -> Demand<'a> {
     }
 }
 
-/// The amount that the deciding rule of each demand has left.
+/// Returns the amount that the deciding rule of each demand has left.
 fn left(batch: &BatchDecision) -> Vec<Option<u64>> {
     let rules = batch.decisions().iter().map(tollgate::Decision::rule);
     rules

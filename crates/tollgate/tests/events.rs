@@ -40,7 +40,7 @@ impl Seen {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 
-    /// The thresholds and usages of the events. The threshold of an exhausted quota is `None`.
+    /// Returns the thresholds and usages of the events. The threshold of an exhausted quota is `None`.
     fn steps(&self) -> Vec<(Option<u8>, u64)> {
         let all = self.take();
         all.iter().map(|it| (it.threshold, it.used)).collect()
@@ -67,7 +67,7 @@ const DAILY: &str =
 const YEARLY: &str =
     "rules:\n- { id: yearly, per: [tenant], algorithm: quota, limit: 10, period: year }\n";
 
-/// A yearly quota on Redis.
+/// Makes a config with a yearly quota on Redis.
 fn on_redis(redis: &Redis, limit: u64) -> Config {
     let text = format!(
         "version: 1\nsubjects: {{ hash_secret: 0123456789abcdef }}\n\

@@ -8,7 +8,7 @@ use common::{Options, START, Setup};
 use tollgate::{Ask, Attributes, FailurePolicy, Limit, Rate, Reason, Span, StoreError, Time};
 use tollgate_conformance::block_on;
 
-/// One rule of 10 per minute, with further settings.
+/// Returns a rule of 10 per minute, with further settings.
 fn rule(more: &str) -> String {
     format!("  - {{ id: r, per: [user], algorithm: fixed-window, limit: 10, window: 1m{more} }}\n")
 }

@@ -91,7 +91,8 @@ async fn units_given_back_by_a_reservation_are_available_at_once() {
     }
 }
 
-/// Calls for reservations reject the id of a lease, and the other way round.
+/// Calls for reservations reject the id of a lease, and calls for leases reject the id of a
+/// reservation.
 #[tokio::test]
 async fn lease_and_reservation_calls_reject_each_others_ids() {
     let setup = Setup::new(

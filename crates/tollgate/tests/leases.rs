@@ -81,7 +81,7 @@ rules:
 struct Random(u64);
 
 impl Random {
-    /// A number in `0..below`.
+    /// Draws a number in `0..below`.
     fn below(&mut self, below: u64) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -92,7 +92,7 @@ impl Random {
     }
 }
 
-/// A fixed seed. Long runs use a random seed.
+/// Returns a fixed seed. Long runs use a random seed.
 fn seed() -> u64 {
     let seed = match std::env::var_os("TOLLGATE_PROOF_CASES") {
         Some(_) => RandomState::new().hash_one(0) >> 8,
@@ -197,7 +197,7 @@ async fn renew(engine: &Engine, grant: &Grant, register: &Mutex<Register>) {
     }
 }
 
-/// All holders crash while others wait. No waiting client gets a slot before a lease has expired.
+/// Makes all holders crash while others wait. No waiting client gets a slot before a lease has expired.
 async fn wait_for_expiry(engine: &Engine) {
     let mut free_at = Vec::new();
     for _ in 0..SLOTS {

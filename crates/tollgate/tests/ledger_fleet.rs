@@ -61,7 +61,7 @@ fn on(redis: &Redis) -> String {
     )
 }
 
-/// The usage in the ledger.
+/// Returns the usage in the ledger.
 async fn used(engine: &Engine) -> u64 {
     let query = UsageQuery {
         to: tollgate::Time::MAX,
@@ -98,7 +98,7 @@ async fn restarting_redis_does_not_reset_a_period() {
     lose_redis_under_load(Redis::restart).await;
 }
 
-/// Many tasks use up a period, while Redis loses everything three times.
+/// Uses up a period with many tasks, while Redis loses everything three times.
 async fn lose_redis_under_load(lose: impl Fn(&Redis)) {
     const TASKS: u64 = 8;
     const LOSSES: [u64; 3] = [300, 800, 1500];
@@ -171,7 +171,7 @@ async fn lose_redis_under_load(lose: impl Fn(&Redis)) {
     assert_eq!(drifts.unwrap(), []);
 }
 
-/// Two instances on one ledger. The second writes nothing by itself, as if it had crashed.
+/// Starts two instances on one ledger. The second writes nothing by itself, as if it had crashed.
 async fn quick_and_slow(redis: &Redis, directory: &tempfile::TempDir) -> [Engine; 2] {
     let file = directory.path().join("ledger.db");
     let file = file.display();
@@ -333,7 +333,7 @@ async fn reset_on_redis_keeps_reservations() {
     }
 }
 
-/// Two engines post the same at the same time, many times.
+/// Makes the same posting in two engines at the same time, many times.
 async fn post_together(ledger: &str) {
     let redis = Redis::start();
     let one = start(&on(&redis), ledger).await;

@@ -128,7 +128,7 @@ impl Outage {
         (charge.key.bits(), quota.period_at(START).start)
     }
 
-    /// The usage of a tenant in the counter.
+    /// Returns the usage of a tenant in the counter.
     fn counted(&self, name: &str) -> u64 {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter.rules());
         let attributes = tenant(name);
@@ -137,7 +137,7 @@ impl Outage {
         balance.unwrap().used
     }
 
-    /// The usage of a tenant in the ledger, if the ledger answers.
+    /// Returns the usage of a tenant in the ledger, if the ledger answers.
     async fn recorded(&self, name: &str) -> Option<u64> {
         let (key, start) = self.key_of(name);
         let balance = self.ledger().balance(key, start).await.ok()?;
@@ -189,7 +189,7 @@ async fn fill(outage: &Outage, policy: FailurePolicy) -> BTreeMap<String, u64> {
         );
         number += 1;
         let name = &tenants[number % tenants.len()];
-        // A different action each time, so that no entry is merged into a queued one.
+        // A different action each time, so that no entry is merged into a queued entry.
         let action = format!("action-{number}");
         let attributes = Attributes::from([("tenant", name.as_str()), ("action", &action)]);
         let decision = outage.ask(&attributes, 1).await;
@@ -341,7 +341,7 @@ rules:
     assert_eq!(left, Some(LIMIT - 301), "the year does not start again");
 }
 
-/// An outage with a strict rule, and a tenant with a usage of 1.
+/// Sets up an outage with a strict rule, and a tenant with a usage of 1.
 async fn strict() -> Outage {
     let config = rules(", durability: strict, on_store_failure: fail-closed");
     let outage = Outage::new(&config, |_| {}).await;
@@ -415,7 +415,8 @@ async fn unconfirmed_strict_reservation_ends_in_the_ledger() {
             false => outage.postgres.resume(),
         }
         if is_late {
-            // By then the beginning of the reservation is written, and perhaps its end.
+            // When the ledger answers, the beginning of the reservation is written, and perhaps its
+            // end.
             until("the ledger answers", async || {
                 outage.recorded("acme").await.is_some()
             })

@@ -70,7 +70,7 @@ impl Store for Scripted {
     }
 }
 
-/// A denial of one charge until one second later, with `remaining` left.
+/// Makes a denial of one charge until one second later, with `remaining` left.
 fn denied(remaining: u64) -> Applied {
     Applied {
         now: START,

@@ -68,7 +68,7 @@ pub(super) fn bounded_reason<'de, D: Deserializer<'de>>(
     }
 }
 
-/// The schema of a reason. The real bound counts bytes, not characters.
+/// Returns the schema of a reason. The schema counts characters, but the server counts bytes.
 pub(super) fn reason() -> Schema {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))

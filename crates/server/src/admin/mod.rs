@@ -1,10 +1,10 @@
 //! The admin door: the API for operators, on its own listener.
 //!
-//! Every path except `/healthz` and `/openapi.json` needs a bearer token. A token has a role, and a
-//! role includes the lesser ones: `read` looks, `operate` resets, refunds and overrides, `admin`
-//! changes the rules. Every write is logged with the name of the token, and is in the [audit
-//! trail](crate::audit) before it is answered. A write always runs to its end, even if the client
-//! stops waiting.
+//! Every path except `/healthz` and `/openapi.json` needs a bearer token. A token has a role. The role
+//! `read` allows queries, `operate` also allows resets, refunds and overrides, and `admin` also allows
+//! changes of the rules. Every write is logged with the name of the token, and is in the [audit
+//! trail](crate::audit) before it is answered. A write always runs to its end, even if the client stops
+//! waiting.
 
 mod body;
 mod candidates;
@@ -43,13 +43,14 @@ use crate::respond::{self, RequestError};
 
 struct Admin {
     control: Arc<ControlPlane>,
-    /// The tokens. Without tokens every client may do everything, which the config allows on
-    /// loopback only.
+    /// The tokens. Without tokens, every client may do everything. The config allows that on loopback
+    /// only.
     tokens: PerConfig<Tokens>,
     stream_bodies: Semaphore,
-    /// How many large reads of the ledger may run at a time. Further ones get an error at once.
+    /// How many large reads of the ledger may run at a time. Further reads get an error at once.
     ledger_reads: Arc<Semaphore>,
-    /// The same for comparisons of the ledger with the counters.
+    /// How many comparisons of the ledger with the counters may run at a time. Further comparisons get
+    /// an error at once.
     ledger_comparisons: Semaphore,
 }
 
@@ -242,7 +243,7 @@ async fn refund(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
     Ok(changed(&admin, entry, Some(refund.units), &before, &after).await)
 }
 
-/// Logs a change of usage, adds it to the audit trail, and answers how the limits stand.
+/// Logs a change of usage, adds it to the audit trail, and responds with the new state of the limits.
 async fn changed(
     admin: &Admin,
     entry: Entry,
@@ -257,7 +258,7 @@ async fn changed(
     respond::standing(after)
 }
 
-/// The remaining units under each rule of a decision, for the audit trail.
+/// Returns the remaining units under each rule of a decision, for the audit trail.
 fn left(decision: &Decision) -> Value {
     let rules = decision.rules().take(MAX_NAMED);
     let left = rules.map(|rule| (rule.rule().id().to_owned(), rule.remaining().into()));
@@ -289,7 +290,7 @@ async fn trail(State(admin): State<Arc<Admin>>, RawQuery(query): RawQuery) -> An
     Ok(respond::report(&found.map_err(RequestError::Audit)?))
 }
 
-/// A route for changes: reads the body, and runs `change` to its end.
+/// Makes a route for changes. It reads the body, and runs `change` to its end.
 fn change<F: Future<Output = Answer> + Send + 'static>(
     change: fn(Arc<Admin>, Operator, Bytes) -> F,
 ) -> MethodRouter<Arc<Admin>> {

@@ -28,7 +28,7 @@ const TOKEN: &str = "token";
 /// A path, its method, the role it needs, and its description.
 pub(super) type Guarded = (&'static str, HttpMethod, Role, OperationBuilder);
 
-/// The document as it is sent.
+/// Renders the document.
 pub(super) fn render() -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate, for operators")

@@ -79,7 +79,7 @@ impl OverrideBody {
         }
     }
 
-    /// A stored override, whether or not it can be parsed.
+    /// Describes a stored override, whether or not it can be parsed.
     fn of_stored(stored: &StoredOverride) -> OverrideBody {
         let why = match &stored.read {
             Ok(it) => return OverrideBody::of(it, None),

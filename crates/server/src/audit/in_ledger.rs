@@ -16,7 +16,7 @@ use super::{Entry, Query, Trail};
 pub(super) struct InLedger {
     ledger: Ledger,
     namespace: Arc<str>,
-    /// Tells the entries of this process from those of other processes.
+    /// A number that distinguishes the entries of this process from those of other processes.
     instance: u64,
     written: AtomicU64,
 }
@@ -47,7 +47,7 @@ impl InLedger {
         }
     }
 
-    /// A unique id.
+    /// Makes a unique id.
     fn id(&self, text: &str) -> EntryId {
         let mut hasher = blake3::Hasher::new_derive_key("tollgate audit id v1");
         let place = self.written.fetch_add(1, Ordering::Relaxed);
@@ -67,7 +67,7 @@ impl InLedger {
             who: query.who.as_deref().map(Into::into),
             what: query.what.as_deref().map(Into::into),
             since: query.since.unwrap_or_default(),
-            // One more entry shows whether there are more.
+            // One entry more than the limit shows whether there are further entries.
             most: query.limit + 1,
         };
         let notes = self.ledger.trail(&asked).await?;
@@ -82,7 +82,8 @@ impl InLedger {
     }
 }
 
-/// An entry as the ledger stores it. An entry that is too long loses its values before and after.
+/// Returns the text of an entry for the ledger. If the text would be too long, it lacks the fields
+/// `from` and `to`.
 fn text(entry: &Entry) -> Option<String> {
     let text = serde_json::to_string(entry).ok()?;
     if text.len() <= MOST_RECORD {
@@ -96,7 +97,8 @@ fn text(entry: &Entry) -> Option<String> {
     serde_json::to_string(&short).ok()
 }
 
-/// The entries of both trails, the newest first, each once.
+/// Returns the entries of both trails, the newest first. An entry that is in both trails is returned
+/// once.
 pub(super) fn union(ledger: Trail, file: Trail, limit: usize) -> Trail {
     let mut both = ledger.entries;
     let mut unmatched: Vec<bool> = vec![true; both.len()];
@@ -124,7 +126,8 @@ pub(super) fn union(ledger: Trail, file: Trail, limit: usize) -> Trail {
     }
 }
 
-/// Whether both entries are about the same change. The ledger may have a shortened entry.
+/// Returns whether both entries are about the same change. The entry in the ledger may lack the fields
+/// `from` and `to`.
 fn is_same(stored: &Entry, entry: &Entry) -> bool {
     let is_shortened = stored.from.is_none() && stored.to.is_none();
     stored.at == entry.at

@@ -72,7 +72,7 @@ const MOST_READ: u64 = 64 * 1024 * 1024;
 #[schema(as = AuditEntry)]
 #[non_exhaustive]
 pub struct Entry {
-    /// When: RFC 3339, UTC, to the millisecond.
+    /// The time, as in RFC 3339, in UTC, to the millisecond.
     #[schema(format = "date-time")]
     pub at: String,
     /// The author: the name of a token, or `file`, `signal` or `clock` if no person asked, or
@@ -82,11 +82,11 @@ pub struct Entry {
     /// `override.expired`, `reset`, `refund`, `ledger.correction`, `ledger.grant`,
     /// `ledger.reconcile`.
     pub what: String,
-    /// The value before.
+    /// The value before the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     pub from: Option<Value>,
-    /// The value after, or the rejected value.
+    /// The value after the change, or the rejected value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     pub to: Option<Value>,
@@ -112,7 +112,7 @@ pub struct Concerned {
 }
 
 impl Entry {
-    /// An entry about `what`, done by `who`. The time is set when the entry is written.
+    /// Makes an entry about `what`, done by `who`. The time is set when the entry is written.
     #[must_use]
     pub fn new(what: &str, who: &str) -> Entry {
         Entry {
@@ -204,7 +204,7 @@ impl Audit {
         Audit::open(directory, Arc::new(SystemClock::new()), None)
     }
 
-    /// Keeps the trail in the ledger of `engine` as well, if it has one.
+    /// Keeps an audit trail in `directory`, and also in the ledger of `engine`, if the engine has one.
     ///
     /// # Errors
     /// If the system cannot start the writing thread.
@@ -282,8 +282,9 @@ impl Audit {
         let _ = is_written.await;
     }
 
-    /// Returns the entries that `query` wants, the newest first: those of the file, and with a
-    /// ledger those of all instances. If the ledger does not answer, some may be missing.
+    /// Returns the entries that `query` wants, the newest first. They come from the file and, with a
+    /// ledger, also from the other instances. If the ledger does not answer, entries of other instances
+    /// may be missing.
     ///
     /// # Errors
     /// If the file exists but cannot be read.
@@ -383,7 +384,7 @@ fn append(path: &Path, lines: &[u8]) -> io::Result<()> {
     file.write_all(lines)
 }
 
-/// A time in RFC 3339, UTC, to the millisecond.
+/// Formats a time as in RFC 3339, in UTC, to the millisecond.
 #[must_use]
 pub fn instant(time: Time) -> String {
     let micros = i64::try_from(time.as_micros()).unwrap_or(i64::MAX);

@@ -115,19 +115,19 @@ impl Query {
             && self.since.is_none_or(is_new)
     }
 
-    /// Whether everything before `entry` is too old.
+    /// Returns whether all entries before `entry` are older than the query wants.
     fn ends_at(&self, entry: &Entry) -> bool {
         let since = self.since.zip(time(&entry.at));
         since.is_some_and(|(since, at)| at + DISORDER < since)
     }
 }
 
-/// The beginning of a text of unknown length.
+/// Returns the first 80 characters of a text.
 fn shown(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
-/// The time before `now` that a text such as `15m` means.
+/// Parses a text such as `15m` as the time that long before `now`.
 fn ago(text: &str, now: Time) -> Option<Time> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let seconds: u64 = match unit {
@@ -208,7 +208,7 @@ impl Backwards {
         })
     }
 
-    /// Whether the search stopped before the beginning of the file.
+    /// Returns whether the search stopped before the beginning of the file.
     fn is_cut(&self) -> bool {
         self.is_done && self.start > 0
     }
@@ -232,7 +232,7 @@ impl Backwards {
             } else {
                 self.is_done = true;
                 let line = std::mem::take(&mut self.rest);
-                // The first line of the file is complete. Elsewhere this is a part of a line.
+                // At the start of the file this is a complete line. Elsewhere it is a part of a line.
                 if !self.is_long && self.start == 0 && !line.is_empty() {
                     return Ok(Some(line));
                 }

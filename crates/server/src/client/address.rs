@@ -1,10 +1,11 @@
 //! The client's address behind trusted proxies.
 //!
-//! Every proxy on the way appends the address of its peer on the right. So the list is read from
-//! the right: as long as an address belongs to a trusted proxy, the address before it can be
-//! trusted. The first address that is not a trusted proxy is the client. Everything further left
-//! was written by the client itself. If the list cannot be read further, the last readable address
-//! counts as the client.
+//! Every proxy on the way appends the address of its peer to the end of a list, in a header. So the
+//! list is read from its end. As long as an address belongs to a trusted proxy, the address before it
+//! can be trusted. The first address that is not a trusted proxy is the client. The client itself may
+//! have written all addresses before that one.
+//!
+//! If an address cannot be read, the search ends, and the last readable address counts as the client.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,7 +21,7 @@ const MAX_HOPS: usize = 32;
 /// The longest text of an address, with brackets, a zone and a port.
 const MAX_ADDRESS: usize = 128;
 
-/// The client behind `peer`, which is a trusted proxy.
+/// Returns the client behind `peer`, which is a trusted proxy.
 pub(super) fn behind(peer: IpAddr, headers: &HeaderMap, subjects: &Subjects) -> IpAddr {
     let header = subjects.client_header.or_else(|| first(headers));
     match header {
@@ -46,8 +47,8 @@ pub(super) fn behind(peer: IpAddr, headers: &HeaderMap, subjects: &Subjects) -> 
     }
 }
 
-/// The first of the headers that is present. Never a mixture: a header that proxies do not set
-/// comes from the client.
+/// Returns the first of the headers that is present. Only this header is used, because a header that
+/// proxies do not set comes from the client.
 fn first(headers: &HeaderMap) -> Option<ClientHeader> {
     [
         (X_FORWARDED_FOR, ClientHeader::XForwardedFor),
@@ -58,7 +59,7 @@ fn first(headers: &HeaderMap) -> Option<ClientHeader> {
     .find_map(|(name, header)| headers.contains_key(name).then_some(header))
 }
 
-/// The first address that is not a trusted proxy, from the nearest on.
+/// Follows the addresses, the nearest first, and returns the first one that is not a trusted proxy.
 fn follow<'h>(peer: IpAddr, hops: impl Iterator<Item = &'h [u8]>, subjects: &Subjects) -> IpAddr {
     let mut known = peer;
     let hops = hops.map(<[u8]>::trim_ascii).filter(|hop| !hop.is_empty());
@@ -71,7 +72,7 @@ fn follow<'h>(peer: IpAddr, hops: impl Iterator<Item = &'h [u8]>, subjects: &Sub
     known
 }
 
-/// An address as proxies write it: with or without brackets, a zone and a port.
+/// Parses an address as proxies write it: with or without brackets, a zone and a port.
 fn address(text: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(text).ok()?;
     if text.len() > MAX_ADDRESS {
@@ -91,7 +92,8 @@ fn address(text: &[u8]) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// An IPv6 address. The zone has a meaning only on the machine that wrote it, and is dropped.
+/// Parses an IPv6 address. Drops its zone, which has a meaning only on the machine that wrote the
+/// address.
 fn ipv6(text: &str) -> Option<Ipv6Addr> {
     let address = match text.split_once('%') {
         Some((_, "")) => return None,
@@ -101,7 +103,7 @@ fn ipv6(text: &str) -> Option<Ipv6Addr> {
     address.parse().ok()
 }
 
-/// Whether `text` is a port, or one of the forms in RFC 7239 that hide a port.
+/// Returns whether `text` is a port, or one of the forms in RFC 7239 that hide a port.
 fn is_port(text: &str) -> bool {
     let hidden = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     match text.strip_prefix('_') {
@@ -110,9 +112,9 @@ fn is_port(text: &str) -> bool {
     }
 }
 
-/// The parts of a `Forwarded` line, the last first. A separator in quotes does not separate. Quotes
-/// are paired from the right as well: a client that opens a quote and does not close it cannot hide
-/// what proxies append.
+/// Splits a `Forwarded` line, and returns its parts, the last first. A separator in quotes does not
+/// separate. Quotes are also paired from the right. So a client that opens a quote and does not close
+/// it cannot hide the addresses that proxies append.
 fn rsplit_unquoted(line: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(line);
     std::iter::from_fn(move || {
@@ -123,7 +125,7 @@ fn rsplit_unquoted(line: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The position of the last `separator` outside quotes.
+/// Finds the last `separator` outside quotes.
 fn last_outside_quotes(line: &[u8], separator: u8) -> Option<usize> {
     let is_escaped = |at: usize| {
         let backslashes = line[..at].iter().rev().take_while(|byte| **byte == b'\\');
@@ -141,8 +143,8 @@ fn last_outside_quotes(line: &[u8], separator: u8) -> Option<usize> {
     None
 }
 
-/// The `for` parameter of an element of `Forwarded`. An element with no `for`, or with two, is returned
-/// whole: it is not an address.
+/// Returns the `for` parameter of an element of `Forwarded`. Returns the whole element, which is not an
+/// address, if it has no `for` or two of them.
 fn node(element: &[u8]) -> &[u8] {
     let mut values = rsplit_unquoted(element, b';').filter_map(|pair| {
         let pair = pair.trim_ascii();

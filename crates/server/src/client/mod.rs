@@ -1,5 +1,5 @@
-//! Finds the client of a request, and describes it with attributes. For doors whose requests carry the
-//! client in their headers.
+//! Finds the client of a request, and describes it with attributes. Used by doors where the headers of
+//! a request name the client.
 //!
 //! | attribute | value |
 //! |---|---|
@@ -74,7 +74,7 @@ impl Clients {
         }
     }
 
-    /// Whether `peer` is a trusted proxy.
+    /// Returns whether `peer` is a trusted proxy.
     #[must_use]
     pub fn is_trusted(&self, peer: IpAddr) -> bool {
         self.subjects.is_trusted(peer)
@@ -153,7 +153,7 @@ impl<'h> Client<'h> {
     }
 }
 
-/// The single value of a header; `None` if it is missing or empty.
+/// Returns the single value of a header; `None` if it is missing or empty.
 fn value<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str>, ClientError> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else {

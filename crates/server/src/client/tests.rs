@@ -97,7 +97,7 @@ fn first_address_that_is_not_a_trusted_proxy_is_the_client() {
             [("x-real-ip", "203.0.113.9"), ("x-real-ip", "192.0.2.1")],
             "10.0.0.1",
         ),
-        // One header counts, and the others change nothing.
+        // Only one header is used. The other headers change nothing.
         (
             [(forwarded, "for=203.0.113.9"), (xff, "192.0.2.1")],
             "192.0.2.1",
@@ -150,7 +150,7 @@ fn header_that_counts_can_be_configured() {
     }
 }
 
-/// The attributes of a request, as `name=value`.
+/// Returns the attributes of a request, as `name=value`.
 fn attributes(clients: &Clients, peer: &str, lines: Lines<'_>) -> String {
     let headers = headers(lines);
     let client = clients.find(peer.parse().unwrap(), &headers).unwrap();
@@ -303,7 +303,7 @@ fn stranger() -> impl Strategy<Value = IpAddr> {
     any.prop_filter("a stranger", |address| !clients("").is_trusted(*address))
 }
 
-/// An address in one of the ways that proxies write it.
+/// Writes an address in one of the ways that proxies use.
 fn written(address: IpAddr, way: u8) -> String {
     match (address, way % 4) {
         (IpAddr::V4(address), 0) => address.to_string(),
@@ -317,7 +317,7 @@ fn written(address: IpAddr, way: u8) -> String {
     }
 }
 
-/// Something that a client may put into a header before any proxy sees it.
+/// Generates texts that a client may put into a header before any proxy sees it.
 fn hostile() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         Just("10.0.0.1".to_owned()),
@@ -342,7 +342,7 @@ proptest! {
         by_line: bool,
         standard: bool,
     ) {
-        // Each proxy appends its peer; the last one connects to us.
+        // Each proxy appends the address of its peer. The last proxy connects to the server.
         let (peer, between) = proxies.split_last().unwrap();
         let added: Vec<String> = std::iter::once(&client)
             .chain(between)

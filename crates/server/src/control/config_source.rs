@@ -67,7 +67,8 @@ impl Source {
         self
     }
 
-    /// The stamps of the files before they were first read.
+    /// Returns the stamp of the config file before it was first read, and the current stamps of the
+    /// other files. Remembers which files these are.
     pub(super) fn first(&self, config: &Config) -> Stamps {
         let files = config.tenant_files().iter();
         let all = files.chain(config.tenant_directories());
@@ -77,8 +78,8 @@ impl Source {
         self.first.iter().copied().chain(others).collect()
     }
 
-    /// Finds all files that the config depends on now, even if it would be rejected, and returns
-    /// their stamps. So a fix in any of them is seen.
+    /// Finds all files that the config depends on now, and returns their stamps. Finds them even if the
+    /// config has problems, so that a fix in any of the files is seen.
     pub(super) async fn find_files(self: &Arc<Self>) -> Stamps {
         let source = Arc::clone(self);
         let looking = tokio::task::spawn_blocking(move || {
@@ -93,7 +94,7 @@ impl Source {
         looking.await.unwrap_or_default()
     }
 
-    /// The current stamps of the files that were found last.
+    /// Returns the current stamps of the files that were found last.
     pub(super) async fn stamps(&self) -> Stamps {
         let (path, others) = (Arc::clone(&self.path), self.others.lock().clone());
         let looking = tokio::task::spawn_blocking(move || {
@@ -156,7 +157,7 @@ impl From<&ConfigError> for RejectedConfig {
     }
 }
 
-/// A config whose reading panicked or was cancelled.
+/// Reading the config panicked or was cancelled.
 impl From<JoinError> for RejectedConfig {
     fn from(error: JoinError) -> RejectedConfig {
         let message = format!("failed to read the config: {error}");
@@ -170,7 +171,7 @@ impl RejectedConfig {
         RejectedConfig { problems }
     }
 
-    /// The first problem, and where it is.
+    /// Describes the first problem, and says where it is.
     pub(crate) fn first(&self) -> String {
         let first = self.problems.first().map(ToString::to_string);
         let mut first = first.unwrap_or_default();

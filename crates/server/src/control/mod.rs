@@ -59,7 +59,8 @@ pub struct ControlPlane {
     reloads: [AtomicU64; OUTCOMES.len()],
 }
 
-/// The results of reading the file, in metrics: those of [`Outcome`], and a rejected file.
+/// The names in metrics for the results of reading the file: the two of [`Outcome`], and one for a
+/// rejected file.
 const OUTCOMES: [&str; 3] = ["applied", "unchanged", "refused"];
 const REFUSED: usize = 2;
 
@@ -69,7 +70,8 @@ const REFUSED: usize = 2;
 pub struct Status {
     /// When the config was put in force.
     pub loaded_at: Time,
-    /// Why the current file was rejected: where, and what is wrong. `None` if the file is in force.
+    /// Why the current file was rejected, with the position of the problem. `None` if the file is in
+    /// force.
     pub refused: Option<String>,
     /// Sections of the file whose changes need a restart.
     pub needs_restart: Vec<&'static str>,
@@ -209,7 +211,7 @@ impl ControlPlane {
     /// Checks the file once a second, and reads it when it has changed. Never returns.
     pub async fn watch(self: &Arc<Self>) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
-        // After the machine slept, missed ticks are not made up for.
+        // Ticks that were missed while the machine slept are skipped.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;

@@ -61,8 +61,8 @@ impl Changes {
     }
 }
 
-/// Whether two rules are the same. The debug output of a rule has every field, and expressions
-/// cannot be compared in another way.
+/// Returns whether two rules are the same. Compares their debug output, which has every field, because
+/// expressions cannot be compared.
 fn is_same(one: &Rule, other: &Rule) -> bool {
     format!("{one:?}") == format!("{other:?}")
 }

@@ -132,8 +132,8 @@ impl WebhookSender {
         Delivery::Failed
     }
 
-    /// How long to wait before the next attempt: at random, so that instances that failed together
-    /// do not come back together.
+    /// Returns how long to wait before the next attempt. The time is random, so that instances that
+    /// failed together do not come back together.
     fn pause(&self, attempts: u32) -> Duration {
         let doubled = 2u32.saturating_pow(attempts.saturating_sub(1));
         let longest = self.pacing.first.saturating_mul(doubled);
@@ -163,8 +163,8 @@ impl WebhookSender {
     }
 }
 
-/// Whether a retry may help after this status. A redirect is final: events go only where the config
-/// says.
+/// Returns whether a retry may help after this status. A redirect is final, because events go only to
+/// the URL in the config.
 fn is_worth_another(status: StatusCode) -> bool {
     let passing = [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS];
     status.is_server_error() || passing.contains(&status)

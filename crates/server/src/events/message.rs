@@ -24,12 +24,13 @@ pub const EVENT_ID: &str = "tollgate-event-id";
 pub(super) struct Signer(Hmac<Sha256>);
 
 impl Signer {
-    /// `None` only if HMAC rejects the secret, which it never does.
+    /// Makes a signer. Returns `None` only if HMAC rejects the secret, which it never does.
     pub(super) fn new(secret: &Secret) -> Option<Signer> {
         Hmac::new_from_slice(secret.expose()).map(Signer).ok()
     }
 
-    /// The signature of `body`, sent at `now`: over the seconds, a dot, and the bytes.
+    /// Signs `body`, which is sent at `now`. The signed text is the time in seconds, a dot, and the
+    /// body.
     fn sign(&self, body: &[u8], now: Time) -> String {
         let seconds = (now.as_micros() / 1_000_000).to_string();
         let mut mac = self.0.clone();
@@ -44,7 +45,7 @@ impl Signer {
         text
     }
 
-    /// A message of `event` to `target`, to be sent at `now`.
+    /// Makes the message about `event`, to be sent to `target` at `now`.
     pub(super) fn request(
         &self,
         target: &Uri,
@@ -94,7 +95,7 @@ struct Data<'e> {
     period_end: String,
 }
 
-/// The body of the message about `event`.
+/// Makes the body of the message about `event`.
 pub(super) fn body(event: &Event) -> Bytes {
     let message = Message {
         r#type: format!("quota.{}", event.kind.name()),

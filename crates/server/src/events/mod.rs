@@ -1,8 +1,8 @@
 //! Near-limit events on their way to a webhook.
 //!
 //! Decisions put events into a bounded queue without waiting. Events that do not fit are dropped,
-//! counted and logged. One task sends them in order: a failed event is retried, and those behind it
-//! wait until it is delivered or given up.
+//! counted and logged. One task sends the events in order. It retries a failed event, and the events
+//! behind that one wait until it is delivered or given up.
 //!
 //! * `message`: the message and its signature.
 //! * `delivery`: attempts, and what counts as delivered.
@@ -146,8 +146,8 @@ impl Webhook {
         })
     }
 
-    /// Gives waiting events a short time to be delivered. The rest is counted and logged, and
-    /// nothing is sent afterwards.
+    /// Gives waiting events a short time to be delivered. Counts and logs the events that are left.
+    /// Sends nothing afterwards.
     pub async fn stop(&self) {
         self.stopping.send_replace(true);
         let task = self.task.lock().take();

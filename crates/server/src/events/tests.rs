@@ -87,7 +87,7 @@ impl Receiver {
         }
     }
 
-    /// The next message, with its signature checked.
+    /// Waits for the next message, and checks its signature.
     async fn next(&mut self) -> Message {
         let message = tokio::time::timeout(PATIENCE, self.messages.recv()).await;
         let message = message.unwrap().unwrap();
@@ -122,7 +122,7 @@ impl Drop for Receiver {
     }
 }
 
-/// One connection with one message.
+/// Serves one connection with one message.
 fn serve(
     stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     sender: mpsc::UnboundedSender<Message>,
@@ -169,7 +169,8 @@ impl Setup {
         Setup::waiting(address, attempts, PATIENCE, PATIENCE)
     }
 
-    /// A setup with its own timeout of a message, and its own wait at the stop.
+    /// Starts a setup in which a message has this `timeout`, and the server waits this long at the
+    /// `stop`.
     fn waiting(address: SocketAddr, attempts: u32, timeout: Duration, stop: Duration) -> Setup {
         let peer = Peer::new("127.0.0.1", address.port(), false).unwrap();
         Setup::with(peer, address, attempts, "http", timeout, stop)
@@ -213,7 +214,7 @@ impl Setup {
         tokio::time::timeout(PATIENCE, settling).await.unwrap();
     }
 
-    /// The results of events, without zeros.
+    /// Returns how many events had each result, without zeros.
     fn ended(&self) -> Vec<(&'static str, u64)> {
         let all = self.webhook.deliveries();
         all.filter(|(_, count)| *count > 0).collect()

@@ -72,7 +72,7 @@ impl ForwardAuth {
         }
     }
 
-    /// The check that `peer` asks for.
+    /// Reads the check that `peer` asks for.
     pub(crate) fn check<'r>(
         &'r self,
         peer: Option<SocketAddr>,

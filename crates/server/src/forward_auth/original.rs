@@ -6,8 +6,8 @@
 //! | nginx | `X-Original-Method`, `-URI` (or `-URL`), `-Host` (or `Host`), `-Proto` |
 //! | Envoy (`ext_authz`) | the request itself, its path after `/auth`; `X-Forwarded-Proto` |
 //!
-//! A proxy passes on headers that it does not set, so the client can send those of the other
-//! family. A request with both families is rejected, because one of them may come from the client.
+//! A proxy passes on headers that it does not set. So a client can send the headers of the other family
+//! itself. A request with headers of both families is rejected.
 
 use std::borrow::Cow;
 
@@ -69,7 +69,7 @@ impl<'r> Original<'r> {
         }
     }
 
-    /// The request itself is the original one, except for the start of its path.
+    /// Reads a request that is itself the original one, except for the start of its path.
     fn below(parts: &'r Parts, path: &'r str) -> Result<Original<'r>, AuthError> {
         let host = match parts.uri.authority() {
             Some(authority) => Some(authority.as_str()),
@@ -123,15 +123,15 @@ impl<'r> Original<'r> {
 }
 
 impl Family {
-    /// Whether the headers describe a request by its method, path or URL. A host or a scheme is not
-    /// enough: proxies send these for other reasons as well.
+    /// Returns whether the headers describe a request by its method, path or URL. A host or a scheme is
+    /// not enough: proxies send these for other reasons as well.
     fn describes(&self, headers: &HeaderMap) -> bool {
         let names = [Some(&self.method), Some(&self.uri), self.url.as_ref()];
         let mut names = names.into_iter().flatten();
         names.any(|name| headers.contains_key(name))
     }
 
-    /// The path or the URL of the request.
+    /// Reads the path or the URL of the request.
     fn target<'r>(&self, headers: &'r HeaderMap) -> Result<&'r str, AuthError> {
         let uri = one(headers, &self.uri)?;
         let url = match &self.url {
@@ -146,7 +146,7 @@ impl Family {
     }
 }
 
-/// The single value of a header; `None` if it is missing or empty.
+/// Returns the single value of a header; `None` if it is missing or empty.
 fn one<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Result<Option<&'r str>, AuthError> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else {
@@ -172,7 +172,7 @@ fn normal(path: &str) -> Result<String, AuthError> {
     normal_path(path.as_bytes()).ok_or(AuthError::PathTooLong { limit: MAX_PATH })
 }
 
-/// A host without its port, in lower case.
+/// Reads a host: in lower case, without its port.
 fn host(text: &str) -> Result<Cow<'_, str>, AuthError> {
     let (name, port) = match text.strip_prefix('[') {
         Some(bracketed) => {
@@ -198,7 +198,7 @@ fn host(text: &str) -> Result<Cow<'_, str>, AuthError> {
     })
 }
 
-/// A scheme of HTTP; `None` for others.
+/// Reads a scheme of HTTP; `None` for other schemes.
 fn scheme(text: &str) -> Option<&'static str> {
     ["http", "https", "ws", "wss"]
         .into_iter()
@@ -211,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// The request that header lines describe. The lines are separated by bars, with `f-` for
+    /// Reads the request that header lines describe. The lines are separated by bars, with `f-` for
     /// `x-forwarded-` and `o-` for `x-original-`.
     fn read(path: &str, lines: &str) -> Result<String, AuthError> {
         let mut request = Request::put(path);

@@ -28,13 +28,13 @@ mod tests {
         r#type::v3::RateLimitUnit,
     };
 
-    /// A field: its number, its wire type 2, and its bytes.
+    /// Encodes a field: its number with the wire type 2, and its bytes.
     fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
         let length = u8::try_from(bytes.len()).unwrap();
         [&[number << 3 | 2, length], bytes].concat()
     }
 
-    /// A field of a small number.
+    /// Encodes a field that holds a small number.
     fn number(field: u8, value: u8) -> Vec<u8> {
         vec![field << 3, value]
     }

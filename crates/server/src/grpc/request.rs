@@ -56,7 +56,7 @@ pub(crate) enum BadDescriptor {
     NoUnit,
 }
 
-/// One demand for each descriptor of `request`.
+/// Makes one demand for each descriptor of `request`.
 pub(super) fn demands(request: &RateLimitRequest) -> Result<SmallVec<[Demand<'_>; 2]>, BadRequest> {
     let domain = request.domain.as_str();
     match (domain.len(), request.descriptors.len()) {
@@ -89,7 +89,7 @@ fn demand<'a>(
         }),
     };
     let attributes = attributes(domain, descriptor)?;
-    // A descriptor with 0 hits of its own only looks. In the request itself, 0 is the default and
+    // A descriptor with 0 hits of its own charges nothing. In the request itself, 0 is the default and
     // means 1.
     let hits = descriptor.hits_addend;
     let effect = match hits.unwrap_or_else(|| u64::from(hits_of_request.max(1))) {

@@ -189,7 +189,7 @@ impl RateLimitService for Limits {
 pub(super) struct Health(HealthReporter);
 
 impl Health {
-    /// Reports all services as serving. Also returns the routes of health and reflection.
+    /// Reports all services as serving. Returns the health and the routes of health and reflection.
     pub(super) async fn new() -> (Health, Routes) {
         let (reporter, health) = health_reporter();
         let serving = ServingStatus::Serving;

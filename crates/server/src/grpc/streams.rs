@@ -41,7 +41,7 @@ impl Streams {
         .await
     }
 
-    /// Answers the requests that can be answered at once, and spawns a task for each of the others.
+    /// Answers the requests that can be answered at once, and spawns a task for each other request.
     /// Returns whether there were any requests.
     fn answer(&self) -> bool {
         let waiting = {

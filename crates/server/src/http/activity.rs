@@ -23,7 +23,7 @@ impl Activity {
         Active(Arc::clone(&self.0))
     }
 
-    /// Returns once there was no request for at least `time`, and at most twice that.
+    /// Returns once the connection had no request for a while: at least `time`, and at most twice that.
     pub(super) async fn idle_for(&self, time: Duration) {
         let mut before = None;
         loop {

@@ -25,11 +25,11 @@ pub(crate) struct CheckBody<'a> {
     #[serde(borrow)]
     #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
-    /// How many units: 1 unless given. 0 only looks.
+    /// How many units: 1 unless given. 0 charges nothing.
     #[serde(default, deserialize_with = "whole")]
     #[schema(schema_with = amount, required = false)]
     cost: Option<u64>,
-    /// Charge as many units as are available, up to the cost.
+    /// Whether to charge as many units as are available, up to the cost.
     #[serde(default)]
     up_to: bool,
 }
@@ -139,7 +139,7 @@ pub(crate) fn instant() -> Schema {
     whole_up_to(u64::MAX)
 }
 
-/// The schema of [`whole`].
+/// Returns the schema of the numbers that [`whole`] reads.
 fn whole_up_to(maximum: u64) -> Schema {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::Integer, Type::Null]))
@@ -148,7 +148,8 @@ fn whole_up_to(maximum: u64) -> Schema {
         .into()
 }
 
-/// The schema of [`AttributeVisitor`], which counts the length of values in bytes, not in characters.
+/// Returns the schema of the attributes that [`AttributeVisitor`] reads. The visitor counts the length
+/// of values in bytes, not in characters.
 pub(crate) fn attribute_map() -> Schema {
     let name = ObjectBuilder::new()
         .schema_type(Type::String)
@@ -216,7 +217,7 @@ impl<'de> Visitor<'de> for ScalarVisitor {
     }
 }
 
-/// A whole number, or null.
+/// Reads a whole number, or null.
 pub(crate) fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     deserializer.deserialize_any(WholeVisitor)
 }
@@ -244,8 +245,9 @@ impl Visitor<'_> for WholeVisitor {
     }
 }
 
-/// In JSON, 7.0 and 7e0 are the whole number 7, and some languages write it like that. A number beyond
-/// 64 bits was rounded by the parser, so it is not accepted.
+/// Returns the whole number that equals `value`; `None` if there is none. In JSON, 7.0 and 7e0 are the
+/// whole number 7, and some languages write it like that. A number beyond 64 bits was rounded by the
+/// parser, so it is not accepted.
 #[allow(clippy::cast_possible_truncation)] // The value is whole and in range.
 fn whole_of(value: f64) -> Option<i128> {
     const BEYOND: f64 = 18_446_744_073_709_551_616.0;

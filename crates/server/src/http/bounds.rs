@@ -1,8 +1,8 @@
 //! Bounds on what a client may send and how long it may take. Requests beyond a bound get an error
 //! that names the bound, or are cut off.
 //!
-//! Together the bounds limit memory: `MAX_CONNECTIONS` and `MAX_STREAM_BODIES` bodies of
-//! `MAX_BODY`, and `MAX_BATCHES` of `MAX_BATCH_BODY`, are at most 1 GiB.
+//! Together the bounds limit memory to 1 GiB in the worst case: `MAX_CONNECTIONS` and
+//! `MAX_STREAM_BODIES` bodies of `MAX_BODY`, and `MAX_BATCHES` bodies of `MAX_BATCH_BODY`.
 
 use std::time::Duration;
 
@@ -23,14 +23,14 @@ pub const MAX_HEADERS: usize = 64;
 pub use crate::net::{DRAIN_TIMEOUT, MAX_CONNECTIONS, READ_TIMEOUT};
 /// The most open requests on an HTTP/2 connection. A client that opens more breaks the protocol.
 pub const MAX_STREAMS: u32 = 100;
-/// How many HTTP/2 bodies may be read at a time, over all connections. Further ones wait.
+/// How many HTTP/2 bodies may be read at a time, over all connections. Further bodies wait.
 pub const MAX_STREAM_BODIES: usize = 4096;
 /// How long an HTTP/2 connection may be without a request before it is closed. For HTTP/1 this is
 /// [`HEAD_TIMEOUT`].
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a client may take to send the head of a request.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many batches may be read and answered at a time. Further ones wait.
+/// How many batches may be read and answered at a time. Further batches wait.
 pub const MAX_BATCHES: usize = 128;
 /// How long a client may take to send the body of a request.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);

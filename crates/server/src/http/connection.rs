@@ -48,7 +48,7 @@ impl Protocols {
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_HEADER_BYTES);
         let mut http2 = http2::Builder::new(TokioExecutor::new());
-        // The windows bound what a client has sent and the server has not read.
+        // The windows bound the bytes that a client has sent and the server has not read.
         let window = u32::try_from(MAX_BODY).unwrap_or(u32::MAX);
         let heads = u32::try_from(MAX_HEADER_BYTES).unwrap_or(u32::MAX);
         http2

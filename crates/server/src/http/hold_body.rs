@@ -85,7 +85,7 @@ pub(super) fn extend(id: HoldName, body: &[u8]) -> Read<'_> {
 #[serde(deny_unknown_fields)]
 pub(super) struct EndBody {}
 
-/// The body may be missing.
+/// Reads a request to release a reservation. The body may be missing.
 pub(super) fn release(id: HoldName, body: &[u8]) -> Read<'_> {
     if !body.trim_ascii().is_empty() {
         let _: EndBody = parse_like(body, "{}")?;
@@ -213,7 +213,7 @@ impl<'de> Deserialize<'de> for Token {
     }
 }
 
-/// A whole number. Null is an error.
+/// Reads a whole number. Null is an error.
 fn required_whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let number = whole(deserializer)?;
     number
@@ -229,8 +229,8 @@ fn used() -> Schema {
         .into()
 }
 
-/// The schema of an optional text. The engine checks the ranges of durations, and counts the length
-/// of texts in bytes.
+/// Returns the schema of an optional text. The engine checks the ranges of durations, and the length of
+/// texts in bytes.
 fn optional_text(description: &str) -> ObjectBuilder {
     ObjectBuilder::new()
         .schema_type(SchemaType::from_iter([Type::String, Type::Null]))

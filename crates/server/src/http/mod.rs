@@ -1,7 +1,7 @@
 //! The HTTP door: routes, and the handlers behind them.
 //!
-//! A handler turns its request into a `Question`; `App::ask` does the rest. The same routes also
-//! serve forward-auth, health, metrics and the OpenAPI document.
+//! A handler turns its request into a `Question`, and `App::ask` answers it. The same routes also serve
+//! forward-auth, health, metrics and the OpenAPI document.
 
 mod activity;
 pub(crate) mod body;
@@ -47,7 +47,8 @@ pub const PROTOCOLS: &[&str] = &["h2", "http/1.1"];
 /// The name of this door in traces.
 const DOOR: &str = "http";
 
-/// Carries the token of a lease instead of a body, which some clients cannot send with `DELETE`.
+/// The header for the token of a lease. Some clients cannot send a body with `DELETE`, so they send the
+/// token here.
 const LEASE_TOKEN: HeaderName = HeaderName::from_static("lease-token");
 
 struct App {
@@ -92,15 +93,16 @@ impl App {
         })
     }
 
-    /// The config that one request sees, and the values that this door derived from it. Taken when
-    /// the whole request has arrived: a slow request is decided by the config in force at its end.
+    /// Returns the config that one request sees, and the values that this door derived from it. Called
+    /// when the whole request has arrived. So a slow request is decided by the config in force at its
+    /// end.
     fn snapshot(&self) -> (Snapshot<'_>, Arc<Made<DoorConfig>>) {
         let snapshot = self.control.engine().snapshot();
         let door_config = self.per_config.of(snapshot.active());
         (snapshot, door_config)
     }
 
-    /// Answers the question that `read` makes of the body.
+    /// Answers the question that `read` finds in the body.
     async fn ask<R>(&self, max_body: usize, request: Request, read: R) -> Response
     where
         R: for<'b> FnOnce(&'b [u8]) -> Read<'b>,
@@ -196,7 +198,7 @@ type AppState = State<Arc<App>>;
 /// A parameter in the path.
 type PathText = Result<Path<String>, PathRejection>;
 
-/// A route whose question is in the body.
+/// Makes a route. The question is in the body.
 fn asks<R>(read: R) -> MethodRouter<Arc<App>>
 where
     R: for<'b> FnOnce(&'b [u8]) -> Read<'b> + Copy + Send + Sync + 'static,
@@ -206,8 +208,8 @@ where
     })
 }
 
-/// A route that asks about a reservation or lease. The id is in the path, the rest of the question
-/// in the body.
+/// Makes a route that asks about a reservation or lease. The id is in the path, and the rest of the
+/// question is in the body.
 fn asks_about<R>(read: R) -> MethodRouter<Arc<App>>
 where
     R: for<'b> FnOnce(HoldName, &'b [u8]) -> Read<'b> + Copy + Send + Sync + 'static,
@@ -294,7 +296,7 @@ async fn description(State(app): AppState) -> Response {
     respond::rendered(door_config.description.get_or_init(render).clone())
 }
 
-/// The id of a reservation or lease in the path.
+/// Reads the id of a reservation or lease from the path.
 fn hold_name(id: PathText) -> Result<HoldName, RequestError> {
     let Path(id) = id.map_err(|_| RequestError::BadPath)?;
     Ok(id.parse().map_err(BadQuestion::HoldName)?)
@@ -337,7 +339,7 @@ pub(crate) async fn read_body(
 ) -> Result<Bytes, RequestError> {
     let is_stream = request.version() == Version::HTTP_2;
     let mut reading = pin!(Limited::new(request.into_body(), limit).collect());
-    // Most bodies have arrived together with the head: only the others need a timer.
+    // Most bodies have arrived together with the head, and need no timer.
     let at_once = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
     let read = match at_once {
         Poll::Ready(read) => read,

@@ -37,7 +37,7 @@ const METHODS: [(HttpMethod, &str); 8] = [
     (HttpMethod::Trace, "authTrace"),
 ];
 
-/// The document as it is sent.
+/// Renders the document.
 pub(super) fn render(families: Families) -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate")
@@ -106,7 +106,7 @@ impl HeaderFields {
             .response("503", self.denial::<answers::DecisionBody<'_>>(queue))
     }
 
-    /// The question of a proxy. Below `/auth/` stands the path of the original request.
+    /// Describes `/auth`, and the paths below it, for every method.
     fn auth(&self) -> PathItem {
         let mut item = PathItem::default();
         for (method, id) in METHODS {
@@ -154,12 +154,12 @@ impl HeaderFields {
         })
     }
 
-    /// A denial, as JSON and as a problem document.
+    /// Describes a denial, as JSON and as a problem document.
     pub(super) fn denial<T: ToSchema>(&self, description: &str) -> Response {
         self.denying::<T>(answer::<T>(description, None))
     }
 
-    /// A denial, or an error if nothing could be decided.
+    /// Describes a denial, or an error if nothing could be decided.
     pub(super) fn denial_or_failure(&self, description: &str) -> Response {
         let either = AnyOfBuilder::new()
             .item(reference::<answers::DecisionBody<'_>>())

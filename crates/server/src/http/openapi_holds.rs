@@ -231,7 +231,7 @@ fn unavailable() -> Response {
     later("STORE_UNAVAILABLE", safe)
 }
 
-/// An error after which a retry helps.
+/// Describes an error after which a retry helps.
 pub(super) fn later(code: &str, description: &str) -> Response {
     failure(code, description)
         .header("Retry-After", described(number_schema(1), "Seconds."))
@@ -255,7 +255,7 @@ fn path(name: &str, description: &str, schema: ObjectBuilder, example: Value) ->
         .build()
 }
 
-/// The schema of an object with the fields of all these types.
+/// Returns the schema of an object with the fields of all these types.
 fn all<const N: usize>(types: [Ref; N]) -> Schema {
     let all = types
         .into_iter()

@@ -36,7 +36,7 @@ impl Stream {
         }
     }
 
-    /// Whether the connection ended before its first byte, or within the preface.
+    /// Returns whether the connection ended before its first byte, or within the preface.
     pub(crate) fn is_cut_short(&self) -> bool {
         self.received < PREFACE.len() && PREFACE.starts_with(&self.first[..self.received])
     }

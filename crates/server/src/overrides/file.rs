@@ -52,7 +52,7 @@ pub(super) async fn write<'t>(
         let aside = target.with_extension("json.new");
         let mut file = File::create(&aside)?;
         file.write_all(text?.as_bytes())?;
-        // Sync before the rename: otherwise a crash could leave a file without its text.
+        // Sync before the rename. Otherwise a crash could leave an empty file.
         file.sync_all()?;
         std::fs::rename(&aside, &target)
     });

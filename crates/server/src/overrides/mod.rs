@@ -143,7 +143,7 @@ impl Overrides {
         self.unreadable.lock().clone()
     }
 
-    /// Sets the override that `text` describes, and replaces the one of the same name. `who` is its
+    /// Sets the override that `text` describes. It replaces an override of the same name. `who` is its
     /// author.
     ///
     /// # Errors
@@ -222,8 +222,8 @@ impl Overrides {
         Ok(cleared)
     }
 
-    /// Removes one stored override; with `only`, only if its text is the same. Returns whether one was
-    /// removed.
+    /// Removes one stored override. If `only` is given, removes it only if its text equals `only`.
+    /// Returns whether an override was removed.
     async fn remove(
         &self,
         stored: &mut StoredOverrides,
@@ -245,7 +245,7 @@ impl Overrides {
     /// Keeps overrides up to date. Never returns.
     pub async fn run(&self) {
         let mut ticks = tokio::time::interval(REFRESH_EVERY);
-        // After the machine slept, missed ticks are not made up for.
+        // Ticks that were missed while the machine slept are skipped.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
@@ -316,7 +316,8 @@ impl Overrides {
                 }
                 Ok(false) => {}
                 Err(error) => {
-                    // The override may or may not be stored still. The next answer of the store will show.
+                    // It is not known whether the override is still stored. The next read of the store
+                    // will show it.
                     stored.read = false;
                     tracing::debug!(%error, name, "an expired override may still be stored");
                     return;
@@ -372,7 +373,8 @@ fn round_trip(wanted: &Override, now: u64) -> Result<Arc<Override>, OverrideErro
     }
 }
 
-/// A stored text as a value of the audit trail, cut if it is longer than any valid override.
+/// Converts a stored text into a value for the audit trail. Cuts a text that is longer than any valid
+/// override.
 fn audit_value(text: &str) -> Value {
     match text.len() {
         ..=MAX_TEXT => value(text),
@@ -380,7 +382,7 @@ fn audit_value(text: &str) -> Value {
     }
 }
 
-/// A stored text as JSON.
+/// Converts a stored text into JSON.
 fn value(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }

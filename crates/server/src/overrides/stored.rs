@@ -40,7 +40,8 @@ impl StoredOverride {
 pub(super) struct StoredOverrides {
     /// The edition of the shared values that was read last.
     pub(super) edition: u64,
-    /// Whether the shared values were ever read. If not, they are read even if the edition is the same.
+    /// Whether the shared values were ever read. If not, they are read even if their edition has not
+    /// changed.
     pub(super) read: bool,
     /// Whether the last read failed.
     pub(super) failed: bool,
@@ -62,7 +63,7 @@ impl StoredOverrides {
         self.read = true;
     }
 
-    /// The names and texts of all overrides except the one of this name.
+    /// Returns the names and texts of all overrides except the one of this name.
     pub(super) fn without<'t>(
         &'t self,
         name: &'t str,

@@ -48,7 +48,7 @@ pub(super) fn read<'a>(name: Name, command: &Command<'a>) -> Result<Question<'a>
     })
 }
 
-/// `attribute value ... [COST n | UPTO n]`
+/// Reads `attribute value ... [COST n | UPTO n]`.
 fn check<'a>(command: &Command<'a>) -> Result<Check<'a>, CommandError> {
     let mut options = [("COST", None), ("UPTO", None)];
     let attributes = read_pairs(command, &mut options)?;
@@ -61,7 +61,7 @@ fn check<'a>(command: &Command<'a>) -> Result<Check<'a>, CommandError> {
     Ok(Check::new(attributes, cost, up_to)?)
 }
 
-/// `attribute value ... [COST n] [AT micros]`
+/// Reads `attribute value ... [COST n] [AT micros]`.
 fn refund<'a>(command: &Command<'a>) -> Result<Refund<'a>, CommandError> {
     let mut options = [("COST", None), ("AT", None)];
     let attributes = read_pairs(command, &mut options)?;
@@ -69,7 +69,7 @@ fn refund<'a>(command: &Command<'a>) -> Result<Refund<'a>, CommandError> {
     Ok(Refund::new(attributes, number(cost)?, number(charged_at)?)?)
 }
 
-/// `attribute value ... [COST n] [TTL millis] [KEY text]`
+/// Reads `attribute value ... [COST n] [TTL millis] [KEY text]`.
 fn reserve<'a>(command: &Command<'a>) -> Result<Question<'a>, CommandError> {
     let mut options = [("COST", None), ("TTL", None), ("KEY", None)];
     let attributes = read_pairs(command, &mut options)?;
@@ -82,7 +82,7 @@ fn reserve<'a>(command: &Command<'a>) -> Result<Question<'a>, CommandError> {
     })
 }
 
-/// `attribute value ... [TTL millis] [OWNER text] [WAIT millis]`
+/// Reads `attribute value ... [TTL millis] [OWNER text] [WAIT millis]`.
 fn acquire<'a>(command: &Command<'a>) -> Result<Question<'a>, CommandError> {
     let mut options = [("TTL", None), ("OWNER", None), ("WAIT", None)];
     let attributes = read_pairs(command, &mut options)?;
@@ -96,7 +96,7 @@ fn acquire<'a>(command: &Command<'a>) -> Result<Question<'a>, CommandError> {
     })
 }
 
-/// `tenant [PERIOD period] [ACTION action] [RULE rule]`
+/// Reads `tenant [PERIOD period] [ACTION action] [RULE rule]`.
 fn usage<'a>(command: &Command<'a>) -> Result<Question<'a>, CommandError> {
     let mut options = [("PERIOD", None), ("ACTION", None), ("RULE", None)];
     let mut args = command.args_from(2);
@@ -119,13 +119,13 @@ fn usage<'a>(command: &Command<'a>) -> Result<Question<'a>, CommandError> {
 /// The name of an option, and its value if it is given.
 type Opt<'a> = (&'static str, Option<&'a [u8]>);
 
-/// The value of an option that is a number.
+/// Reads the value of an option that is a number.
 fn number((name, value): Opt<'_>) -> Result<Option<u64>, CommandError> {
     value.map(|value| amount(name, value)).transpose()
 }
 
-/// Reads pairs. A pair whose first part is one of `options`, in upper or lower case, is that option. The
-/// other pairs are attributes.
+/// Reads pairs. If the first part of a pair is one of `options`, in upper or lower case, the pair is
+/// that option. The other pairs are attributes.
 fn read_pairs<'a>(
     command: &Command<'a>,
     options: &mut [Opt<'a>],
@@ -147,7 +147,7 @@ fn read_pairs<'a>(
     Ok(attributes)
 }
 
-/// Sets the option of this name. Returns whether there is one.
+/// Sets the option of this name. Returns whether there is an option of this name.
 fn set_option<'a>(
     options: &mut [Opt<'a>],
     name: &[u8],

@@ -44,7 +44,7 @@ pub(super) struct CommandInfo {
 }
 
 impl CommandInfo {
-    /// Whether a command may have `count` arguments, its name included.
+    /// Returns whether a command may have `count` arguments, its name included.
     pub(super) fn takes(&self, count: usize) -> bool {
         let count = i64::try_from(count).unwrap_or(i64::MAX);
         if self.arity < 0 {
@@ -54,7 +54,7 @@ impl CommandInfo {
         }
     }
 
-    /// Whether the command is allowed before the login.
+    /// Returns whether the command is allowed before the login.
     pub(super) fn is_open(&self) -> bool {
         self.flags == OPEN
     }
@@ -98,12 +98,12 @@ impl CommandInfo {
 }
 
 const PLAIN: &[&str] = &["fast"];
-/// Allowed before the login.
+/// The flags of commands that are allowed before the login.
 const OPEN: &[&str] = &["fast", "no_auth"];
 const DECIDING: &[&str] = &["write", "fast"];
-/// May wait for a ledger.
+/// The flags of commands that may wait for a ledger.
 const HOLDING: &[&str] = &["write"];
-/// May wait for other clients.
+/// The flags of commands that may wait for other clients.
 const BLOCKING: &[&str] = &["write", "blocking"];
 
 const fn entry(
@@ -148,14 +148,14 @@ const ALL: [CommandInfo; 24] = [
     entry(Name::Quit, "quit", -1, OPEN),
 ];
 
-/// The command of this name, in upper or lower case.
+/// Finds the command of this name, in upper or lower case.
 #[inline]
 pub(super) fn find(name: &[u8]) -> Option<&'static CommandInfo> {
     ALL.iter()
         .find(|entry| entry.text.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// `COMMAND [COUNT | LIST | INFO name ... | DOCS name ...]`. Returns whether there is such a
+/// Answers `COMMAND [COUNT | LIST | INFO name ... | DOCS name ...]`. Returns whether there is such a
 /// subcommand.
 pub(super) fn write(reply: &mut Reply<'_>, command: &Command<'_>) -> bool {
     let subcommand = command.arg(1).unwrap_or(b"INFO");
@@ -191,7 +191,8 @@ pub(super) fn write(reply: &mut Reply<'_>, command: &Command<'_>) -> bool {
     true
 }
 
-/// Name, arity, flags, first key, last key, step, categories, tips, key specifications, subcommands.
+/// Writes an entry: name, arity, flags, first key, last key, step, categories, tips, key
+/// specifications, subcommands.
 fn write_entry(reply: &mut Reply<'_>, entry: &CommandInfo) {
     reply.list(10);
     reply.text(entry.text);

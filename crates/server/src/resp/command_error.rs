@@ -73,7 +73,7 @@ pub(super) enum CommandError {
 }
 
 impl CommandError {
-    /// The first word of the error, for programs.
+    /// Returns the first word of the error, for programs.
     fn code(&self) -> &'static str {
         match self {
             CommandError::NoLogin | CommandError::NoLoginHello => "NOAUTH",
@@ -89,7 +89,7 @@ impl CommandError {
     }
 }
 
-/// The beginning of the bytes that a client sent, safe to show in an error.
+/// Returns the beginning of the bytes that a client sent, safe to show in an error.
 pub(super) fn shown(bytes: &[u8]) -> String {
     let start = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]);
     start.replace(char::is_control, "?")

@@ -28,9 +28,9 @@ pub(super) enum End {
 /// The input that the connection waits for.
 #[derive(Clone, Copy)]
 enum Wait {
-    /// The next command. A command does not move the deadline, because a new deadline would need
-    /// the clock. When the deadline passes, a client that has logged in and was `heard` since gets
-    /// another one. So a silent client is cut off after one to two timeouts.
+    /// The next command, before a deadline. A new deadline for each command would need the clock, so a
+    /// command only sets `heard`. When the deadline passes, a client that was heard and has logged in
+    /// gets a new deadline. So a silent client is cut off after one to two timeouts.
     Command { heard: bool },
     /// The rest of a command that has begun to arrive.
     Rest,

@@ -32,7 +32,7 @@ pub enum Step {
 pub struct Conversation {
     session: Session,
     args: Args,
-    /// The result of parsing the next command. Kept if that command had to wait, so that it is
+    /// The result of parsing the next command. Kept if the command had to wait, so that the command is
     /// not parsed twice.
     held: Option<Result<usize, ProtocolError>>,
     /// Commands that wait for a store, in order.
@@ -87,7 +87,7 @@ impl Conversation {
         }
     }
 
-    /// Whether the client may use all commands.
+    /// Returns whether the client may use all commands.
     #[must_use]
     pub fn is_logged_in(&self) -> bool {
         self.session.logged_in
@@ -166,7 +166,7 @@ impl Conversation {
         Step::Write
     }
 
-    /// Whether a waiting command may wait for other clients, not only for the store.
+    /// Returns whether a waiting command may wait for other clients, not only for the store.
     #[must_use]
     pub fn may_take_long(&self) -> bool {
         let mut waiting = self.waiting.iter();

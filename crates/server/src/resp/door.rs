@@ -97,7 +97,8 @@ impl Door {
         self.password.is_some()
     }
 
-    /// Whether this user has this password. Without a configured password, any password is right.
+    /// Returns whether this user has this password. Without a configured password, any password is
+    /// right.
     pub(super) fn admits(&self, user: &[u8], password: &[u8]) -> bool {
         // The hash is computed for every user, so that the time does not show whether the user is
         // right.
@@ -106,7 +107,7 @@ impl Door {
         right && user == USER
     }
 
-    /// The id of the next client.
+    /// Makes the id of the next client.
     pub(super) fn next_id(&self) -> u64 {
         self.counts.connections.fetch_add(1, Ordering::Relaxed) + 1
     }

@@ -67,31 +67,32 @@ impl<'a> Command<'a> {
         Command { bytes, args }
     }
 
-    /// A copy of the command that outlives its input: its bytes and the positions of its arguments.
+    /// Copies the command, so that it outlives its input. Returns its bytes and the positions of its
+    /// arguments.
     pub(super) fn detach(self) -> (Box<[u8]>, Args) {
         let end = self.args.0.last().map_or(0, |(_, end)| *end as usize);
         (self.bytes[..end].into(), self.args.clone())
     }
 
-    /// How many arguments, the name included.
+    /// Returns the number of arguments, the name included.
     pub(super) fn len(&self) -> usize {
         self.args.0.len()
     }
 
-    /// The name, as it was sent; `None` for a blank line or an empty list.
+    /// Returns the name, as it was sent; `None` for a blank line or an empty list.
     #[inline]
     pub(super) fn name(&self) -> Option<&'a [u8]> {
         self.arg(0)
     }
 
-    /// Argument number `index`; the name is number 0.
+    /// Returns argument number `index`; the name is number 0.
     #[inline]
     pub(super) fn arg(&self, index: usize) -> Option<&'a [u8]> {
         let (start, end) = *self.args.0.get(index)?;
         self.bytes.get(start as usize..end as usize)
     }
 
-    /// The arguments from number `first` on.
+    /// Returns the arguments from number `first` on.
     pub(super) fn args_from(&self, first: usize) -> impl Iterator<Item = &'a [u8]> {
         let this = *self;
         (first..self.len()).filter_map(move |index| this.arg(index))
@@ -113,7 +114,7 @@ pub(super) fn parse(bytes: &mut [u8], args: &mut Args) -> Result<Option<usize>, 
     }
 }
 
-/// `*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n`
+/// Parses a command that is a list, such as `*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n`.
 #[inline]
 fn list(bytes: &[u8], args: &mut Args) -> Result<Option<usize>, ProtocolError> {
     let Some((count, mut at)) = length(bytes, 1)? else {
@@ -155,8 +156,8 @@ fn list(bytes: &[u8], args: &mut Args) -> Result<Option<usize>, ProtocolError> {
 /// The most digits of a length.
 const MAX_DIGITS: usize = 10;
 
-/// The length that starts at `at`, and the position after it. `None` if it is incomplete; the inner
-/// `None` is a negative length.
+/// Reads the length that starts at `at`. Returns the length and the position after it; `None` if the
+/// length is incomplete. The inner `None` stands for a negative length.
 #[inline]
 fn length(bytes: &[u8], at: usize) -> Result<Option<(Option<usize>, usize)>, ProtocolError> {
     let negative = bytes.get(at) == Some(&b'-');
@@ -181,7 +182,7 @@ fn length(bytes: &[u8], at: usize) -> Result<Option<(Option<usize>, usize)>, Pro
     }
 }
 
-/// `ECHO hi\r\n`, for use in a terminal.
+/// Parses an inline command, such as `ECHO hi\r\n`. People type these in a terminal.
 fn line(bytes: &mut [u8], args: &mut Args) -> Result<Option<usize>, ProtocolError> {
     let within = bytes.len().min(MAX_INLINE);
     let Some(end) = bytes[..within].iter().position(|byte| *byte == b'\n') else {
@@ -209,7 +210,7 @@ fn line(bytes: &mut [u8], args: &mut Args) -> Result<Option<usize>, ProtocolErro
 mod tests {
     use super::*;
 
-    /// The arguments of the first command, and the rest of the text.
+    /// Parses the first command of `text`. Returns its arguments and the rest of the text.
     fn read(text: &str) -> Result<Option<(Vec<String>, String)>, ProtocolError> {
         let (mut bytes, mut args) = (text.as_bytes().to_vec(), Args::default());
         let Some(length) = parse(&mut bytes, &mut args)? else {

@@ -7,10 +7,11 @@ use super::door::Door;
 use super::reply::{Protocol, Reply};
 use crate::net::MAX_CONNECTIONS;
 
-/// The version of Redis whose protocol this is. Client libraries use it to choose their commands.
+/// The version of Redis that this door imitates. Client libraries choose their commands by this
+/// version.
 const REDIS_VERSION: &str = "7.2.0";
 
-/// The page of `INFO`: the named sections, or all.
+/// Writes the page of `INFO`, with the named sections, or with all.
 pub(super) fn page(door: &Door, wanted: &[&[u8]]) -> String {
     let is = |name: &[u8], title: &str| name.eq_ignore_ascii_case(title.as_bytes());
     let mut page = String::with_capacity(1024);
@@ -63,7 +64,7 @@ fn sections(door: &Door) -> [(&'static str, String); 6] {
     ]
 }
 
-/// The answer to `HELLO`.
+/// Answers `HELLO`.
 pub(super) fn write_hello(reply: &mut Reply<'_>, id: u64, protocol: Protocol) {
     let version: u64 = match protocol {
         Protocol::Resp2 => 2,
@@ -80,7 +81,7 @@ pub(super) fn write_hello(reply: &mut Reply<'_>, id: u64, protocol: Protocol) {
     reply.list(0);
 }
 
-/// The answer to `CONFIG GET`: the named settings, or all for `*`.
+/// Answers `CONFIG GET`, with the named settings, or with all for `*`.
 pub(super) fn write_settings(reply: &mut Reply<'_>, door: &Door, wanted: &[&[u8]]) {
     let settings = [
         ("appendonly", "no".to_owned()),

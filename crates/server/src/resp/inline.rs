@@ -64,7 +64,7 @@ fn quoted(
     }
 }
 
-/// The byte that a backslash and `escaped` stand for, and how many bytes they take.
+/// Returns the byte that a backslash and `escaped` stand for, and how many bytes they take.
 #[allow(clippy::cast_possible_truncation)] // Two hexadecimal digits fit into a byte.
 fn escape(escaped: u8, following: Option<&[u8]>) -> (u8, usize) {
     let digit = |byte| char::from(byte).to_digit(16);

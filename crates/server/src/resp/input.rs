@@ -37,7 +37,7 @@ impl Input {
         self.start = (self.start + length).min(self.bytes.len());
     }
 
-    /// Whether everything is answered.
+    /// Returns whether everything is answered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.start == self.bytes.len()

@@ -17,7 +17,7 @@
 //!
 //! All commands that have arrived are answered before anything is written, and their answers leave
 //! together. With state in memory a command costs no allocation. With a shared store, charges of one
-//! connection are sent to the store together; other commands wait for those before them.
+//! connection are sent to the store together. Other commands wait for the commands before them.
 
 mod arguments;
 pub mod bounds;

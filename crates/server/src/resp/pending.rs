@@ -42,7 +42,7 @@ pub(super) enum Answered {
 }
 
 impl Pending {
-    /// Whether the command may wait for other clients, not only for the store.
+    /// Returns whether the command may wait for other clients, not only for the store.
     pub(super) fn may_take_long(&self) -> bool {
         match self {
             Pending::Throttle { .. } => false,

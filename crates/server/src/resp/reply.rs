@@ -22,14 +22,14 @@ impl<'o> Reply<'o> {
         Reply { out, protocol }
     }
 
-    /// A status, such as `OK`.
+    /// Writes a status, such as `OK`.
     pub(super) fn status(&mut self, text: &'static str) {
         self.out.push(b'+');
         self.out.extend_from_slice(text.as_bytes());
         self.end();
     }
 
-    /// An error: its code, then its message. Line ends are replaced by blanks.
+    /// Writes an error: its code, then its message. Replaces line ends by blanks.
     pub(crate) fn error(&mut self, code: &str, words: &str) {
         self.out.push(b'-');
         self.out.extend_from_slice(code.as_bytes());
@@ -39,7 +39,7 @@ impl<'o> Reply<'o> {
         self.end();
     }
 
-    /// A whole number.
+    /// Writes a whole number.
     #[inline]
     pub(crate) fn integer(&mut self, number: i64) {
         // Most numbers are small, and written without a call.
@@ -56,12 +56,12 @@ impl<'o> Reply<'o> {
         self.end();
     }
 
-    /// A whole number that is never negative.
+    /// Writes a whole number that is never negative.
     pub(crate) fn count(&mut self, number: u64) {
         self.integer(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
-    /// A boolean, or 0 or 1 where the protocol has no booleans.
+    /// Writes a boolean. Writes 0 or 1 if the protocol has no booleans.
     pub(crate) fn truth(&mut self, truth: bool) {
         match self.protocol {
             Protocol::Resp2 => self.integer(truth.into()),
@@ -80,7 +80,7 @@ impl<'o> Reply<'o> {
         self.bulk(text.as_bytes());
     }
 
-    /// Text for people.
+    /// Writes text for people.
     pub(super) fn page(&mut self, text: &str) {
         match self.protocol {
             Protocol::Resp2 => self.text(text),
@@ -108,19 +108,19 @@ impl<'o> Reply<'o> {
         }
     }
 
-    /// An entry of a map: its name and its value.
+    /// Writes an entry of a map: its name and its value.
     pub(crate) fn entry(&mut self, name: &str, value: impl Value) {
         self.text(name);
         value.write(self);
     }
 
-    /// The start of a list of `length` values.
+    /// Starts a list of `length` values.
     #[inline]
     pub(crate) fn list(&mut self, length: usize) {
         self.head(b'*', length);
     }
 
-    /// The start of a map of `pairs`. Where the protocol has no maps, a list of names and values.
+    /// Starts a map of `pairs`. If the protocol has no maps, starts a list of names and values.
     pub(crate) fn map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.head(b'*', pairs * 2),

@@ -176,7 +176,8 @@ impl Session {
         }
     }
 
-    /// Answers a question at once if the engine can, and otherwise later, in its turn.
+    /// Answers a question at once if the engine can. Otherwise the question is answered later, in its
+    /// turn.
     fn ask(&self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
         let question = arguments::read(name, command)?;
         let backend = &self.door.backend;
@@ -202,7 +203,7 @@ impl Session {
         }))
     }
 
-    /// `AUTH [user] password`
+    /// Runs `AUTH [user] password`.
     fn auth(&mut self, command: &Command<'_>) -> Result<(), CommandError> {
         match (command.len(), command.arg(1), command.arg(2)) {
             (2, Some(_), None) if !self.door.wants_password() => Err(CommandError::NoPassword),
@@ -220,7 +221,7 @@ impl Session {
         Ok(())
     }
 
-    /// `HELLO [2|3 [AUTH user password] [SETNAME name]]`
+    /// Runs `HELLO [2|3 [AUTH user password] [SETNAME name]]`.
     fn hello(&mut self, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), CommandError> {
         let mut protocol = self.protocol;
         let mut name = None;
@@ -260,7 +261,7 @@ impl Session {
         Ok(())
     }
 
-    /// `CLIENT ...`: subcommands that libraries send when they connect.
+    /// Runs `CLIENT ...`, with the subcommands that libraries send when they connect.
     fn client(&mut self, command: &Command<'_>, out: &mut Vec<u8>) -> Result<(), CommandError> {
         let reply = &mut Reply::new(out, self.protocol);
         let is = |name| is_subcommand(command, name);

@@ -9,7 +9,7 @@
 //! | reset after | whole seconds until the whole limit is back |
 //!
 //! Seconds are rounded up after fractions of a millisecond were dropped, as redis-cell does. A
-//! `quantity` of 0 only looks: it charges nothing and is never limited.
+//! `quantity` of 0 charges nothing and is never limited.
 
 use tollgate::{Limit, Rate, Span, Throttled};
 use tollgate_config::ThrottleFailure;
@@ -61,7 +61,7 @@ impl<'a> ThrottleArgs<'a> {
     }
 }
 
-/// A whole number from 0 to the largest amount.
+/// Parses a whole number from 0 to the largest amount.
 #[inline]
 pub(super) fn amount(name: &'static str, bytes: &[u8]) -> Result<u64, CommandError> {
     match std::str::from_utf8(bytes).unwrap_or_default().parse() {
@@ -93,7 +93,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The limit that `numbers` make.
+    /// Returns the limit with these numbers.
     #[inline]
     pub(super) fn get(&mut self, numbers: Numbers) -> Result<&Limit, CommandError> {
         let known = self.known.iter().position(|(known, _)| *known == numbers);
@@ -168,7 +168,7 @@ fn count(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }
 
-/// Whole milliseconds, rounded up to whole seconds.
+/// Converts a span into seconds. Drops fractions of a millisecond, and rounds the rest up.
 fn seconds(span: Span) -> i64 {
     count((span.as_micros() / 1000).div_ceil(1000))
 }

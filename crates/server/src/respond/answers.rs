@@ -89,7 +89,7 @@ pub(crate) struct DecisionBody<'a> {
     /// The failure policy that decided instead of the store; null if the store decided.
     #[schema(schema_with = policies, required = true)]
     pub(super) fallback: Option<&'static str>,
-    /// Allowed by a rule with `on_store_failure: degraded`: skip optional work.
+    /// Whether a rule with `on_store_failure: degraded` allowed the request. If so, skip optional work.
     pub(super) degraded: bool,
     /// `atomic`, or `compensated` if the keys are in several slots of a Redis Cluster.
     #[schema(schema_with = guarantees)]
@@ -242,7 +242,7 @@ pub(crate) struct VerdictBody<'a> {
 }
 
 impl<'a> VerdictBody<'a> {
-    /// `None` if no rule denies.
+    /// Returns `None` if no rule denies.
     pub(super) fn new(decision: &'a Decision) -> Option<VerdictBody<'a>> {
         let (code, message) = denial(decision)?;
         let rule = decision.rule()?;
@@ -471,7 +471,7 @@ impl Serialize for Hex {
     }
 }
 
-/// The name of a reservation's state.
+/// Returns the name of a reservation's state.
 pub(super) fn reservation_state(state: HoldState) -> &'static str {
     match state {
         HoldState::Reserved => "RESERVED",
@@ -481,7 +481,7 @@ pub(super) fn reservation_state(state: HoldState) -> &'static str {
     }
 }
 
-/// The name of a lease's state. A lease is never settled, so it is not consumed.
+/// Returns the name of a lease's state. A lease is never settled, so it is not consumed.
 pub(super) fn lease_state(state: HoldState) -> &'static str {
     match state {
         HoldState::Reserved => "HELD",
@@ -490,7 +490,8 @@ pub(super) fn lease_state(state: HoldState) -> &'static str {
     }
 }
 
-/// Rounded down to whole milliseconds, so that a client that relies on this time is not late.
+/// Converts a time into milliseconds. Rounds down, so that a client that relies on this time is not
+/// late.
 fn millis(time: Time) -> u64 {
     time.as_micros() / 1000
 }
@@ -540,7 +541,7 @@ fn guarantees() -> Schema {
     names(&["atomic", "compensated"], false)
 }
 
-/// The schema of a text that is one of `names`, or null.
+/// Returns the schema of a text that is one of `names`, or null.
 fn names(names: &[&str], or_null: bool) -> Schema {
     // Several reasons have the same code.
     let mut values: Vec<Value> = Vec::new();

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use http::StatusCode;
 use tollgate::{Decision, Kind, Reason, RuleDecision};
 
-/// The HTTP status of a check: 200 if allowed, else 429, or 503 where a queue is full or the store does
-/// not answer.
+/// Returns the HTTP status of a check: 200 if allowed, else 429, or 503 if a queue is full or the store
+/// does not answer.
 pub(super) fn status(decision: &Decision) -> StatusCode {
     match decision.rule().and_then(|rule| rule.reason()) {
         _ if decision.is_allowed() => StatusCode::OK,
@@ -15,7 +15,7 @@ pub(super) fn status(decision: &Decision) -> StatusCode {
     }
 }
 
-/// The code that tells programs which kind of limit was hit.
+/// Returns the code that tells programs which kind of limit was hit.
 pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
     match reason {
         Reason::Exceeded | Reason::BackedOff | Reason::NeverFits => match kind {
@@ -32,7 +32,7 @@ pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
     }
 }
 
-/// The code and the message of a denial; `None` if the request is allowed.
+/// Returns the code and the message of a denial; `None` if the request is allowed.
 pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
     let rule = decision.rule()?;
     let reason = rule.reason()?;
@@ -43,7 +43,7 @@ pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)
     Some((code(rule.kind(), reason), message))
 }
 
-/// The message for a rule without a message of its own. All subjects get the same message.
+/// Returns the message for a rule without a message of its own. All subjects get the same message.
 fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
     let wait = rule
         .retry_after()

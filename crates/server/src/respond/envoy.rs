@@ -29,9 +29,11 @@ impl EnvoyResponder {
         }
     }
 
-    /// The response to a request: a code for each descriptor and for all of them, and the header fields
-    /// of the deciding rule. If only rules without a failure policy deny, and only because their store
-    /// fails, this is an error: Envoy then applies its own failure policy.
+    /// Makes the response to a request. It has a code for each descriptor, a code for all of them, and
+    /// the header fields of the deciding rule.
+    ///
+    /// The response is an error if only rules without a failure policy deny, and only because their
+    /// store fails. Envoy then applies its own failure policy.
     pub(crate) fn answer(
         &self,
         answer: &Result<Answer, AskError>,
@@ -71,7 +73,7 @@ impl EnvoyResponder {
         })
     }
 
-    /// The denial of all `descriptors`, because no rule applies to their domain.
+    /// Denies all `descriptors`, because no rule applies to their domain.
     pub(crate) fn unknown_domain(descriptors: usize) -> RateLimitResponse {
         let over_limit = code(false) as i32;
         let status = DescriptorStatus {
@@ -85,18 +87,18 @@ impl EnvoyResponder {
         }
     }
 
-    /// The status of a request that cannot be read.
+    /// Returns the status of a request that cannot be read.
     pub(crate) fn bad_request(error: &BadRequest) -> Status {
         Status::invalid_argument(error.to_string())
     }
 
-    /// The status of a request that took too long.
+    /// Returns the status of a request that took too long.
     pub(crate) fn too_slow() -> Status {
         Status::deadline_exceeded("the request took too long to arrive or to be decided")
     }
 }
 
-/// The status of a request that cannot be decided.
+/// Returns the status of a request that cannot be decided.
 fn failed(error: &AskError) -> Status {
     match error {
         AskError::Demand(DemandError::Numbers { demand, error, .. }) => Status::invalid_argument(
@@ -105,7 +107,7 @@ fn failed(error: &AskError) -> Status {
         AskError::Demand(error @ DemandError::TooMany { .. }) => {
             Status::invalid_argument(error.to_string())
         }
-        // The details are in the log. Clients do not need them.
+        // The details are only in the log, because clients do not need them.
         _ => Status::unavailable("hits cannot be given back at the moment"),
     }
 }

@@ -92,11 +92,12 @@ pub(crate) enum RequestError {
     PostedOtherwise(PostError),
     #[error("{0}")]
     BadText(String),
-    #[error("the ledger does not answer: {0}")]
+    // The error names the ledger or the store.
+    #[error("{0}; try again later")]
     Ledger(StoreError),
     #[error("too many concurrent ledger queries; retry")]
     LedgerBusy,
-    // The details are in the log. Clients do not need them.
+    // The details are only in the log, because clients do not need them.
     #[error("the store does not answer; try again later")]
     Store(#[from] StoreError),
     #[error(transparent)]
@@ -104,7 +105,7 @@ pub(crate) enum RequestError {
 }
 
 impl RequestError {
-    /// The HTTP status, and the code in the body.
+    /// Returns the HTTP status, and the code in the body.
     fn status(&self) -> (u16, &'static str) {
         match self {
             Self::Json(_)
@@ -188,7 +189,7 @@ pub(crate) struct ConfigProblemBody<'a> {
     help: Option<&'a str>,
 }
 
-/// The response to a request that has no answer.
+/// Makes the response to a request that has no answer.
 pub(crate) fn error(error: &RequestError) -> Response {
     let (status, code) = error.status();
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -48,7 +48,7 @@ impl AskError {
         }
     }
 
-    /// The body of a response that says how a reservation or lease has ended.
+    /// Returns the body of a response that says how a reservation or lease has ended.
     pub(super) fn ended(&self, code: &'static str) -> Option<EndedBody> {
         let AskError::Hold {
             kind,

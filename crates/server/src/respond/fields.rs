@@ -2,7 +2,7 @@
 //!
 //! * `ietf`: `RateLimit-Policy` and `RateLimit`, structured fields (RFC 9651) of the IETF draft.
 //! * `ratelimit`: `RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now).
-//! * `x-ratelimit`: the same with `X-`, where `-Reset` is seconds since the epoch.
+//! * `x-ratelimit`: the same names with `X-`. `-Reset` is in seconds since the epoch.
 //!
 //! `Retry-After` comes with every denial where a wait helps: whole seconds, rounded up, at least 1.
 
@@ -25,7 +25,8 @@ const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset
 /// The largest integer of a structured field.
 const MAX_SFV: u64 = 999_999_999_999_999;
 
-/// Space for the fields of all families, `Retry-After` and the other headers, in one allocation.
+/// Returns how many header fields an answer may have: those of all families, `Retry-After` and the
+/// other headers. So their space is allocated once.
 pub(super) fn most_fields(decision: &Decision) -> usize {
     if decision.rules().len() == 0 { 0 } else { 14 }
 }
@@ -127,14 +128,14 @@ impl Fields {
     }
 }
 
-/// The policy of a rule; `None` if it has no bound.
+/// Returns the policy of a rule; `None` if it has no bound.
 fn policy_of(rule: &Rule) -> Option<String> {
     let limit = rule.limit();
     let is_bounded = limit.capacity() != tollgate::Outcome::UNLIMITED;
     is_bounded.then(|| policy(rule, limit.soft_limit(), limit.window()))?
 }
 
-/// The policy of a rule with this limit and window: `"api-rate";q=20;w=12`, or
+/// Returns the policy of a rule with this limit and window: `"api-rate";q=20;w=12`, or
 /// `"in-flight";q=5;qu="concurrent-requests"`.
 fn policy(rule: &Rule, limit: u64, window: Span) -> Option<String> {
     if Kind::of(rule) != Kind::Concurrency {
@@ -144,7 +145,7 @@ fn policy(rule: &Rule, limit: u64, window: Span) -> Option<String> {
     Some(item + ";qu=\"concurrent-requests\"")
 }
 
-/// A list of one string with integer parameters: `"api-rate";r=7;t=3`.
+/// Formats a list of one string with integer parameters: `"api-rate";r=7;t=3`.
 fn item(id: &str, parameters: &[(&'static str, u64)]) -> Option<String> {
     let mut list = ListSerializer::new();
     let mut item = list.bare_item(StringRef::from_str(id).ok()?);

@@ -11,7 +11,7 @@ use crate::grpc::pb;
 
 /// A message that answers a question.
 pub(crate) trait FromAnswer: Sized {
-    /// `None` if `answer` belongs to another question.
+    /// Makes the message from `answer`; `None` if `answer` belongs to another question.
     fn from_answer(answer: &Answer) -> Option<Self>;
 }
 

@@ -31,8 +31,8 @@ impl Responder {
         }
     }
 
-    /// The response to a question. A denial is a problem document (RFC 9457) if the client accepts
-    /// that, or if the config says so.
+    /// Makes the response to a question. A denial is a problem document (RFC 9457) if the client
+    /// accepts that, or if the config says so.
     pub(crate) fn answer(&self, answer: &Answer, accepts_problem: bool) -> Response {
         match answer {
             Answer::Decision(decision) => self.decision(decision, accepts_problem),
@@ -68,9 +68,9 @@ impl Responder {
         self.with_body(decision, accepts_problem, DecisionBody::new(decision))
     }
 
-    /// The response to a proxy that asks for one of its clients: 200 without a body, or a denial that
-    /// the proxy can pass on. The denial shows only the denying rule, because the client
-    /// must not learn how the limits are set up.
+    /// Makes the response to a proxy that asks for one of its clients: 200 without a body, or a denial
+    /// that the proxy can pass on. The denial shows only the denying rule, because the client must not
+    /// learn how the limits are set up.
     pub(crate) fn verdict(&self, decision: &Decision, accepts_problem: bool) -> Response {
         let denied = (!decision.is_allowed()).then(|| VerdictBody::new(decision));
         if let Some(body) = denied.flatten() {
@@ -121,7 +121,7 @@ impl Responder {
     }
 }
 
-/// How the limits stand: always 200.
+/// Makes a response that shows the state of the limits. Its status is always 200.
 pub(crate) fn standing(decision: &Decision) -> Response {
     report(&DecisionBody::new(decision))
 }

@@ -44,7 +44,7 @@ fn list(decisions: &[Decision], to: &mut Reply<'_>) {
     }
 }
 
-/// The fields of the deciding rule. Fields that do not apply are null.
+/// Writes the fields of the deciding rule. Fields that do not apply are null.
 fn put_decision(decision: &Decision, to: &mut Reply<'_>) {
     let body = DecisionBody::new(decision);
     to.entry("allowed", body.allowed);
@@ -64,7 +64,7 @@ fn put_decision(decision: &Decision, to: &mut Reply<'_>) {
     to.entry("decidedAtEpochMicros", body.decided_at_epoch_micros);
 }
 
-/// The fields of the decision, then those of the reservation.
+/// Writes the fields of the decision, then those of the reservation.
 fn reserve(outcome: &ReserveOutcome, to: &mut Reply<'_>) {
     let (hold, decision) = match outcome {
         ReserveOutcome::Held { hold, decision } => (Some(hold), decision.as_ref()),
@@ -83,7 +83,7 @@ fn reserve(outcome: &ReserveOutcome, to: &mut Reply<'_>) {
     }
 }
 
-/// The fields of the decision, then those of the lease.
+/// Writes the fields of the decision, then those of the lease.
 fn acquire(outcome: &AcquireOutcome, to: &mut Reply<'_>) {
     match outcome {
         AcquireOutcome::Granted {
@@ -122,7 +122,7 @@ fn put_lease(lease: &Hold, to: &mut Reply<'_>) {
     to.entry("expiresAtEpochMillis", body.expires_at_epoch_millis);
 }
 
-/// A map for each rule.
+/// Writes a map for each rule.
 fn holders(body: &HoldersBody, to: &mut Reply<'_>) {
     to.list(body.rules.len());
     for rule in &body.rules {
@@ -141,7 +141,7 @@ fn holders(body: &HoldersBody, to: &mut Reply<'_>) {
     }
 }
 
-/// A map for each rule, action and period.
+/// Writes a map for each rule, action and period.
 fn usage(body: &TenantUsageBody<'_>, to: &mut Reply<'_>) {
     to.map(3);
     to.entry("tenant", body.tenant);

@@ -1,7 +1,7 @@
 //! Sends spans to a collector, within bounds.
 //!
-//! Spans wait in a bounded queue, and a separate thread sends them. A collector that is slow or
-//! down costs spans, but never a decision.
+//! Spans wait in a bounded queue, and a separate thread sends them. If the collector is slow or down,
+//! spans are lost, but no decision waits.
 
 use std::fmt;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ where
     let processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches);
     let provider = SdkTracerProvider::builder()
         .with_span_processor(processor.build())
-        // The doors sample, before there is a span.
+        // The doors have sampled before they open a span.
         .with_sampler(Sampler::AlwaysOn)
         .with_resource(resource())
         .build();
@@ -126,7 +126,7 @@ pub(super) struct Sampling {
 }
 
 impl Sampling {
-    /// Whether the next decision is sampled.
+    /// Decides whether the next decision is sampled.
     pub(super) fn draw(&self) -> bool {
         fastrand::u16(..10_000) < self.share
     }

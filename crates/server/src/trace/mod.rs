@@ -1,9 +1,9 @@
 //! Spans of decisions, for a collector.
 //!
-//! A door opens a span for each sampled decision. If the request belongs to a trace
-//! (`traceparent`), the trace decides. Otherwise a configured share is sampled. Sampling comes
-//! first, so that other decisions cost almost nothing. Without a collector, a decision only reads
-//! one cached flag. The engine's store calls are children of the span.
+//! A door opens a span for each sampled decision. If the request belongs to a trace (`traceparent`),
+//! the trace says whether to sample the decision. Otherwise a configured share of decisions is sampled.
+//! The door samples before it opens a span, so that the other decisions cost almost nothing. Without a
+//! collector, a decision only reads one cached flag. The engine's store calls are children of the span.
 //!
 //! A span has the door, the operation, the outcome and the deciding rule, but never the client, its
 //! tenant or the id of a hold.
@@ -33,7 +33,8 @@ pub use self::export::{Exporter, TraceError, export};
 
 const TRACEPARENT: &str = "traceparent";
 
-/// A version, 16 and 8 bytes in hexadecimal digits, and flags.
+/// The length of the shortest `traceparent`: a version, 16 and 8 bytes in hexadecimal digits, and
+/// flags.
 const MIN_LENGTH: usize = 55;
 
 /// The trace that a request belongs to.
@@ -44,14 +45,14 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// The origin of a request that came through `door` with these headers.
+    /// Returns the origin of a request that came through `door` with these headers.
     #[inline]
     pub(crate) fn new(door: &'static str, headers: &HeaderMap) -> Origin {
         let parent = is_on().then(|| parent(Some(headers))).flatten();
         Origin { door, parent }
     }
 
-    /// The origin of a request whose protocol cannot name a trace.
+    /// Returns the origin of a request whose protocol cannot name a trace.
     #[inline]
     pub(crate) fn unknown(door: &'static str) -> Origin {
         let parent = is_on().then(|| parent(None)).flatten();
@@ -75,8 +76,8 @@ impl Origin {
     }
 }
 
-/// Runs `ask`, which answers at once, within a span if it is sampled. An engine with a shared store
-/// does not answer at once. The caller asks it again later, within a span.
+/// Runs `ask`, within a span if the request is sampled. Opens no span if the store may answer later:
+/// then the caller asks again, within a span.
 #[inline]
 pub(crate) fn now<T: SpanOutcome>(
     door: &'static str,
@@ -94,13 +95,13 @@ pub(crate) fn now<T: SpanOutcome>(
     answer
 }
 
-/// Whether there is a collector.
+/// Returns whether there is a collector.
 #[inline]
 fn is_on() -> bool {
     tracing::span_enabled!(target: TRACES, Level::INFO)
 }
 
-/// The parent of a request's span, which may be empty; `None` if the request is not sampled.
+/// Returns the parent of a request's span, which may be empty; `None` if the request is not sampled.
 #[cold]
 fn parent(headers: Option<&HeaderMap>) -> Option<Context> {
     let context = match headers {
@@ -162,7 +163,7 @@ fn decision(
         otel.status_code = Empty,
     );
     if parent.has_active_span() {
-        // Fails without an OpenTelemetry layer, which then needs no parent.
+        // This fails if there is no OpenTelemetry layer. In that case the span needs no parent.
         let _ = span.set_parent(parent.clone());
     }
     span
@@ -281,7 +282,7 @@ impl<T: SpanOutcome, E: SpanOutcome> SpanOutcome for Result<T, E> {
     }
 }
 
-/// Nothing is recorded without an answer.
+/// Without an answer, nothing is recorded.
 impl<T: SpanOutcome> SpanOutcome for Option<T> {
     fn record_in(&self, span: &Span) {
         if let Some(answer) = self {

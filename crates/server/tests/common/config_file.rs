@@ -31,7 +31,7 @@ impl ConfigFileServer {
         ConfigFileServer::at(folder, &path)
     }
 
-    /// The same with a config in `folder`.
+    /// Starts a server with the config at `path`. Keeps `folder` until the server is dropped.
     pub(crate) fn at(folder: tempfile::TempDir, path: &Path) -> ConfigFileServer {
         let source = Source::new(path.to_owned());
         let config = tollgate_config::load(path).unwrap();
@@ -107,7 +107,7 @@ impl ConfigFileServer {
         self.ask("", "/v1/reload", Some(""))
     }
 
-    /// The audit trail, the newest first.
+    /// Reads the audit trail, the newest entry first.
     pub(crate) fn trail(&self, query: &str) -> Vec<serde_json::Value> {
         let answer = self.ask("", &format!("/v1/audit?{query}"), None);
         assert_eq!(answer.status, 200, "{}", answer.text);

@@ -92,13 +92,13 @@ impl Client {
         answer.map(tonic::Response::into_inner)
     }
 
-    /// The answer in words: see [`words`].
+    /// Asks, and returns the answer in words: see [`words`].
     pub(crate) async fn words(&mut self, request: RateLimitRequest) -> String {
         words(&self.ask(request).await)
     }
 }
 
-/// A request of the domain `shop`.
+/// Makes a request of the domain `shop`.
 #[allow(clippy::needless_pass_by_value)] // Every caller passes temporaries.
 pub(crate) fn request<const N: usize>(descriptors: [RateLimitDescriptor; N]) -> RateLimitRequest {
     RateLimitRequest {
@@ -152,8 +152,8 @@ impl With for RateLimitDescriptor {
     }
 }
 
-/// An answer in one line: `OVER_LIMIT: OK key 10/HOUR left 4, OVER_LIMIT`, or the status. Without
-/// resets, which depend on the clock.
+/// Describes an answer in one line: `OVER_LIMIT: OK key 10/HOUR left 4, OVER_LIMIT`, or the status.
+/// Leaves out resets, which depend on the clock.
 pub(crate) fn words(answer: &Result<RateLimitResponse, Status>) -> String {
     match answer {
         Err(status) => format!("{:?}: {}", status.code(), status.message()),
@@ -177,7 +177,7 @@ fn status_words(status: &DescriptorStatus) -> String {
     words
 }
 
-/// The value of a header that Envoy adds.
+/// Returns the value of a header that Envoy adds to its response.
 pub(crate) fn header(answer: &RateLimitResponse, name: &str) -> Option<String> {
     let headers = answer.response_headers_to_add.iter();
     let values = headers

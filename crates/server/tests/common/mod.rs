@@ -31,13 +31,13 @@ impl Running {
         Running::start_with(yaml, None)
     }
 
-    /// The same, with TLS.
+    /// Starts a server with the rules of `yaml`, and with TLS if `tls` is given.
     pub(crate) fn start_with(yaml: &str, tls: Option<TlsFiles>) -> Running {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         Running::start_on(yaml, &Listen::new(any, tls))
     }
 
-    /// The same, on this address.
+    /// Starts a server with the rules of `yaml` on this address.
     pub(crate) fn start_on(yaml: &str, listen: &Listen) -> Running {
         let config = tollgate_config::parse("rules.yaml", yaml, &|_| None).unwrap();
         let listen = listen.clone();
@@ -87,7 +87,8 @@ impl Running {
         read_all(stream)
     }
 
-    /// The same, and closes the sending side.
+    /// Sends `bytes` as they are, closes the sending side, and returns the answer until the server
+    /// closes.
     pub(crate) fn raw_and_close(&self, bytes: &[u8]) -> String {
         let mut stream = self.connect();
         let _ = stream.write_all(bytes);
@@ -111,7 +112,7 @@ impl Running {
         Answer::read(request.call().unwrap())
     }
 
-    /// The same with a body.
+    /// Sends a DELETE request with a body.
     pub(crate) fn delete_with(&self, path: &str, body: &str) -> Answer {
         let request = agent().delete(format!("http://{}{path}", self.address));
         Answer::read(request.force_send_body().send(body).unwrap())
@@ -182,7 +183,7 @@ impl Answer {
         }
     }
 
-    /// All values of a header, joined as in HTTP.
+    /// Returns all values of a header, joined as in HTTP.
     pub(crate) fn header(&self, name: &str) -> String {
         let values = self
             .headers

@@ -17,7 +17,7 @@ pub(crate) fn attributes<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<S
     owned.into()
 }
 
-/// A check of one unit.
+/// Makes a check of one unit.
 pub(crate) fn check<const N: usize>(pairs: [(&str, &str); N]) -> pb::CheckRequest {
     pb::CheckRequest {
         attributes: attributes(pairs),

@@ -94,7 +94,7 @@ impl Door {
         read_all(stream)
     }
 
-    /// The answer to some lines.
+    /// Sends some lines, and returns the answer to them.
     pub(crate) fn lines(&self, lines: &str) -> String {
         let quit = format!("{lines}\r\nQUIT\r\n");
         let answer = self.raw(quit);
@@ -132,7 +132,7 @@ pub(crate) fn read_all(mut stream: TcpStream) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// A command as clients send it.
+/// Encodes a command as clients send it.
 pub(crate) fn command(args: &[&str]) -> String {
     let args = args
         .iter()
@@ -141,7 +141,7 @@ pub(crate) fn command(args: &[&str]) -> String {
     format!("*{}\r\n{}", args.len(), args.concat())
 }
 
-/// The output of a program, which must succeed.
+/// Runs a program, which must succeed, and returns its output.
 pub(crate) fn run(program: &mut Command) -> String {
     let output = program.output().unwrap_or_else(|error| {
         let install = "install: apt-get install -y redis-tools";

@@ -26,7 +26,7 @@ const OTHER_RESERVATION: HoldError = HoldError::OtherKind { is: "reservation" };
 
 impl<S: Store> Limiter<S> {
     /// Ends a reservation with the units that were really used. If fewer units were used than reserved,
-    /// the rest is given back. If more were used, the rules charge the difference up to their
+    /// the difference is given back. If more were used, the rules charge the difference up to their
     /// overdrafts.
     ///
     /// # Errors
@@ -165,7 +165,8 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// The error for a call with the wrong token. The id may also name a reservation.
+    /// Returns the error for a call with the wrong token. The error is another one if the id names a
+    /// reservation.
     async fn not_yours(&self, id: HoldId) -> HoldError {
         match self.store.find_hold(id).await {
             Ok(Some(record)) if record.purpose == Purpose::Reservation => OTHER_RESERVATION,
@@ -175,7 +176,7 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Ends some of the expired reservations and leases, and returns how many. If one of them fails to
-    /// end, the others still end. Call this about once a second.
+    /// end, the other ones still end. Call this about once a second.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -228,42 +229,42 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
 }
 
 impl<S: Immediate> Limiter<S> {
-    /// See [`commit`](Self::commit).
+    /// Like [`commit`](Self::commit), without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`commit`](Self::commit).
     pub fn commit_now(&self, name: &HoldName, actual: u64) -> Result<Hold, HoldError> {
         now(self.commit(name, actual))
     }
 
-    /// See [`release`](Self::release).
+    /// Like [`release`](Self::release), without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`release`](Self::release).
     pub fn release_now(&self, name: &HoldName) -> Result<Hold, HoldError> {
         now(self.release(name))
     }
 
-    /// See [`extend`](Self::extend).
+    /// Like [`extend`](Self::extend), without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`extend`](Self::extend).
     pub fn extend_now(&self, name: &HoldName, ttl: Span) -> Result<Hold, HoldError> {
         now(self.extend(name, ttl))
     }
 
-    /// See [`find_hold`](Self::find_hold).
+    /// Like [`find_hold`](Self::find_hold), without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`find_hold`](Self::find_hold).
     pub fn find_hold_now(&self, name: &HoldName) -> Result<Hold, HoldError> {
         now(self.find_hold(name))
     }
 
-    /// See [`renew`](Self::renew).
+    /// Like [`renew`](Self::renew), without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`renew`](Self::renew).
     pub fn renew_now(
         &self,
         name: &HoldName,
@@ -273,33 +274,33 @@ impl<S: Immediate> Limiter<S> {
         now(self.renew(name, token, ttl))
     }
 
-    /// See [`free`](Self::free).
+    /// Like [`free`](Self::free), without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`free`](Self::free).
     pub fn free_now(&self, name: &HoldName, token: LeaseToken) -> Result<Hold, HoldError> {
         now(self.free(name, token))
     }
 
-    /// See [`holders`](Self::holders).
+    /// Like [`holders`](Self::holders), without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`holders`](Self::holders).
     pub fn holders_now(&self, attributes: &Attributes<'_>) -> Result<Vec<Holders>, HoldError> {
         now(self.holders(attributes))
     }
 
-    /// See [`sweep_holds`](Self::sweep_holds).
+    /// Like [`sweep_holds`](Self::sweep_holds), without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`sweep_holds`](Self::sweep_holds).
     pub fn sweep_holds_now(&self) -> Result<usize, HoldError> {
         now(self.sweep_holds())
     }
 }
 
-/// The error for a count that is not restored. A store with a ledger restores it, so this is an error of
-/// stores without one.
+/// Returns the error for a count that has to be restored. A store with a ledger restores it. So only a
+/// store without a ledger causes this error.
 fn unrestored() -> StoreError {
     StoreError::Unavailable("the usage of a quota has to be restored first".into())
 }

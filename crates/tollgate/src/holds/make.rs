@@ -92,7 +92,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
     }
 
     /// Takes a slot of every concurrency rule of a request, if all are free. Does not wait. A caller
-    /// with its own waiting loop passes the same ticket in each call, to keep its place in the queue.
+    /// with its own waiting loop passes the same ticket in each call, to keep its position in the
+    /// queue.
     ///
     /// # Errors
     /// If a setting is out of bounds, or no concurrency rule applies.
@@ -188,11 +189,11 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
     }
 }
 
-/// The result of asking for a lease once. The caller may ask again.
+/// The result of one request for a lease. The caller may ask again.
 pub(super) struct Attempt {
     pub(super) reply: Reply,
     lease: Option<(Hold, LeaseToken)>,
-    /// The number of clients before this one, if this client waits in a queue.
+    /// If the client waits in a queue: how many clients wait before it.
     #[cfg_attr(not(feature = "wait"), allow(dead_code))]
     // Only a caller that waits reads this field.
     pub(super) ahead: Option<u64>,
@@ -224,7 +225,7 @@ impl<S: Store> Limiter<S> {
     /// Takes a slot of every concurrency rule, if they are free: see [`Snapshot::try_acquire`].
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`Snapshot::try_acquire`].
     pub async fn try_acquire(
         &self,
         attributes: &Attributes<'_>,
@@ -236,7 +237,7 @@ impl<S: Store> Limiter<S> {
 }
 
 impl<S: Immediate> Limiter<S> {
-    /// See [`reserve`](Self::reserve).
+    /// Like [`reserve`](Self::reserve), without a runtime.
     ///
     /// ```
     /// # use tollgate::{Attributes, Limiter, Reserve, ReserveOutcome};
@@ -256,7 +257,7 @@ impl<S: Immediate> Limiter<S> {
     /// ```
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`reserve`](Self::reserve).
     pub fn reserve_now(
         &self,
         attributes: &Attributes<'_>,
@@ -265,10 +266,10 @@ impl<S: Immediate> Limiter<S> {
         now(self.reserve(attributes, reserve))
     }
 
-    /// See [`Snapshot::try_acquire`].
+    /// Like [`Snapshot::try_acquire`], without a runtime.
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`Snapshot::try_acquire`].
     pub fn try_acquire_now(
         &self,
         attributes: &Attributes<'_>,

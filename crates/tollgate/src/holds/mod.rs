@@ -1,9 +1,9 @@
 //! Reservations and leases: amounts that are taken now and settled later.
 //!
 //! A **reservation** takes an estimate from every rule of a request. It ends with the real usage. If
-//! the usage is lower than the estimate, the rest is given back. If it is higher, the rules charge the
-//! difference up to their overdrafts. A reservation that no client ends expires, and its units are
-//! given back.
+//! the usage is lower than the estimate, the difference is given back. If the usage is higher, the
+//! rules charge the difference up to their overdrafts. A reservation that no client ends expires, and
+//! its units are given back.
 //!
 //! A **lease** holds a slot of every concurrency rule of a request, until its owner gives it back or
 //! fails to renew it in time. The other rules of the request are charged for good.
@@ -36,7 +36,7 @@ pub const LEAST_TTL: Span = Span::from_millis(100);
 pub const MOST_TTL: Span = Span::DAY;
 /// The longest time that a client may wait for a lease.
 pub const MOST_WAIT: Span = Span::from_secs(30);
-/// How long a queue keeps the place of a client that does not ask again.
+/// How long a queue keeps the position of a client that does not ask again.
 const PATIENCE: Span = Span::SECOND;
 /// The longest idempotency key, in bytes.
 const MOST_KEY: usize = 256;
@@ -68,7 +68,7 @@ pub enum ReserveOutcome {
 }
 
 impl ReserveOutcome {
-    /// The decision of the rules; `None` if this repeats an earlier request.
+    /// Returns the decision of the rules; `None` if this repeats an earlier request.
     #[must_use]
     pub fn decision(&self) -> Option<&Decision> {
         match self {
@@ -106,7 +106,7 @@ pub enum AcquireOutcome {
 }
 
 impl AcquireOutcome {
-    /// The decision of the rules.
+    /// Returns the decision of the rules.
     #[must_use]
     pub fn decision(&self) -> &Decision {
         match self {
@@ -213,7 +213,7 @@ fn how_it_ended(hold: &Hold) -> String {
 }
 
 impl Hold {
-    /// A request that was allowed without a hold.
+    /// Makes the hold of a request that was allowed without one.
     pub(crate) fn unheld(units: u64, now: Time) -> Hold {
         Hold {
             id: HoldName::Unheld,
@@ -251,7 +251,7 @@ impl Hold {
     }
 }
 
-/// The error for a reservation or lease that has ended.
+/// Returns the error for a reservation or lease that has ended.
 fn ended(record: &HoldRecord) -> HoldError {
     HoldError::Ended(Box::new(Hold::of(record)))
 }

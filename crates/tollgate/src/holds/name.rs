@@ -105,7 +105,7 @@ impl HoldNames {
         HoldId::new(self.holds.subject([tenant, key]).bits(), tag)
     }
 
-    /// A hash of a request. It differs for different requests under one idempotency key.
+    /// Hashes a request. The hash shows whether two requests with one idempotency key differ.
     #[allow(clippy::cast_possible_truncation)] // Half of the hash is enough.
     pub(crate) fn fingerprint(&self, attributes: &Attributes<'_>, units: u64) -> u64 {
         let units = units.to_string();
@@ -117,15 +117,15 @@ impl HoldNames {
 }
 
 thread_local! {
-    /// Random bits for the next ids. A system call for each id would take longer than the rest of a
-    /// reservation.
+    /// Random bits for the next ids. A system call for each id would take longer than everything else
+    /// in a reservation.
     static POOL: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The number of ids that were made without entropy from the system.
+/// How many ids were made without entropy from the system.
 static UNGUARDED: AtomicU64 = AtomicU64::new(0);
 
-/// 128 random bits that cannot be guessed.
+/// Returns 128 random bits that cannot be guessed, unless the system has no entropy.
 pub(crate) fn random() -> u128 {
     POOL.with_borrow_mut(|pool| {
         if let Some(bits) = pool.pop() {
@@ -133,7 +133,7 @@ pub(crate) fn random() -> u128 {
         }
         let mut bytes = [0; 512];
         if getrandom::fill(&mut bytes).is_err() {
-            // Without entropy ids can be guessed, but they still differ.
+            // Without entropy, ids can be guessed, but no two ids of this process are equal.
             let number = UNGUARDED.fetch_add(1, Ordering::Relaxed);
             return u128::from(std::process::id()) << 64 | u128::from(number);
         }

@@ -18,8 +18,8 @@ use crate::{Decision, Reason};
 const ASK_EVERY: Duration = Duration::from_millis(20);
 /// How many clients are at the front of a queue.
 const FRONT: u32 = 4;
-/// How often the last client of a long queue asks again. This is often enough to keep its place, even
-/// if one call is late.
+/// How often the last client of a long queue asks again. The client keeps its position in the queue,
+/// even if one call is late.
 const ASK_AT_LEAST_EVERY: Duration = Duration::from_millis(333);
 
 impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
@@ -40,7 +40,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let resolution = self.active.rules().resolve(attributes, &limits);
         loop {
             let now = Instant::now();
-            // The last attempt uses its place in the queue, but does not keep it afterwards.
+            // The last attempt uses the client's position in the queue, but does not keep it
+            // afterwards.
             let patience = if now < until { PATIENCE } else { Span::ZERO };
             let wait = ticket.map(|ticket| Wait { ticket, patience });
             let attempt = self.attempt(&resolution, acquire, wait).await?;
@@ -57,7 +58,7 @@ impl<S: Store> Limiter<S> {
     /// Takes a slot of every concurrency rule, and waits for it: see [`Snapshot::acquire`].
     ///
     /// # Errors
-    /// The same errors.
+    /// The errors of [`Snapshot::acquire`].
     pub async fn acquire(
         &self,
         attributes: &Attributes<'_>,
@@ -75,7 +76,7 @@ fn pause(ahead: u64) -> Duration {
     pause.min(ASK_AT_LEAST_EVERY)
 }
 
-/// Whether only slots are missing. A client can wait for slots.
+/// Returns whether only slots are missing. A client can wait for slots.
 fn may_wait(decision: &Decision) -> bool {
     let mut denying = decision
         .rules()

@@ -19,7 +19,7 @@ pub(super) struct RecordedCharge<'q, 'r> {
     pub(super) place: usize,
 }
 
-/// The charges of a request whose usage is recorded. Unlimited charges are not counted, so they are not
+/// Returns the recorded charges of a request. Unlimited charges are not counted, so they are not
 /// recorded.
 pub(super) fn recorded_charges<'q, 'r>(
     charges: &'q [Charge<'r>],
@@ -35,12 +35,12 @@ pub(super) fn recorded_charges<'q, 'r>(
     })
 }
 
-/// Whether the usage of a charge has to be in the database before the request is answered.
+/// Returns whether the usage of a charge has to be in the database before the request is answered.
 pub(super) fn is_strict(charges: &[Charge<'_>]) -> bool {
     recorded_charges(charges).any(|line| line.labels.strict)
 }
 
-/// A text that databases accept. An invalid name must not keep usage out of the ledger.
+/// Changes a text so that databases accept it. An invalid name must not keep usage out of the ledger.
 pub(super) fn writable(text: &str) -> Cow<'_, str> {
     if text.len() <= MOST_TEXT && !text.contains('\0') {
         return text.into();
@@ -50,7 +50,7 @@ pub(super) fn writable(text: &str) -> Cow<'_, str> {
     clean.into()
 }
 
-/// The period of a charge at `now`. Only quotas are recorded.
+/// Returns the period of a charge at `now`. Only quotas are recorded.
 pub(super) fn period_of(limit: &Limit, now: Time) -> Period {
     let (start, end) = match limit {
         Limit::Quota(quota) => {
@@ -62,7 +62,7 @@ pub(super) fn period_of(limit: &Limit, now: Time) -> Period {
     Period { start, end }
 }
 
-/// An amount as a signed number, as in the ledger. Amounts of requests are below 2^52.
+/// Converts an amount into a signed number, as the ledger has it. Amounts of requests are below 2^52.
 pub(super) fn signed(amount: u64) -> i64 {
     i64::try_from(amount).unwrap_or(i64::MAX)
 }
@@ -146,7 +146,7 @@ impl LedgerSync {
         }
     }
 
-    /// An entry without an amount.
+    /// Makes an entry without an amount.
     pub(super) fn entry(&self, line: &RecordedCharge<'_, '_>, now: Time) -> Entry {
         Entry {
             id: self.next_id(),

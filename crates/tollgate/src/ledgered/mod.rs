@@ -6,14 +6,17 @@
 //! anything is admitted.
 //!
 //! * A store without a state for a recorded charge answers *unrestored*, and changes nothing. [`Ledgered`]
-//!   then reads the balance of the period, puts it into the store if there is still no state, and asks again.
-//!   If several callers restore at the same time, one wins.
-//! * A request is recorded after it was admitted and before it is answered: in the memory of this process,
-//!   which is flushed regularly, or in the database if a rule is strict. Usage that cannot be recorded is
-//!   given back, and the caller gets an error, so that the rule's failure policy answers.
+//!   then reads the balance of the period from the ledger, puts it into the store, and asks again. If
+//!   several callers restore at the same time, the store keeps the first balance.
+//! * A request is recorded after it was admitted and before it is answered. If a rule is strict, the
+//!   record is in the database. Otherwise it is in the memory of this process, which is flushed
+//!   regularly.
+//! * Usage that cannot be recorded is given back. The caller gets an error, so that the rule's failure
+//!   policy answers.
 //!
 //! `entries.rs` writes entries, `restore.rs` reads counts back, and `reservations.rs` has the records
-//! of reservations. The changes of operators (`posting.rs`, `reconcile.rs`) go through the whole stack.
+//! of reservations. The changes of operators (`posting.rs`, `reconcile.rs`) go through the whole stack
+//! of stores.
 
 mod entries;
 mod posting;
@@ -65,7 +68,7 @@ pub struct LedgerSync {
     instance: u64,
     written: AtomicU64,
     restoring: Box<[Mutex<()>]>,
-    /// After a failure, no count is restored from the ledger until this instant.
+    /// After the ledger did not answer in time, it is not asked again until this instant.
     silent_until: parking_lot::Mutex<Option<Instant>>,
 }
 
@@ -85,8 +88,8 @@ impl LedgerSync {
             ledger,
             namespace: namespace.into(),
             clock,
-            // Random, or the process id without entropy. Instances should have different numbers: the
-            // ledger ignores a second entry with the same id.
+            // A random number, or the process id if the system has no entropy. Each instance should
+            // have its own number, because the ledger ignores a second entry with the same id.
             instance: (random() >> 64) as u64,
             written: AtomicU64::new(0),
             restoring: (0..STRIPES).map(|_| Mutex::new(())).collect(),
@@ -94,19 +97,19 @@ impl LedgerSync {
         }
     }
 
-    /// The ledger.
+    /// Returns the ledger.
     #[must_use]
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
 
-    /// The namespace of the entries.
+    /// Returns the namespace of the entries.
     #[must_use]
     pub fn namespace(&self) -> &Arc<str> {
         &self.namespace
     }
 
-    /// An id that no other entry has.
+    /// Makes an id that no other entry has.
     fn next_id(&self) -> EntryId {
         let place = self.written.fetch_add(1, Ordering::Relaxed);
         EntryId(u128::from(self.instance) << 64 | u128::from(place))
@@ -119,7 +122,7 @@ impl<S: Store> Ledgered<S> {
         Ledgered { store, sync }
     }
 
-    /// The store that the ledger is behind.
+    /// Returns the store in front of the ledger.
     #[must_use]
     pub fn store(&self) -> &S {
         &self.store
@@ -214,7 +217,7 @@ impl<S: Store> Ledgered<S> {
         {
             settled = self.settle_restored(id, how).await?;
         }
-        // An earlier end may not be recorded: the process that made it may have ended before that.
+        // The hold may have ended before without a record of it, because the process ended in between.
         if let Settled::Done(record) | Settled::Already(record) = &settled {
             self.sync.record_end(record).await?;
         }
@@ -305,9 +308,9 @@ impl<S: Store> Store for Ledgered<S> {
         }
     }
 
-    /// Gives back nothing of an earlier period. Never gives back more than was used, for all charges of
-    /// a counter together. Reserved amounts do not count as used here, because their reservations
-    /// settle them. The ledger records exactly the amount that is given back.
+    /// Gives nothing back that was used in an earlier period. For all charges of a counter together,
+    /// never gives back more than was used. Reserved amounts do not count as used here, because their
+    /// reservations settle them. The ledger records exactly the amount that is given back.
     fn refund<'a>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -318,12 +321,12 @@ impl<S: Store> Store for Ledgered<S> {
             return self.store.refund(charges, units, charged_at);
         }
         Answer::later(async move {
-            // This restores a missing count, so that there is a count to refund.
+            // The peek restores a missing count, so that there is a count to refund.
             let now = self.peek(charges, Ask::Exactly(0)).await?.now;
             let (sync, store) = (&self.sync, &self.store);
             let keys = recorded_charges(charges).map(|line| line.charge.key.bits());
             let _alone = sync.alone_all(keys).await?;
-            // The same charges. The cost of each is the whole amount that it gives back.
+            // The same charges, each with the whole amount that it gives back as its cost.
             let given = charges.iter().map(|charge| Charge {
                 cost: charge.cost.saturating_mul(units).min(MAX_AMOUNT),
                 ..*charge
@@ -368,7 +371,7 @@ impl<S: Store> Store for Ledgered<S> {
                     sync.record_reset(&line, used, now).await?;
                 }
             }
-            // Last: if the ledger does not answer, these charges stay unchanged.
+            // These come last: if the ledger does not answer, they stay unchanged.
             let others = charges.iter().filter(|charge| charge.recorded.is_none());
             let others: Vec<Charge<'_>> = others.copied().collect();
             store.reset(&others).await
@@ -417,7 +420,7 @@ impl<S: Store> Store for Ledgered<S> {
     }
 }
 
-/// An id computed from `parts`, so that an entry that is written twice is stored once.
+/// Computes an id from `parts`, so that an entry that is written twice is stored once.
 fn derived_id(parts: &[&[u8]]) -> EntryId {
     let mut hasher = blake3::Hasher::new_derive_key("tollgate ledger entry v1");
     for part in parts {
@@ -437,13 +440,11 @@ fn is_unrestored(applied: &Applied) -> bool {
 }
 
 fn lost() -> StoreError {
-    StoreError::Unavailable(
-        "the store keeps losing counts that are restored from the ledger".into(),
-    )
+    StoreError::Unavailable("it keeps losing counts that are restored from the ledger".into())
 }
 
 /// Converts an error of the ledger into the error that callers of the store get.
 #[allow(clippy::needless_pass_by_value, reason = "for `map_err`")]
 pub(crate) fn unavailable(error: LedgerError) -> StoreError {
-    StoreError::Unavailable(format!("the ledger: {error}").into())
+    StoreError::Ledger(error.to_string().into())
 }

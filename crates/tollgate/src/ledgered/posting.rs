@@ -154,7 +154,7 @@ impl<S: Store> Accounts<'_, S> {
             entry.amount = used;
             entry.why = format!("{}{}", posting.why, cut_from(amount)).into();
         }
-        // The ledger is written first. If the store fails then, a repeat finds the posting in the
+        // The ledger is written first. If the store fails after that, a repeat finds the posting in the
         // ledger, and the counter shows drift.
         let written = sync.ledger.write_new(vec![entry]).await;
         if !written.map_err(unavailable)? {
@@ -185,7 +185,8 @@ impl<S: Store> Accounts<'_, S> {
 }
 
 impl LedgerSync {
-    /// Whether the same was posted under this id before. A different posting is a conflict.
+    /// Returns whether the same posting was made under this id before. A different posting is a
+    /// conflict.
     async fn was_posted(
         &self,
         id: EntryId,
@@ -215,12 +216,12 @@ impl LedgerSync {
 /// The end of the reason of a correction that was limited to the recorded usage.
 const CUT: &str = " was asked for, and no more was used)";
 
-/// The text that a limited correction adds to its reason.
+/// Returns the text that a limited correction adds to its reason.
 fn cut_from(asked: i64) -> String {
     format!(" ({asked}{CUT}")
 }
 
-/// Whether an entry was posted with this requested amount.
+/// Returns whether an entry was posted with this requested amount.
 fn was_asked(known: &EntrySummary, amount: i64) -> bool {
     match known.why.ends_with(CUT) {
         true => known.why.ends_with(&cut_from(amount)),

@@ -1,9 +1,9 @@
 //! Compares the counters with the ledger.
 //!
 //! Requests continue during the comparison. The usage that other processes admit is in the ledger only
-//! after their flush interval. So every counter is read once. The counters that differ are read up to two
-//! more times, each time after one common wait. A counter agrees if the amount in the ledger lies between
-//! two readings of the counter.
+//! after their flush interval. So every counter is read once, and a counter that differs from the
+//! ledger is read up to two more times, after a wait. All counters share these waits. A counter agrees
+//! if the amount in the ledger lies between two readings of the counter.
 
 use tollgate_config::Counter;
 use tollgate_core::{Balance, Charge, Key, Limit, Recorded, Time};
@@ -86,7 +86,8 @@ struct Suspect {
     account: Account,
     /// The first reading.
     before: Balance,
-    /// Whether the usage, and the amount in addition to the limit, were above or below the ledger.
+    /// The signs of the differences, first of the usage, then of the amount in addition to the limit: 1
+    /// if the counter was above the ledger, -1 if it was below, 0 if they were equal.
     directions: Option<(i64, i64)>,
 }
 
@@ -174,8 +175,8 @@ impl Account {
         }
     }
 
-    /// The count of the current period, if the sums are enough. They are not if an amount may be
-    /// carried over from an earlier period.
+    /// Returns the count of the current period, if the sums are enough. The sums are not enough if an
+    /// amount may be carried over from an earlier period.
     fn count(&self, charge: &Charge<'_>, now: Time) -> Option<LedgerCount> {
         let Limit::Quota(quota) = charge.limit else {
             return None;
@@ -228,8 +229,8 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// Waits until the usage of other processes is in the ledger, and reads all suspects again. This is
-    /// done twice: a reservation that is made and given back in between looks like a difference once,
+    /// Waits until the usage of other processes is in the ledger, and reads all suspects again. Does
+    /// this twice. A reservation that is made and given back in between looks like a difference once,
     /// but a real difference stays.
     async fn read_again(&mut self) -> Result<(), PostError> {
         let mut suspects = std::mem::take(&mut self.suspects);
@@ -257,7 +258,8 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// The difference of a suspect, if it still differs in the same direction as before.
+    /// Returns the difference of a suspect, if the suspect still differs in the same direction as
+    /// before.
     async fn drift_of(&self, suspect: &mut Suspect) -> Result<Option<Drift>, PostError> {
         let account = &suspect.account;
         let Some(counter) = self.counter(account) else {
@@ -353,7 +355,7 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// The value between two readings of a counter that is nearest to the ledger.
+/// Returns the value that is nearest to the ledger, between two readings of a counter.
 fn nearest(recorded: i64, before: u64, after: u64) -> i64 {
     let (before, after) = (signed(before), signed(after));
     recorded.clamp(before.min(after), before.max(after))

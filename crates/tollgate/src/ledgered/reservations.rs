@@ -1,9 +1,9 @@
 //! Reservations in the ledger.
 //!
-//! A reservation is recorded with the amount that it takes. Its end is recorded with the difference to
-//! the amount that was used. So the sum is the usage. The ids of both entries are computed from the
-//! reservation and the counter. If they are recorded again, even by another process, they are stored
-//! once.
+//! A reservation has two entries in the ledger. The first has the reserved amount. The last has the
+//! difference between the used and the reserved amount. So their sum is the usage. The ids of both
+//! entries are computed from the reservation and the counter. If an entry is recorded again, even by
+//! another process, it is stored once.
 
 use std::borrow::Cow;
 
@@ -38,7 +38,7 @@ struct Memo<'a> {
     strict: bool,
 }
 
-/// The id of the first or the last entry of a reservation, at the counter of a charge. `place`
+/// Computes the id of the first or the last entry of a reservation, at the counter of a charge. `place`
 /// distinguishes charges of the same counter. `charged_at` distinguishes reservations that use the same
 /// id one after the other.
 fn id_of(record: &HoldRecord, key: u128, place: usize, kind: Kind) -> EntryId {
@@ -56,7 +56,7 @@ fn id_of(record: &HoldRecord, key: u128, place: usize, kind: Kind) -> EntryId {
     EntryId(time << 64 | hash >> 64)
 }
 
-/// The reservation in its initial state.
+/// Returns the reservation in its initial state.
 fn as_made(record: &HoldRecord) -> HoldRecord {
     let mut made = record.clone();
     made.state = HoldState::Reserved;
@@ -69,7 +69,7 @@ fn as_made(record: &HoldRecord) -> HoldRecord {
 }
 
 impl LedgerSync {
-    /// The memo that the store keeps with a reservation.
+    /// Makes the memo that the store keeps with a reservation.
     pub(super) fn memo(charges: &[Charge<'_>]) -> String {
         let first = recorded_charges(charges).next().map(|line| line.labels);
         let Recorded { tenant, action, .. } = first.unwrap_or_default();
@@ -94,7 +94,7 @@ impl LedgerSync {
         self.write(entries, strict).await
     }
 
-    /// The first entries of a reservation.
+    /// Makes the first entries of a reservation. Also returns whether to wait until they are written.
     fn beginnings(&self, record: &HoldRecord, key: Option<&str>) -> (Vec<Entry>, bool) {
         let made = as_made(record);
         let text = made.to_text();
@@ -165,7 +165,8 @@ impl LedgerSync {
         self.write(entries, strict).await
     }
 
-    /// An entry for each recorded charge of a reservation, and whether to wait until they are written.
+    /// Makes an entry for each recorded charge of a reservation. Also returns whether to wait until the
+    /// entries are written.
     fn entries_of(
         &self,
         record: &HoldRecord,
@@ -192,8 +193,8 @@ impl LedgerSync {
         (entries.collect(), memo.strict)
     }
 
-    /// Puts a reservation back that the store has lost and the ledger has. Returns whether the ledger
-    /// has it.
+    /// Puts back a reservation that the store has lost, if the ledger has it. Returns whether the
+    /// ledger has it.
     pub(super) async fn revive(&self, store: &dyn Store, id: HoldId) -> Result<bool, StoreError> {
         let rows = self.ledger.hold(id.bits()).map_err(unavailable);
         let rows = self.in_time(rows).await?;
@@ -226,7 +227,8 @@ impl LedgerSync {
         Ok(())
     }
 
-    /// Ends a reservation in the ledger that cannot be put back: only an extension of it was recorded.
+    /// Ends a reservation in the ledger that cannot be put back, because only an extension of it was
+    /// recorded.
     async fn end_unreadable(&self, row: &HoldRow, now: Time) -> Result<(), StoreError> {
         let entry = Entry {
             id: derived_id(&[
@@ -280,7 +282,7 @@ impl<S: Store> Accounts<'_, S> {
     }
 }
 
-/// The reservation of a row in its current state, if the ledger has its whole record.
+/// Returns the reservation of a row in its current state, if the ledger has its whole record.
 pub(super) fn record_of(row: &HoldRow) -> Option<HoldRecord> {
     let Ok(mut record) = HoldRecord::from_text(&row.record) else {
         let hold = format_args!("{:032x}", row.hold);

@@ -1,9 +1,13 @@
 //! Counts that a store has lost, read from the ledger.
 //!
-//! The time limits of the store do not cover these waits, so there are separate bounds. They bound the
-//! wait for others that restore the same count, each answer of the ledger, and how many reservations
-//! are restored with a count. A request that is not served in time gets an error, and the failure
-//! policies of its rules decide.
+//! The time limits of the store do not cover the waits for the ledger, so this module has its own
+//! bounds:
+//!
+//! * how long a request waits for other requests that restore the same count
+//! * how long a request waits for an answer of the ledger
+//! * how many reservations are restored with a count
+//!
+//! A request that is not served in time gets an error, and the failure policies of its rules decide.
 
 use std::time::Duration;
 
@@ -25,8 +29,8 @@ const PERIODS: usize = 24;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the ledger is not asked again after it did not answer in time.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How many reservations are restored with a count, the latest first. Earlier ones are still found by
-/// their id. But if a client repeats an earlier one by its idempotency key, that makes another
+/// How many reservations are restored with a count, the latest first. Earlier reservations are still
+/// found by their id. But a client that repeats one of them by its idempotency key gets another
 /// reservation.
 const MOST_HOLDS: usize = 10_000;
 /// How many reservations are read from the ledger at a time, and how many are put into the store at a
@@ -55,7 +59,8 @@ impl LedgerSync {
                 continue;
             }
             let (key, now) = (charge.key.bits(), applied.now);
-            // Many requests may need one count at the same time. The first request reads it for all.
+            // Many requests may need one count at the same time. The first request reads the count for
+            // all of them.
             let _alone = self.alone(key).await?;
             if store.balance(charge).await?.is_some() {
                 continue;
@@ -75,9 +80,9 @@ impl LedgerSync {
         Ok(())
     }
 
-    /// Puts back the reservations of a counter that a client may repeat by idempotency key. Others need
-    /// not be put back: calls that end or extend a reservation have its id, and the ledger finds it by
-    /// that id.
+    /// Puts back the reservations of a counter that a client may repeat by idempotency key. Other
+    /// reservations need not be put back. Calls that end or extend them have their id, and the ledger
+    /// finds them by that id.
     async fn put_holds(&self, store: &dyn Store, key: u128, now: Time) -> Result<(), StoreError> {
         let since = Time::from_micros(now.as_micros().saturating_sub(RETAIN.as_micros()));
         let (mut seen, mut after) = (0, None);
@@ -108,8 +113,9 @@ impl LedgerSync {
         Ok(())
     }
 
-    /// The answer of the ledger, if it comes in time. If it does not, the ledger is not asked again for
-    /// a moment. Otherwise requests that wait for each other would wait longer and longer.
+    /// Waits for the answer of the ledger. If the answer does not come in time, returns an error, and
+    /// does not ask the ledger again for a moment. Otherwise requests that wait for each other would
+    /// wait longer and longer.
     pub(super) async fn in_time<T>(
         &self,
         asking: impl Future<Output = Result<T, StoreError>>,
@@ -122,7 +128,7 @@ impl LedgerSync {
             *self.silent_until.lock() = Some(Instant::now() + PAUSE);
         }
         let silent = "the ledger did not answer in time";
-        Err(StoreError::Unavailable(silent.into()))
+        Err(StoreError::Ledger(silent.into()))
     }
 
     /// Locks a counter within this process. The wait has a limit, because the holder of the lock may
@@ -131,7 +137,7 @@ impl LedgerSync {
         let turn = timeout(PATIENCE, self.restoring[stripe(key)].lock()).await;
         turn.map_err(|_| {
             let why = "too many requests wait for the ledger to restore the same count";
-            StoreError::Unavailable(why.into())
+            StoreError::Ledger(why.into())
         })
     }
 
@@ -150,7 +156,7 @@ impl LedgerSync {
         Ok(alone)
     }
 
-    /// How much of the usage of the current period belongs to open reservations.
+    /// Returns how much of the usage of the current period belongs to open reservations.
     pub(super) async fn reserved_of(
         &self,
         charge: &Charge<'_>,
@@ -160,7 +166,7 @@ impl LedgerSync {
         reserved.map(non_negative).map_err(unavailable)
     }
 
-    /// The count in the ledger. Its usage may be negative, because of corrections.
+    /// Reads the count from the ledger. Its usage may be negative, because of corrections.
     pub(super) async fn count_of(
         &self,
         charge: &Charge<'_>,
@@ -182,8 +188,8 @@ impl LedgerSync {
             let (period, recorded) = (summed.period, summed.balance);
             if period.end > now {
                 // There are several current periods if the calendar has changed. Usage stays in the
-                // period that was current when it was recorded. It does not count any more if another
-                // period has ended since then.
+                // period that was current when it was recorded. Such usage does not count any more if
+                // another period has ended since then.
                 if period.start != current.start && last_end > summed.last_at {
                     continue;
                 }
@@ -215,7 +221,7 @@ fn stripe(key: u128) -> usize {
     bits % STRIPES
 }
 
-/// An amount, or 0 if it is negative: corrections may take back more than was used.
+/// Returns the amount, or 0 if the amount is negative. Corrections may take back more than was used.
 fn non_negative(amount: i64) -> u64 {
     u64::try_from(amount).unwrap_or(0)
 }

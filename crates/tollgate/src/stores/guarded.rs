@@ -1,12 +1,13 @@
 //! Bounds around a store: a circuit breaker, a timeout, and a limit on calls in flight.
 //!
 //! Requests must not pile up at a store that is slow or down. While the breaker is open, a call costs
-//! microseconds and fails with [`StoreError::BreakerOpen`]. Above the limit it fails with
-//! [`StoreError::Overloaded`], and after the timeout with [`StoreError::Timeout`]. Then the failure
-//! policies of the rules answer.
+//! microseconds and fails with [`StoreError::BreakerOpen`]. If too many calls are in flight, a call
+//! fails with [`StoreError::Overloaded`]. After the timeout, it fails with [`StoreError::Timeout`]. The
+//! failure policies of the rules answer failed calls.
 //!
-//! Wrap a custom store with this. The Redis store does not need it: it has the same bounds inside, with
-//! one breaker for each server, because the servers of a cluster fail one by one.
+//! Wrap a custom store with this module's [`Guarded`]. The Redis store does not need it. It has the
+//! same bounds inside, with one breaker for each server, because the servers of a cluster fail one by
+//! one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -70,13 +71,13 @@ impl<S: Store> Guarded<S> {
         }
     }
 
-    /// The wrapped store.
+    /// Returns the wrapped store.
     #[must_use]
     pub fn store(&self) -> &S {
         &self.store
     }
 
-    /// The current state of the breaker.
+    /// Returns the current state of the breaker.
     #[must_use]
     pub fn breaker_state(&self) -> BreakerState {
         self.breaker.state(Instant::now().into_std())
@@ -107,7 +108,7 @@ impl<S: Store> Guarded<S> {
     }
 }
 
-/// Tells the breaker how a call ended. Some errors are answers of a healthy store.
+/// Tells the breaker how a call ended. Some errors come from a healthy store.
 fn report<T>(permit: Permit<'_>, answer: &Result<T, StoreError>) {
     let is_healthy = matches!(
         answer,
@@ -129,7 +130,7 @@ impl<S: Store> Store for Guarded<S> {
     }
 
     fn is_local(&self) -> bool {
-        // The breaker may answer with an error.
+        // The breaker may answer with an error, instead of the store.
         false
     }
 

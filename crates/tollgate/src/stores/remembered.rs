@@ -1,16 +1,16 @@
 //! Known denials: a denied request is denied locally until its retry time, for at most `denial_cache`.
 //!
-//! A remembered denial answers exactly as the store would, for all charges of the request. Otherwise it
-//! is not used. So a denial is remembered only if no check can change it before the retry time: every
-//! charge enforces, has nothing left, and denies until a known instant. Then there is nothing to take,
-//! and nothing refills before that instant.
+//! A denial is remembered only if no check can change it before the retry time. That is so if every
+//! charge enforces, has nothing left, and denies until a known instant: there is nothing to take, and
+//! nothing refills before that instant. So a remembered denial answers exactly as the store would, for
+//! all charges of the request.
 //!
 //! Other calls can still change such a state: a refund, a reset, a settled hold, a charge that counts
 //! denied requests, or other numbers for the same key. A call through this instance ends the denial at
 //! once. After a call through another instance, the denial ends after `denial_cache` at the latest.
 //!
-//! The table has a fixed number of places. A new denial replaces the denial in its place. A forgotten
-//! denial costs one more call of the store, and never a wrong answer.
+//! The table has a fixed size. A new denial may replace an old one. A forgotten denial costs one more
+//! call of the store, and never a wrong answer.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub struct Remembered<S> {
     places: Box<[Mutex<Option<Box<Known>>>]>,
     /// For each group of keys, how often their states may have changed.
     changes: Box<[AtomicU64]>,
-    /// For each group of keys, the last key that was asked about, with its numbers: half of a hash of
-    /// each.
+    /// For each group of keys: the last key that was asked about, and its numbers. The upper half is 32
+    /// bits of the key. The lower half is 32 bits of a hash of the numbers.
     numbers: Box<[AtomicU64]>,
     answered: Arc<AtomicU64>,
 }
@@ -48,7 +48,7 @@ struct Known {
     /// The count of changes of the request's keys when the store was asked.
     changes: u64,
     applied: Applied,
-    /// When this instance asked the store, and until when it need not ask again.
+    /// When this instance asked the store, and when it has to ask again.
     asked_at: Time,
     until: Time,
 }
@@ -75,19 +75,19 @@ impl<S: Store> Remembered<S> {
         }
     }
 
-    /// The store whose denials are remembered.
+    /// Returns the store whose denials are remembered.
     #[must_use]
     pub fn store(&self) -> &S {
         &self.store
     }
 
-    /// The count of requests that were denied without a call to the store.
+    /// Returns the count of requests that were denied without a call to the store.
     #[must_use]
     pub fn answered(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.answered)
     }
 
-    /// The remembered denial of this request, if it still applies at `now`.
+    /// Returns the remembered denial of this request, if it still applies at `now`.
     fn known(&self, request: u128, changes: u64, now: Time) -> Option<Applied> {
         let place = self.place(request).lock();
         let known = place.as_ref()?;
@@ -97,7 +97,7 @@ impl<S: Store> Remembered<S> {
             return None;
         }
         let mut applied = known.applied.clone();
-        // The store's time now, as this instance estimates it.
+        // The current time of the store, as this instance estimates it.
         applied.now = applied.now + now.since(known.asked_at);
         Some(applied)
     }
@@ -119,7 +119,7 @@ impl<S: Store> Remembered<S> {
             changes,
             applied: applied.clone(),
             asked_at,
-            // Counted from the time before the call, so that the denial does not last too long.
+            // The time is counted from before the call, so that the denial does not last too long.
             until: asked_at + until.since(applied.now).min(self.longest),
         };
         *self.place(request).lock() = Some(Box::new(known));
@@ -129,8 +129,8 @@ impl<S: Store> Remembered<S> {
         &self.places[group(request, PLACES)]
     }
 
-    /// The sum of the changes of all keys of a request. The counts only grow, so an equal sum means no
-    /// change.
+    /// Returns the sum of the changes of all keys of a request. The counts only grow, so an equal sum
+    /// means no change.
     fn changes_of(&self, charges: &[Charge<'_>]) -> u64 {
         let counts = charges.iter().map(|it| self.count_of(it.key));
         counts.fold(0, |sum, it| sum.wrapping_add(it.load(Ordering::Acquire)))
@@ -141,7 +141,7 @@ impl<S: Store> Remembered<S> {
     }
 
     /// Notes the numbers of a request. Returns whether they may differ from the last numbers for a key.
-    /// If they differ, the store re-expresses the state, even if it denies the request.
+    /// If they differ, the store carries the state over, even if it denies the request.
     fn renumbers(&self, charges: &[Charge<'_>]) -> bool {
         let mut renumbers = false;
         for charge in charges {
@@ -164,7 +164,7 @@ impl<S: Store> Remembered<S> {
     }
 }
 
-/// By how much [`Remembered::changes_of`] grows when the keys of a request are forgotten once.
+/// Returns by how much [`Remembered::changes_of`] grows when the keys of a request are forgotten once.
 fn counted_once(charges: &[Charge<'_>]) -> u64 {
     let groups = |it: &Charge<'_>| group(it.key.bits(), GROUPS);
     let same = |one| {
@@ -176,7 +176,8 @@ fn counted_once(charges: &[Charge<'_>]) -> u64 {
     charges.iter().map(|it| same(it) as u64).sum()
 }
 
-/// The group of a key or a request. Keys are spread evenly, so any bits are good enough.
+/// Returns the group of a key or a request. Keys are spread evenly, so the group can use any of their
+/// bits.
 #[allow(clippy::cast_possible_truncation)]
 fn group(bits: u128, of: usize) -> usize {
     (bits >> 40) as usize % of
@@ -220,7 +221,8 @@ impl<S: Store> Store for Remembered<S> {
         let mut changes = self.changes_of(charges);
         self.store.apply(charges, ask).map(move |answer| {
             let is_denied = matches!(&answer, Ok(applied) if !applied.allowed);
-            // Only a plain denial certainly leaves every state unchanged.
+            // A denial changes no state, if the numbers are the same and no charge counts denied
+            // requests. After any other answer, the states may have changed.
             if !is_denied || renumbers || charges.iter().any(Charge::sees_denied) {
                 self.forget(charges.iter().map(|it| it.key));
                 changes = changes.wrapping_add(counted_once(charges));

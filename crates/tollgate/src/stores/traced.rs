@@ -1,8 +1,8 @@
 //! Spans of store calls, for decisions that are traced.
 //!
 //! A call has a span only within another span of the target [`TRACES`]. A door opens that span for a
-//! decision that it has chosen to trace. Any other call costs one look at the current span, and not
-//! even that if no subscriber wants traces. A span has the store, the number of charges, and the
+//! decision that it has chosen to trace. Any other call only reads the current span. If no subscriber
+//! wants traces, it does not even read that. A span has the store, the number of charges, and the
 //! outcome of the call. It never has the subject.
 
 use tollgate_core::{Charge, HoldId, Time, Token};
@@ -40,7 +40,7 @@ macro_rules! traced {
     };
 }
 
-/// Whether the current work belongs to a decision that is traced.
+/// Returns whether the current work belongs to a decision that is traced.
 #[inline]
 fn is_traced() -> bool {
     tracing::span_enabled!(target: TRACES, Level::INFO) && is_within()

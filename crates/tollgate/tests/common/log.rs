@@ -23,7 +23,7 @@ impl Write for Log {
 }
 
 impl Log {
-    /// The lines since the last call.
+    /// Returns the log lines since the last call.
     pub(crate) fn take(&self) -> Vec<Value> {
         let bytes = std::mem::take(&mut *self.0.lock().unwrap());
         let text = String::from_utf8(bytes).unwrap();

@@ -203,7 +203,7 @@ impl Setup {
         self.ask(user, Ask::Exactly(1))
     }
 
-    /// How many of `times` checks are allowed.
+    /// Returns how many of `times` checks are allowed.
     pub(crate) fn admitted(&self, user: &str, times: usize) -> usize {
         let checks = (0..times).filter(|_| self.check(user).is_allowed());
         checks.count()

@@ -95,7 +95,7 @@ struct Known {
 }
 
 impl Known {
-    /// Whether the limiter reports the same state.
+    /// Returns whether the limiter reports the same state.
     fn matches(&self, hold: &Hold) -> bool {
         let actual = (self.state == HoldState::Consumed).then_some(self.used);
         (self.name, self.units, self.state, self.expires_at)
@@ -120,7 +120,7 @@ impl Model {
         self.used + holds.sum::<u64>()
     }
 
-    /// The expected usage of the ledgered rules.
+    /// Returns the expected usage of the ledgered rules.
     fn expected(&self) -> Vec<u64> {
         vec![self.taken(), COST * self.taken()]
     }
@@ -381,7 +381,7 @@ impl<H: StoreKind> Trial<H> {
         }
     }
 
-    /// Advances the clock. Exactly the due reservations expire.
+    /// Advances the clock. Checks that exactly the due reservations expire.
     async fn wait(&mut self, span: Span) {
         self.process.clock.advance(span);
         self.process.sweep().await;
@@ -450,7 +450,7 @@ impl<H: StoreKind> Trial<H> {
         self.since = vec![self.model.clone()];
     }
 
-    /// Nothing leaks: after all reservations have ended, all unused units are available.
+    /// Ends all reservations, and checks that all unused units are available then.
     async fn end(mut self) {
         self.process.clock.advance(Span::from_secs(3 * 3600));
         self.process.sweep().await;

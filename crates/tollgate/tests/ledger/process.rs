@@ -159,7 +159,7 @@ impl<H: StoreKind> Process<H> {
         self.limiter().sweep_ledger().await.unwrap();
     }
 
-    /// The usage of the ledgered rules in the counters, in order; `None` without a counter.
+    /// Returns the usage of the ledgered rules in the counters, in order; `None` without a counter.
     pub(crate) async fn counted(&self) -> Vec<Option<u64>> {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
         let resolution = rules.resolve(&acme(), &request_limits);
@@ -171,7 +171,7 @@ impl<H: StoreKind> Process<H> {
         counted
     }
 
-    /// The usage of the ledgered rules in the ledger, in order.
+    /// Returns the usage of the ledgered rules in the ledger, in order.
     pub(crate) async fn recorded(&self) -> Vec<u64> {
         let (request_limits, rules) = (RequestLimits::default(), self.limiter().rules());
         let resolution = rules.resolve(&acme(), &request_limits);

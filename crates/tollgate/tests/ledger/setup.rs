@@ -75,7 +75,7 @@ impl LedgerSetup {
         self.limiter = start(&self.config, ledger, &self.clock);
     }
 
-    /// The amount that is left; `None` if the request is denied.
+    /// Asks for `units`. Returns the amount that is left; `None` if the request is denied.
     pub(crate) async fn ask(&self, units: u64) -> Option<u64> {
         let decision = self.limiter.ask(&acme(), Ask::Exactly(units)).await;
         let rule = decision.rules().next().unwrap();
@@ -132,12 +132,12 @@ impl LedgerSetup {
         self.ledger().balance(key, start).await.unwrap()
     }
 
-    /// The usage in the ledger.
+    /// Returns the usage in the ledger.
     pub(crate) async fn used(&self) -> i64 {
         self.balance(self.period()).await.used
     }
 
-    /// The sums of the ledger, by kind.
+    /// Returns the sums of the ledger, by kind.
     pub(crate) async fn kinds(&self) -> Vec<(Kind, i64)> {
         let query = EntryQuery {
             namespace: "default".into(),
@@ -153,7 +153,7 @@ impl LedgerSetup {
         kinds.into_iter().filter(|(_, sum)| *sum != 0).collect()
     }
 
-    /// The usage in the database, without a flush by this process.
+    /// Returns the usage in the database, without a flush by this process.
     pub(crate) async fn used_in_database(&self) -> i64 {
         let key = self.with_charge(|charge| charge.key.bits());
         let other = open(&self.directory, self.interval).await;

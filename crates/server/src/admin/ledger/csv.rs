@@ -7,7 +7,7 @@
 use serde_json::Value;
 
 /// First characters that need an apostrophe before them. Some spreadsheets treat the full-width forms
-/// like the ASCII ones, and ignore white space before a formula.
+/// like the ASCII characters, and ignore white space before a formula.
 const GUARDED: [char; 12] = [
     '=', '+', '-', '@', '＝', '＋', '－', '＠', '\'', '\t', '\r', '\n',
 ];
@@ -18,7 +18,8 @@ pub(super) fn lines(columns: &str, with_header: bool, rows: &[Value]) -> String 
     let mut builder = csv::WriterBuilder::new();
     let builder = builder.terminator(csv::Terminator::CRLF);
     let mut writer = builder.from_writer(Vec::new());
-    // Writing to a Vec cannot fail, and all lines have the same length: no result here is an error.
+    // Writing to a Vec cannot fail, and all lines have the same number of cells. So no result here is
+    // an error.
     if with_header {
         let mut header = String::new();
         for c in columns.chars() {

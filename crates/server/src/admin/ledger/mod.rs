@@ -2,7 +2,7 @@
 //! the counters.
 //!
 //! * `query`: the parameters of a query.
-//! * `rows`: totals and entries as JSON; `csv`: as an export. `pages`: an export, page by page.
+//! * `rows`: totals and entries as JSON. `csv`: comma-separated values. `pages`: exports, page by page.
 //! * `post`: changes by operators.
 
 mod csv;
@@ -28,7 +28,7 @@ use self::rows::{EntryBody, Total};
 use super::{Admin, Answer};
 use crate::respond::{self, RequestError};
 
-/// The ledger of the engine.
+/// Returns the ledger of the engine, or an error if the config names none.
 fn accounts(admin: &Admin) -> Result<Accounts<'_>, RequestError> {
     let accounts = admin.control.engine().accounts();
     accounts.ok_or(RequestError::NoLedger)
@@ -156,7 +156,7 @@ impl From<PostError> for RequestError {
             PostError::Conflict { .. } => RequestError::PostedOtherwise(error),
             PostError::NoReason | PostError::Amount => RequestError::BadPosting(error),
             PostError::Store(error) => {
-                tracing::warn!(target: "tollgate::admin", %error, "failed to read the ledger");
+                tracing::warn!(target: "tollgate::admin", %error, "a request about the ledger failed");
                 RequestError::Ledger(error)
             }
         }

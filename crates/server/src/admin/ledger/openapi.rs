@@ -110,7 +110,7 @@ fn reconcile() -> OperationBuilder {
 const PERIOD: &str = "A year, month, week or day, such as `2026`, `2026-07`, `2026-W29` or `2026-07-15`. It selects periods that start in it, in their own time zone. `current`, the default, selects the current periods.";
 const FORMAT: &str = "`json` for a page, `csv` or `jsonl` for everything.";
 
-/// An operation with text parameters, whose response is also available in other formats.
+/// Returns an operation with text parameters. Its response is also available in other formats.
 fn query(
     id: &str,
     summary: &str,

@@ -1,4 +1,4 @@
-//! Exports of the ledger, page by page: one page in memory at a time, however much there is.
+//! Exports of the ledger. An export is read page by page, with only one page in memory at a time.
 
 use std::io;
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl Pages for Totals {
     }
 }
 
-/// Whether two counters are added up in one row.
+/// Returns whether two counters are added up in one row.
 fn is_same_total(one: &UsageRow, other: &UsageRow) -> bool {
     (&one.tenant, &one.action, &one.rule) == (&other.tenant, &other.action, &other.rule)
         && one.period.start == other.period.start
@@ -119,7 +119,7 @@ impl Entries {
         }
     }
 
-    /// The entry to continue after; `None` at the end.
+    /// Returns the number of the last entry that was read; `None` if there are no more entries.
     pub(super) fn reached(&self) -> Option<u64> {
         (!self.is_over).then_some(self.query.after)
     }
@@ -148,8 +148,9 @@ impl Pages for Entries {
     }
 }
 
-/// Reads all pages while they are sent. The response breaks off if the ledger fails on the way, so
-/// that a part is never taken for the whole. The export holds its permit until the end.
+/// Sends all pages, and reads each page when its turn comes. If the ledger fails in between, the
+/// response breaks off, so that no client takes a part for the whole export. The export holds its
+/// permit until the end.
 pub(super) async fn stream<P: Pages>(
     admin: Arc<Admin>,
     mut pages: P,

@@ -27,7 +27,7 @@ const MAX_KEY: usize = 256;
 #[schema(as = Posting)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(super) struct PostBody<'a> {
-    /// Attributes of a request that uses the counter: those that the rule matches, and its `per`.
+    /// The attributes of a request that uses the counter: those in `match` and in `per` of the rule.
     #[serde(borrow)]
     #[schema(schema_with = attribute_map)]
     attributes: AttributeMap<'a>,
@@ -163,7 +163,7 @@ fn check(reason: &str, key: Option<&str>) -> Result<(), RequestError> {
     Ok(())
 }
 
-/// An entry that names only the rule of the posting.
+/// Removes all rules from an audit entry, except the rule of the posting.
 fn only(mut entry: Entry, decision: &Decision, posting: &Posting<'_>) -> Entry {
     let meant = |id: &str| {
         let mut rules = decision.rules().map(|it| it.rule());

@@ -114,7 +114,8 @@ impl Wanted {
         Ok(())
     }
 
-    /// The given format or, without one, the first that the client accepts.
+    /// Returns the format that the query names. If it names none, returns the first one that the client
+    /// accepts.
     pub(super) fn format(&self, headers: &HeaderMap) -> Format {
         if let Some(format) = self.format {
             return format;

@@ -53,7 +53,7 @@ pub(crate) struct Total {
 }
 
 impl Total {
-    /// The total of a row that adds up this many counters.
+    /// Makes a total from a row that adds up this many counters.
     pub(super) fn of(row: &UsageRow, counters: u64, live: &ActiveConfig) -> Total {
         let limit = limit(live, &row.allowance, &row.tenant, row.key);
         Total {

@@ -21,7 +21,7 @@ struct Client {
 }
 
 impl Client {
-    /// A client whose connection buffers `holds` bytes.
+    /// Connects a client. The connection buffers `holds` bytes.
     fn new(password: Option<&str>, holds: usize) -> Client {
         let rules =
             "version: 1\nrules: [{ id: all, algorithm: fixed-window, limit: 1, window: 1s }]";
@@ -51,7 +51,7 @@ impl Client {
         self.stream.write_all(text.as_bytes()).await.unwrap();
     }
 
-    /// All answers until the connection ends.
+    /// Reads all answers until the connection ends.
     async fn rest(&mut self) -> String {
         let mut answers = String::new();
         self.stream.read_to_string(&mut answers).await.unwrap();
@@ -64,13 +64,13 @@ impl Client {
         assert_eq!(String::from_utf8_lossy(&bytes), answer);
     }
 
-    /// The server cuts the client off this long after its start.
+    /// Checks that the server cuts the client off this long after its start.
     async fn ends_after(self, time: Duration) {
         let (end, seconds) = self.end().await;
         assert_eq!((end.unwrap(), seconds), (End::Silent, time.as_secs()));
     }
 
-    /// How the connection ended, and after how many seconds.
+    /// Waits until the connection ends. Returns how it ended, and after how many seconds.
     async fn end(self) -> (io::Result<End>, u64) {
         let served = self.served.await.unwrap();
         (served, self.started.elapsed().as_secs())

@@ -64,7 +64,7 @@ fn drained_refilled_peeked_and_asked_for_too_much() {
         (0, 1, [0, 5, 1, -1, 4]),
         (0, 1, [0, 5, 0, -1, 5]),
         (0, 1, [1, 5, 0, 1, 5]),
-        // A look at a drained key is not limited.
+        // A quantity of 0 is not limited, even if the key is drained.
         (0, 0, [0, 5, 0, -1, 5]),
         // Refilled.
         (3000, 1, [0, 5, 2, -1, 3]),
@@ -72,7 +72,7 @@ fn drained_refilled_peeked_and_asked_for_too_much() {
         (4000, 1, [0, 5, 1, -1, 4]),
         (8000, 1, [0, 5, 4, -1, 1]),
         (9500, 1, [0, 5, 4, -1, 1]),
-        // A look charges nothing.
+        // A quantity of 0 charges nothing.
         (9500, 0, [0, 5, 4, -1, 1]),
         // More than one at a time.
         (9500, 2, [0, 5, 2, -1, 3]),
