@@ -51,7 +51,7 @@ impl Stage for Sharded {
 }
 
 impl Sharded {
-    /// The cluster slot that all keys are in.
+    /// Returns the cluster slot that all keys are in.
     fn slot(&self) -> u16 {
         let keys = self.cluster.masters().into_iter().flat_map(|master| {
             let node: &Redis = &self.cluster.nodes()[master];
