@@ -64,8 +64,8 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "killed",
         what: "The server is killed, and started again later without its data.",
-        expected: "Policies decide while the server is down. It comes back empty, so every \
-                   subject may get its capacity once more.",
+        expected: "Policies decide while the server is down. The server comes back empty, so \
+                   every subject may get its capacity once more.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: server::killed,
@@ -75,7 +75,8 @@ pub const ALL: [Fault; 14] = [
         what: "The server is stopped (SIGSTOP) and continues later (SIGCONT). Connections stay \
                open without answers.",
         expected: "Requests wait for the timeout until the breaker opens, then policies decide at \
-                   once. Commands sent before the pause are still executed after it.",
+                   once. After the pause, the server still executes the commands that it got \
+                   during the pause.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: server::paused,
@@ -109,8 +110,8 @@ pub const ALL: [Fault; 14] = [
     },
     Fault {
         name: "script-flush",
-        what: "`SCRIPT FLUSH` every 10 ms: the server loses its scripts.",
-        expected: "No effect: the script is sent again where it is missing, and nothing is \
+        what: "`SCRIPT FLUSH` is called every 10 ms: the server loses its scripts.",
+        expected: "No effect: if a script is missing, the store sends it again, and nothing is \
                    charged twice.",
         availability: Availability::Available,
         may_deny_more: false,
@@ -118,18 +119,19 @@ pub const ALL: [Fault; 14] = [
     },
     Fault {
         name: "flushall",
-        what: "`FLUSHALL` every second: the server loses all state.",
-        expected: "The store continues to decide. Every subject may get its capacity once more \
-                   each time.",
+        what: "`FLUSHALL` is called every second: the server loses all state.",
+        expected: "The store continues to decide. After each `FLUSHALL`, every subject may get \
+                   its capacity once more.",
         availability: Availability::Available,
         may_deny_more: false,
         stage: server::flush_all,
     },
     Fault {
         name: "loading",
-        what: "The server is killed and started again with its data. It answers `LOADING` while \
-               it reads them.",
-        expected: "Policies decide until the server is ready. Data that it had not saved are lost.",
+        what: "The server is killed and started again with its data. The server answers \
+               `LOADING` while it reads the data.",
+        expected: "Policies decide until the server is ready. Data that the server had not saved \
+                   are lost.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: server::loading,
@@ -145,18 +147,18 @@ pub const ALL: [Fault; 14] = [
     },
     Fault {
         name: "readonly",
-        what: "The server is made the replica of an empty one, and a primary again later.",
-        expected: "Policies decide while the server answers `READONLY`. Its data are replaced, so \
-                   every subject may get its capacity once more.",
+        what: "The server becomes the replica of an empty server, and a master again later.",
+        expected: "Policies decide while the server answers `READONLY`. The data of the server \
+                   are replaced, so every subject may get its capacity once more.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: server::read_only,
     },
     Fault {
         name: "sentinel-failover",
-        what: "The primary is killed; the Sentinels promote its replica.",
+        what: "The master is killed; the Sentinels promote its replica.",
         expected: "Policies decide until the replica is promoted. The limiter finds the new \
-                   primary by itself. Data that had not reached the replica are lost.",
+                   master by itself. Data that had not reached the replica are lost.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: cluster::sentinel_failover,
@@ -164,7 +166,8 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "cluster-failover",
         what: "The master of the cluster slot with all keys is killed; its replica takes over.",
-        expected: "The same as with Sentinels.",
+        expected: "Policies decide until the replica has taken over. The limiter finds the new \
+                   master by itself. Data that had not reached the replica are lost.",
         availability: Availability::Gone,
         may_deny_more: false,
         stage: cluster::failover,
@@ -183,9 +186,9 @@ pub const ALL: [Fault; 14] = [
         name: "clock-back",
         what: "The clock of the instance is set back by 10 s. With `clock: caller`, decisions use \
                this clock.",
-        expected: "The store continues to decide, and refills nothing until the clock has caught \
+        expected: "The store continues to decide, but refills nothing until the clock has caught \
                    up or a state has expired. Subjects get less than their limit for a while, and \
-                   never more.",
+                   never more than their limit.",
         availability: Availability::Available,
         may_deny_more: true,
         stage: server::clock_back,

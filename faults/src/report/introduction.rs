@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{RUNS, names, plainly};
+use super::{RUNS, plainly};
 use crate::judge::{LEEWAY, OPEN_MEDIAN, Promise, STRAY_PERCENT};
 use crate::load::SUBJECTS;
 use crate::policy::{EMERGENCY, LIMIT, Policy, REPLICAS, SHARE, rules};
@@ -25,9 +25,9 @@ pub(super) fn text() -> String {
         "\n## What each policy does\n\n\
          Every rule allows each user {} at once and {} a second. The store never admits more in \
          any span of time. Each time a server loses its data, a subject may get its capacity once \
-         more. Units that a policy admits come on top:\n\n\
+         more. A policy may admit these units in addition:\n\n\
          | policy | while the store is unreachable | bound on what the policy admits, per instance \
-         | a request whose answer was lost (timeout, broken connection) |\n|---|---|---|---|\n",
+         | a request that got no answer (timeout, broken connection) |\n|---|---|---|---|\n",
         LIMIT.capacity, LIMIT.per_second,
     );
     for policy in Policy::ALL {
@@ -40,19 +40,20 @@ pub(super) fn text() -> String {
     }
     let _ = write!(
         text,
-        "\nIf an answer was lost, the store may have taken the unit of its request. The request \
-         is never sent again, so the unit is never taken twice. The unit refills like any other. \
+        "\nIf a request got no answer, the store may have taken its unit. The limiter never sends \
+         the request again, so the unit is never taken twice. The unit refills like any other. \
          When the store is back, it does not learn what policies have counted.\n\n\
          ## How it is measured\n\n\
          One limiter and its load run on one thread, with the defaults: timeout 50 ms, connect \
          timeout 200 ms, 4 connections, a breaker that opens after 5 failures and closes after 3 \
-         probes. Only the breaker differs: it stays open for {}, not for 30 s, so that a run is \
-         short. *Back after* depends on the moment in that time at which the fault ends; with the \
-         default it is up to 30 s. `replicas` is {REPLICAS}, so that the share of an instance is \
-         not the whole limit. The rules:\n\n\
+         probes. Two settings are not the default:\n\n\
+         - The breaker stays open for {}, not for 30 s, so that a run is short. With the default, \
+         it may take up to 30 s after a fault until the store decides again.\n\
+         - `replicas` is {REPLICAS}, so that the share of an instance is not the whole limit.\n\n\
+         These are the rules:\n\n\
          ```yaml\n{}```\n\n\
-         Three users ask under each rule, {} checks a second in total: {}. All keys belong to one \
-         tenant, and so to one cluster slot.\n\n",
+         Three users send {} checks a second in total under each rule: {}. All keys belong to one \
+         tenant, so they are in one cluster slot.\n\n",
         plainly(BREAKER_OPEN),
         rules(),
         SUBJECTS
@@ -62,23 +63,36 @@ pub(super) fn text() -> String {
         subjects(),
     );
     text.push_str(
-        "The columns of the tables count decisions *by store* and *by policy*, and *known* \
-         denials, which ask no server for up to a second. *Above* is the most that one user \
-         got above the limit, in any span of time, from store and policy together. \
-         *Wrong* is what was admitted beyond the bounds; it must be 0. *Back after* is the time \
-         from the end of the fault to the first decision by the store. *Fresh* is what a new user \
-         got after the fault.\n",
+        "The tables have these columns:\n\n\
+         | column | meaning |\n|---|---|\n\
+         | by store, by policy | decisions by the store, and by the failure policy |\n\
+         | known | denials that were known from an earlier answer. For up to a second, they need no \
+         request to a server |\n\
+         | worst | the longest decision, as measured |\n\
+         | undelayed | the longest decision, without the delay of the machine: see below |\n\
+         | median, open | the median decision while the breaker is open |\n\
+         | above | the most units that one user got above the limit, in any span of time, from \
+         store and policy together |\n\
+         | wrong | units that were admitted beyond the bounds; must be 0 |\n\
+         | errors | answers that the policy must not give; must be 0 |\n\
+         | back after | the time from the end of the fault to the first decision by the store |\n\
+         | fresh | the units that a new user got after the fault |\n\n\
+         The delay of the machine is measured with a 1 ms timer on the same thread. It is the worst \
+         delay of the timer during the decision. If the sum of the delays at the start and at the \
+         end of the decision is larger, that sum is used. A limiter that blocked its thread would \
+         delay the timer too, so compare both values.\n",
     );
     let machine = Promise::ALL
         .into_iter()
-        .filter(|it| it.depends_on_machine());
-    let machine: Vec<Promise> = machine.collect();
+        .filter(|it| it.depends_on_machine())
+        .map(|it| format!("**{}**", it.name()));
+    let machine: Vec<String> = machine.collect();
     let _ = writeln!(
         text,
-        "\nA busy machine alone can break some promises ({}). If a run breaks only these, the \
-         fault is run again, at most {RUNS} times. The last run counts, and the report says which \
-         run it was.",
-        names(&machine)
+        "\nA busy machine alone can break some promises: {}. If a run breaks only these promises, \
+         the fault is run again, at most {RUNS} times in total. The report shows the last run, and \
+         says which run it was.",
+        machine.join(", ")
     );
     text
 }
@@ -94,7 +108,7 @@ fn subjects() -> String {
     subjects.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the behaviour of a policy, its bound, and the meaning of a lost answer.
+/// Returns the behaviour of a policy, its bound, and what happens to a request that got no answer.
 fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
     use tollgate::FailurePolicy::{
         Cached, Degraded, EmergencyLimit, FailClosed, FailOpen, LocalFallback,
@@ -132,8 +146,8 @@ fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
             "counts in memory, starting from the last known state of the subject",
             format!(
                 "store and policy together {} + {}/s × t until the store is back, plus one for \
-                 each request of the subject that was in flight; then the store continues from \
-                 its own count",
+                 each request of the subject that was in flight. When the store is back, it \
+                 continues from its own count",
                 LIMIT.capacity, LIMIT.per_second
             ),
             "is counted in memory, and may have been counted by the store",
@@ -150,16 +164,13 @@ fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
     }
 }
 
-/// Returns a promise as a sentence.
+/// Returns a promise as sentences.
 fn words(promise: Promise) -> String {
     match promise {
         Promise::InTime => format!(
-            "No decision takes longer than the timeout plus {}. The tables show the longest \
-             decision as measured, and *undelayed*: without the delay of the machine. That delay \
-             is the worst delay of a 1 ms timer on the same thread during the decision, or the \
-             sum of the delays at its start and end, if that is more. The promise is about the \
-             undelayed value. A limiter that blocked its thread would delay the timer too, so \
-             compare both values.",
+            "No decision takes longer than the timeout plus {}. The promise is about the \
+             *undelayed* time of a decision: without the delay of the machine, as measured \
+             [below](#how-it-is-measured).",
             plainly(LEEWAY)
         ),
         Promise::QuickWhenOpen => format!(
@@ -168,17 +179,24 @@ fn words(promise: Promise) -> String {
         ),
         Promise::Opens => "If the store is gone, the breaker opens.".to_owned(),
         Promise::StoreDecides => format!(
-            "If the store is there all the time, it decides. At most {STRAY_PERCENT}% is left to \
-             policies, because a busy machine may delay an answer beyond the timeout."
+            "If the store is there all the time, the store decides. Policies decide at most \
+             {STRAY_PERCENT}% of the requests, because a busy machine may delay an answer beyond \
+             the timeout."
         ),
-        Promise::WithinBound => "No span of time admits more than the bounds below say.".to_owned(),
+        Promise::WithinBound => {
+            "In any span of time, no more is admitted than the bounds below allow.".to_owned()
+        }
         Promise::NoError => "Every answer is one that the policy may give. A denial has a retry \
                              time. Nothing panics."
             .to_owned(),
-        Promise::ComesBack => "The store decides again, without an operator.".to_owned(),
-        Promise::TotalsRight => "Afterwards a new user gets exactly the limit (plus what refills \
-                                 while it asks). A user below the limit is never denied by the \
-                                 store. So nothing was forgotten, and nothing counted twice."
-            .to_owned(),
+        Promise::ComesBack => {
+            "After the fault, the store decides again, without an operator.".to_owned()
+        }
+        Promise::TotalsRight => {
+            "After the fault, a new user gets exactly the limit, plus the units \
+                                 that refill meanwhile. The store never denies a user below the \
+                                 limit. So no unit was forgotten, and no unit was counted twice."
+                .to_owned()
+        }
     }
 }

@@ -31,13 +31,13 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Whether all promises were kept.
+    /// Returns whether all promises were kept.
     #[must_use]
     pub fn is_kept(&self) -> bool {
         self.rows.iter().all(|row| row.broken.is_empty())
     }
 
-    /// Whether promises were broken, but only some that a busy machine can break.
+    /// Returns whether promises were broken, but only such that a busy machine can break.
     #[must_use]
     pub fn may_be_the_machine(&self) -> bool {
         let mut broken = self.rows.iter().flat_map(|row| &row.broken);
@@ -83,7 +83,7 @@ impl Promise {
     }
 }
 
-/// Returns a line for the terminal.
+/// Returns a line about a finding for the terminal, and a line for each policy that broke a promise.
 #[must_use]
 pub fn in_brief(finding: &Finding) -> String {
     let mut line = format!(
@@ -155,7 +155,7 @@ fn wrapped(text: &str) -> String {
 fn summary(findings: &[Finding]) -> String {
     let mut text = String::from(
         "\n## Summary\n\n\
-         The worst value of the seven policies.\n\n\
+         Each row has the worst value of the seven policies.\n\n\
          | fault | store meanwhile | worst decision | undelayed | median, breaker open | wrong \
          | errors | back after | promises |\n|---|---|---|---|---|---|---|---|---|\n",
     );
@@ -213,7 +213,7 @@ pub fn section(finding: &Finding) -> String {
     }
     let _ = write!(
         text,
-        "A timer of the process was late by {} at worst. ",
+        "A timer of the process was at most {} late. ",
         in_millis(observed.delays.worst())
     );
     let bar = observed.timeout + LEEWAY;
@@ -304,7 +304,7 @@ fn in_words(back: Back) -> String {
     }
 }
 
-/// Returns a duration that was chosen, not measured, so it has few digits.
+/// Formats a duration that was chosen, not measured: all its digits are shown.
 fn plainly(duration: Duration) -> String {
     let text = format!("{duration:?}");
     let unit = text
