@@ -69,7 +69,7 @@ pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Err
     let servers = [Redis::start()];
     let mut report = Report::new("redis");
     report.say(&format!(
-        "Redis {}, {CALLERS} callers unless said otherwise, random keys of {SUBJECTS}; medians of {} \
+        "Redis {}, {CALLERS} callers unless a table says otherwise, {SUBJECTS} random keys; medians of {} \
          alternating rounds of {:?}.",
         servers[0].info("server")["redis_version"],
         effort.rounds,
@@ -209,7 +209,7 @@ fn rules(
             ]),
         ),
         (
-            "four rules, all of a key",
+            "four rules, all per key",
             Traffic::new(vec![
                 Rule::new("second", gcra(), SUBJECTS),
                 Rule::new("minute", gcra(), SUBJECTS),
@@ -218,7 +218,7 @@ fn rules(
             ]),
         ),
         (
-            "the same, with four algorithms",
+            "four rules per key, with four algorithms",
             Traffic::new(vec![
                 Rule::new("bench", gcra(), SUBJECTS),
                 Rule::new("bench", limits[2].1.clone(), SUBJECTS),
@@ -251,7 +251,7 @@ fn rules(
             &heading,
             "requests/s",
             "Redis CPU, us a request",
-            "of one rule's",
+            "times one rule's",
             "bar",
             "",
         ]);
@@ -276,7 +276,7 @@ fn rules(
     Ok(())
 }
 
-/// Measures the latency at a fifth of the throughput.
+/// Measures the latency of the algorithm `limit` at a fifth of `most`, its throughput.
 fn latency_at_low_load(
     redis: &Redis,
     limit: &Limit,
@@ -306,8 +306,8 @@ fn latency_at_low_load(
     table.row(against("p99", 0, (check, ping), LATENCY));
     report.section(
         &format!(
-            "Latency at a fifth of the throughput above: {per_second:.0} requests a second leave at random \
-             instants.\nThe peer is a bare PING through the same client library at the same rate."
+            "Latency at a fifth of gcra's checks/s in the first table: {per_second:.0} requests a second leave \
+             at random instants.\nThe peer is a bare PING through the same client library at the same rate."
         ),
         &[table],
     );
@@ -323,7 +323,7 @@ fn bytes(
     let mut tables = Vec::new();
     for (rule, what) in [
         ("bench", "names of 57 bytes"),
-        ("per-api-key", "of 63 bytes"),
+        ("per-api-key", "names of 63 bytes"),
     ] {
         let plain = memory::of_plain(rule, effort.keys)?;
         let mut table = Table::new([what, "bytes a key", "plain key", "ratio", "bar", ""]);
@@ -339,7 +339,7 @@ fn bytes(
     }
     report.section(
         &format!(
-            "Bytes per key at {} keys that have seen one request. The peers are keys of the same name with \
+            "Bytes per key, after one request for each of {} keys. A plain key has a name of the same length, \
              the\nvalue 1 and a TTL.",
             effort.keys
         ),

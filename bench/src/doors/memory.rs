@@ -63,8 +63,9 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     }
     report.section(
         &format!(
-            "Every door open; keys of 16 bytes, each asked for once through RESP, with a limit of two at once and one a day; {} {} with \
-             RESP only.\n1 MB is a million bytes.",
+            "Every door is open. Keys have 16 bytes, and the client sends one command for each key through \
+             RESP. The\nlimit is two at once and one a day. {} {} has only its RESP door. 1 MB is a million \
+             bytes.",
             peer::NAME,
             peer::VERSION
         ),

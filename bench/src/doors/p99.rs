@@ -53,9 +53,9 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     }
     report.section(
         &format!(
-            "`CL.THROTTLE` at {rate:.0} a second, half of what redis-benchmark gets without a pipeline, by \
-             {CONNECTIONS}\nconnections that send at fixed intervals, timed from the instant at which each \
-             should have left;\nmedians of {rounds} alternating rounds of {seconds} s."
+            "{CONNECTIONS} connections send `CL.THROTTLE` at fixed intervals, {rate:.0} a second: half of the \
+             rate that\nredis-benchmark reaches without a pipeline. The time of an answer starts when its \
+             command should\nhave left. Medians of {rounds} alternating rounds of {seconds} s."
         ),
         &[table],
     );

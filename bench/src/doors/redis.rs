@@ -47,15 +47,15 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     }
     report.section(
         &format!(
-            "Redis {} decides every request; five rules, of which two match. CPU time does not include\nthat \
-             of Redis. Medians of {rounds} alternating rounds of {seconds} s.",
+            "Redis {} decides every request. There are five rules, of which two match. The CPU time of\nRedis \
+             is not included. Medians of {rounds} alternating rounds of {seconds} s.",
             redis.info("server")["redis_version"]
         ),
         &[table],
     );
     report.section(
-        "More requests at a time must not lower the rate. If both rates are about the same, noise decides on \
-         which\nside of 1 the ratio falls.",
+        "More requests in flight must not lower the rate. If both rates are about the same, noise decides \
+         whether\nthe ratio is below or above 1.",
         &[growth],
     );
     Ok(())
