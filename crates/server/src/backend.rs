@@ -3,6 +3,7 @@
 //! [`Backend::answer`] takes a [`Question`] and returns an [`Answer`] or an [`AskError`]. Both are
 //! independent of protocols. `respond` turns them into what a door sends.
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -96,19 +97,19 @@ impl Backend {
             Question::Check(it) => Ok(Answer::Decision(check(snapshot, it, origin).await)),
             Question::Peek(Check { attributes, ask }) => {
                 let attributes = attributes.attributes();
-                let asking = snapshot.peek(&attributes, *ask);
+                let asking = Box::pin(snapshot.peek(&attributes, *ask));
                 let decision = origin.trace(snapshot, "peek", asking).await;
                 Ok(Answer::Standing(decision))
             }
             Question::Demands(demands) => {
-                let asking = snapshot.ask_all(demands);
+                let asking = Box::pin(snapshot.ask_all(demands));
                 let decided = origin.trace(snapshot, "check", asking).await;
                 Ok(Answer::Demands(decided.map_err(AskError::Demand)?))
             }
             Question::Batch(checks) => {
                 // All checks start together, so that a shared store can send them in one batch.
                 let asked = checks.iter().map(|it| check(snapshot, it, origin));
-                Ok(Answer::Batch(join_all(asked).await))
+                Ok(Answer::Batch(Box::pin(join_all(asked)).await))
             }
             Question::Refund(refund) => {
                 let attributes = refund.attributes.attributes();
@@ -197,7 +198,8 @@ impl Backend {
 
 async fn check(snapshot: &Snapshot<'_>, check: &Check<'_>, origin: &Origin) -> Decision {
     let attributes = check.attributes.attributes();
-    let asking = snapshot.ask(&attributes, check.ask);
+    // Pinned in its place: a move of the future would copy several kilobytes.
+    let asking = pin!(snapshot.ask(&attributes, check.ask));
     origin.trace(snapshot, "check", asking).await
 }
 

@@ -67,7 +67,8 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         rules.resolve_into(attributes, &limits, &mut resolution);
         let mut reply = Reply::default();
         if is_denied(&resolution) {
-            reply = self.count_denied(&resolution, ask).await;
+            // Rare, and boxed so that the future of a check stays small.
+            reply = Box::pin(self.count_denied(&resolution, ask)).await;
         } else {
             let (store, charges) = (&self.limiter.store, &resolution.charges);
             match store.apply_into(charges, ask, &mut reply.applied) {

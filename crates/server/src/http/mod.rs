@@ -109,11 +109,13 @@ impl App {
     {
         let accepts_problem = accepts_problem(request.headers());
         let origin = Origin::new(DOOR, request.headers());
-        respond::answer(async {
+        // Pinned in their places: a move of these futures would copy several kilobytes.
+        let answered = pin!(async {
             let body = read_body(&self.stream_bodies, request, max_body).await?;
-            self.answer(&read(&body)?, &origin, accepts_problem).await
-        })
-        .await
+            let question = read(&body)?;
+            pin!(self.answer(&question, &origin, accepts_problem)).await
+        });
+        respond::answer(answered).await
     }
 
     /// Answers a question that is not in a body.
@@ -129,7 +131,7 @@ impl App {
         accepts_problem: bool,
     ) -> Result<Response, RequestError> {
         let (snapshot, door_config) = self.snapshot();
-        let answer = self.backend.answer(&snapshot, question, origin).await?;
+        let answer = pin!(self.backend.answer(&snapshot, question, origin)).await?;
         Ok(door_config.responder.answer(&answer, accepts_problem))
     }
 }
@@ -204,7 +206,7 @@ where
     R: for<'b> FnOnce(&'b [u8]) -> Read<'b> + Copy + Send + Sync + 'static,
 {
     post(move |State(app): AppState, request: Request| async move {
-        app.ask(MAX_BODY, request, read).await
+        pin!(app.ask(MAX_BODY, request, read)).await
     })
 }
 
