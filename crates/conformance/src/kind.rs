@@ -28,7 +28,7 @@ pub enum Kind {
     Backoff,
     /// A quota. The window chooses its calendar.
     Quota,
-    /// A quota whose usage is also recorded in a ledger.
+    /// A quota with usage that is also recorded in a ledger.
     LedgeredQuota,
 }
 

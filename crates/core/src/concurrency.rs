@@ -98,19 +98,19 @@ impl State {
         self.next_fence.max(now.as_micros())
     }
 
-    /// Takes a slot for `holder`, whose fence is at least [`State::fence`].
+    /// Takes a slot for `holder`. The fence of `holder` must be at least [`State::fence`].
     pub fn take(&mut self, holder: Holder) {
         self.next_fence = self.next_fence.max(holder.fence + 1);
         let place = (holder.expires_at.as_micros(), holder.hold);
         self.holders.insert(place, (holder.fence, holder.owner));
     }
 
-    /// Frees the slot of `hold`, whose lease ends at `expires_at`.
+    /// Frees the slot of `hold` with a lease that ends at `expires_at`.
     pub fn free(&mut self, hold: u128, expires_at: Time) {
         self.holders.remove(&(expires_at.as_micros(), hold));
     }
 
-    /// Returns whether `hold` has a slot whose lease ends at `expires_at`.
+    /// Returns whether `hold` has a slot with a lease that ends at `expires_at`.
     #[must_use]
     pub fn has(&self, hold: u128, expires_at: Time) -> bool {
         self.holders.contains_key(&(expires_at.as_micros(), hold))

@@ -49,7 +49,7 @@ pub trait Limiting: Clone + PartialEq {
     fn refund(&self, state: &mut Self::State, cost: u64, charged_at: Time, now: Time);
 
     /// Returns the instant at which the state equals that of a subject never seen, if nothing more is
-    /// charged. A store must keep the state until then, and may forget it afterwards.
+    /// charged. A store must keep the state until this instant, and may forget the state afterwards.
     fn expires_at(&self, state: &Self::State) -> Time;
 
     /// Returns the instant at which the whole allowance is back, if nothing more is charged. For most

@@ -11,7 +11,7 @@
 //! arithmetic.
 //!
 //! The capacity in units has to stay below 2^53. If it does not with ticks of a microsecond, the meter uses
-//! ticks of a millisecond. If it does not with those either, the numbers are rejected.
+//! ticks of a millisecond. If it does not with ticks of a millisecond either, the numbers are rejected.
 //!
 //! # Invariant
 //! In any span of time `t`, at most `capacity + rate × t` is admitted. After any idle time, at most

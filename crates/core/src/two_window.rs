@@ -33,7 +33,7 @@ pub struct TwoWindow {
     tick: Tick,
 }
 
-/// The counts of the current window and of the one before.
+/// The counts of the current window and of the window before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// The number of the current window, counted from the epoch.

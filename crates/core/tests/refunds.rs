@@ -9,7 +9,7 @@ use tollgate_core::{
     sliding_log, two_window,
 };
 
-/// Compares a subject whose extra charge is refunded with one that was never charged it.
+/// Compares two subjects with the same charges. One of them gets an extra charge, which is refunded later.
 fn check<A: Limiting>(limit: &A, steps: &[(u64, u64)], extra: u64, refund_after: u64) {
     let mut now = Time::from_micros(1_000_000_000);
     let (mut with, mut without) = (A::State::default(), A::State::default());

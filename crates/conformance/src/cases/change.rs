@@ -114,7 +114,7 @@ pub async fn a_proportional_change_scales_each_entry(fixture: &impl Fixture) {
     }
 }
 
-/// Usage is forgotten when the numbers change, and only then.
+/// Under `reset`, usage is forgotten when the numbers change, and only at a change.
 pub async fn a_change_that_resets_gives_the_whole_allowance(fixture: &impl Fixture) {
     for (kind, n, _) in kinds(fixture) {
         let one = |number, limit| carried(CarryOver::Reset, number, limit);

@@ -68,7 +68,8 @@ impl TwoWindow {
         *account = Counts { counts, latest };
     }
 
-    /// Returns the largest count whose product with the ticks of the window is exact in a double.
+    /// Returns the largest count that a window can count exactly. Multiplied by the ticks of the window, it
+    /// is still exact in a double.
     fn most(&self) -> u64 {
         ((1 << 52) - 1) / (self.window / self.grain())
     }
