@@ -94,7 +94,8 @@ fn subjects() -> String {
     subjects.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the behaviour of a policy, its bound, and the meaning of a lost answer.
+/// Returns three texts: the behaviour of a policy, its bound, and what happens to a request whose answer is
+/// lost.
 fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
     use tollgate::FailurePolicy::{
         Cached, Degraded, EmergencyLimit, FailClosed, FailOpen, LocalFallback,
