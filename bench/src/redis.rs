@@ -277,7 +277,7 @@ fn rules(
     Ok(())
 }
 
-/// Measures the latency at a fifth of `most`, the throughput of the same limit at full load.
+/// Measures the latency of the algorithm `limit` at a fifth of `most`, its throughput.
 fn latency_at_low_load(
     redis: &Redis,
     limit: &Limit,

@@ -94,8 +94,7 @@ fn subjects() -> String {
     subjects.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns three texts: the behaviour of a policy, its bound, and what happens to a request whose answer is
-/// lost.
+/// Returns the behaviour of a policy, its bound, and what happens to a request that got no answer.
 fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
     use tollgate::FailurePolicy::{
         Cached, Degraded, EmergencyLimit, FailClosed, FailOpen, LocalFallback,
@@ -151,7 +150,7 @@ fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
     }
 }
 
-/// Returns a promise as a sentence.
+/// Returns a promise as sentences.
 fn words(promise: Promise) -> String {
     match promise {
         Promise::InTime => format!(

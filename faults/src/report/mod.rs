@@ -37,7 +37,7 @@ impl Finding {
         self.rows.iter().all(|row| row.broken.is_empty())
     }
 
-    /// Returns whether promises were broken, but only promises that a busy machine alone can break.
+    /// Returns whether promises were broken, but only such that a busy machine can break.
     #[must_use]
     pub fn may_be_the_machine(&self) -> bool {
         let mut broken = self.rows.iter().flat_map(|row| &row.broken);
@@ -56,7 +56,7 @@ impl Finding {
         self.rows.iter().map(figure).sum()
     }
 
-    /// Returns when the store decided again under all policies.
+    /// Returns when the store was back for the last of the policies.
     fn back(&self) -> Back {
         let rank = |back: &Back| match back {
             Back::NeverGone => Duration::ZERO,
@@ -83,7 +83,7 @@ impl Promise {
     }
 }
 
-/// Returns a summary of the finding for the terminal.
+/// Returns a line about a finding for the terminal, and a line for each policy that broke a promise.
 #[must_use]
 pub fn in_brief(finding: &Finding) -> String {
     let mut line = format!(
@@ -304,7 +304,7 @@ fn in_words(back: Back) -> String {
     }
 }
 
-/// Formats a duration from the config of a run. It was not measured, so it has few digits.
+/// Formats a duration that was chosen, not measured: all its digits are shown.
 fn plainly(duration: Duration) -> String {
     let text = format!("{duration:?}");
     let unit = text
