@@ -14,10 +14,10 @@ use tollgate_core::{Limiting, ParamError, Span, Time, sliding_counter, sliding_l
 
 const LIMIT: u64 = 100;
 const WINDOW: Span = Span::MINUTE;
-/// The requests per second that use up the limit.
+/// The rate of requests that uses up exactly the limit, per second.
 const FULL_RATE: f64 = LIMIT as f64 / 60.0;
 const DAY: f64 = 86_400.0;
-/// A midnight, far from the epoch.
+/// The start of the traffic: a midnight, far from the epoch.
 const START: u64 = 1_700_006_400 * 1_000_000;
 
 const HEADINGS: [&str; 6] = [
@@ -85,7 +85,8 @@ fn algorithms() -> Result<[Box<dyn Algorithm>; 5], ParamError> {
     ])
 }
 
-/// Sends the same requests to all algorithms. Returns for each how often it differed from the first.
+/// Sends the same requests to all algorithms. Returns for each algorithm how often it decided differently
+/// from the first one.
 fn replay(
     mut traffic: Traffic,
     requests: u32,

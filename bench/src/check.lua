@@ -1,4 +1,4 @@
--- The load of `cargo xtask bench http`: one check per request, an API key of 10,000 at random.
+-- The load of `cargo xtask bench http`: each request is one check, with one of 10,000 API keys at random.
 
 local requests = {}
 
@@ -17,7 +17,7 @@ function request()
   return requests[math.random(#requests)]
 end
 
--- One line for the caller: requests, microseconds, p99 in microseconds, failures.
+-- Prints one line for the caller: requests, microseconds, p99 in microseconds, failures.
 function done(summary, latency)
   local errors = summary.errors
   local failed = errors.connect + errors.read + errors.write + errors.status + errors.timeout

@@ -1,8 +1,8 @@
 //! Bytes per key at a million keys. Part of `cargo xtask bench engine`.
 //!
-//! Counted twice: as the store reports it, and as the bytes requested from the allocator and not freed.
-//! Neither includes the overhead of the allocator per block. The overhead would affect governor more than the
-//! store: governor has a block per key, the store a few large blocks.
+//! The bytes are counted in two ways: as the store reports them, and as bytes that were requested from the
+//! allocator and not freed. Neither includes the overhead of the allocator per block. The overhead would
+//! affect governor more than the store: governor has a block per key, the store a few large blocks.
 
 #![allow(
     clippy::print_stdout,

@@ -1,5 +1,5 @@
-//! The cost of a ledger: a check with a ledger against one without, and reserve and commit against one check.
-//! Also the ledger against a plain insert of the same rows.
+//! The cost of a ledger. Compares a check with a ledger with a check without one, reserve and commit with one
+//! check, and the ledger with a plain insert of the same rows.
 
 mod checks;
 mod ingest;

@@ -1,5 +1,5 @@
-//! The Redis store, called by many tasks of one process, against scripts of one check each, called by
-//! `redis-benchmark`.
+//! Compares the Redis store with scripts of one check each. Many tasks of one process call the store, and
+//! `redis-benchmark` calls the scripts.
 //!
 //! Both sides call the same server with the same number of random keys, in alternating rounds. Client and server
 //! share the machine, so only the ratio of throughputs is meaningful. The CPU time of the server is more stable.
@@ -38,7 +38,7 @@ const MEMORY: Bar = Bar::AtMost(1.2);
 struct Effort {
     rounds: usize,
     round: Duration,
-    /// The number of keys for the bytes per key.
+    /// The number of keys when bytes per key are measured.
     keys: usize,
 }
 
@@ -90,7 +90,8 @@ pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Err
     }
 }
 
-/// Measures every algorithm, against its reference if it has one. Returns the throughput of the first.
+/// Measures every algorithm, and compares it with its reference if there is one. Returns the throughput of
+/// the first algorithm.
 fn algorithms(
     side: &Side<'_>,
     redis: &Redis,
@@ -157,7 +158,7 @@ fn alternate(
         let our = side.run(traffic, CALLERS, effort.round)?;
         let their = reference.map(|it| it.run(redis, checks)).transpose()?;
         if let Some(their) = their {
-            // As many checks as fit into a round.
+            // The next round gets as many checks as fit into its time.
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let fit = (their.per_second * effort.round.as_secs_f64()) as u64;
             checks = fit.max(1000);
@@ -319,7 +320,7 @@ fn bytes(
     effort: &Effort,
     report: &mut Report,
 ) -> Result<(), Box<dyn Error>> {
-    // Two lengths of key names, in different size classes of the allocator.
+    // Measure two lengths of key names, because they are in different size classes of the allocator.
     let mut tables = Vec::new();
     for (rule, what) in [
         ("bench", "names of 57 bytes"),

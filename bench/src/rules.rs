@@ -1,5 +1,5 @@
 //! The cost of more rules and tenants: the same request under 5, 50 and 500 rules, with and without 50,000
-//! tenants. Three of the rules match. Also the time to load the rules.
+//! tenants. Three of the rules match. The time to load the rules is measured too.
 
 use std::error::Error;
 use std::fmt::Write as _;

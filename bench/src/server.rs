@@ -20,7 +20,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts the command that `command` makes for a free address, and waits until it listens.
+    /// Finds a free address, starts the command that `command` returns for it, and waits until the server
+    /// listens.
     pub(crate) fn start(
         name: &'static str,
         command: impl FnOnce(SocketAddr) -> Command,
@@ -85,7 +86,7 @@ impl Drop for Server {
     }
 }
 
-/// Returns different free addresses.
+/// Returns free addresses, all different.
 pub(crate) fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
     let mut addresses = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)); N];
     // Keep all listeners until the end, so that no address is found twice.
@@ -118,7 +119,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Leftovers are small and in the temporary directory.
+        // If this fails, the leftover files are small and in the temporary directory.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

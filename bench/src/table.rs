@@ -1,4 +1,4 @@
-//! Tables for the terminal and for documents, bars, and medians.
+//! Tables for the terminal and for documents, targets of figures, and medians.
 
 use std::fmt;
 
@@ -69,7 +69,7 @@ pub enum Bar {
 }
 
 impl Bar {
-    /// Returns `met` or `MISSED`, or a dash where there is no bar.
+    /// Returns `met` or `MISSED`, or a dash if there is no target.
     #[must_use]
     pub fn verdict(self, value: f64) -> String {
         let met = match self {
@@ -101,7 +101,7 @@ pub fn figure(value: f64, digits: usize) -> String {
     }
 }
 
-/// Returns the middle value; the higher of the two middle ones for an even number of values.
+/// Returns the middle value. If the number of values is even, returns the higher of the two middle values.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);

@@ -14,7 +14,7 @@ pub(crate) enum Door {
     Resp,
 }
 
-/// Returns the server beside this program.
+/// Returns the program `tollgate` in the directory of this program.
 pub(crate) fn beside() -> Result<PathBuf, Box<dyn Error>> {
     let program = std::env::current_exe()?.with_file_name("tollgate");
     match program.is_file() {

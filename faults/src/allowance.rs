@@ -2,7 +2,7 @@
 //!
 //! In any span `t`, `capacity + rate × t` may be admitted. From outside, the exact time of a decision is
 //! unknown: it is between the request and the answer. So a span lasts from its first request to its last
-//! answer, and an admission that may have been right is never counted as wrong.
+//! answer. This way, an admission that may be correct is never counted as wrong.
 
 use std::time::Duration;
 
@@ -29,14 +29,15 @@ pub struct Admission {
 pub fn excess(admissions: &[Admission], allowance: Allowance) -> u64 {
     let mut admissions = admissions.to_vec();
     admissions.sort_by_key(|it| it.answered);
-    // A span begins with the earliest request among those answered from here on.
+    // A span that starts with this admission begins at the earliest request among this and all later
+    // admissions.
     let mut earliest = Duration::MAX;
     for admission in admissions.iter_mut().rev() {
         earliest = earliest.min(admission.asked);
         admission.asked = earliest;
     }
-    // In millionths of a unit. The excess at an answer is what was admitted in the span, minus what was
-    // refilled since its start.
+    // All amounts are in millionths of a unit. The excess at an answer is what was admitted in the span,
+    // minus what was refilled since the start of the span.
     const UNIT: i128 = 1_000_000;
     let refilled = |at: Duration| i128::from(allowance.per_second) * micros(at);
     let mut best_start = i128::MIN;
@@ -46,7 +47,7 @@ pub fn excess(admissions: &[Admission], allowance: Allowance) -> u64 {
         worst = worst.max((before + 1) * UNIT - refilled(admission.answered) + best_start);
     }
     let above = worst.saturating_sub(i128::from(allowance.capacity) * UNIT);
-    // Round up: an admission that came too early is a whole unit too many.
+    // Round up: an admission that came too early is one unit above the allowance.
     u64::try_from(above.max(0).div_euclid(UNIT) + i128::from(above.max(0) % UNIT != 0))
         .unwrap_or(u64::MAX)
 }

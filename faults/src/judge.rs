@@ -13,7 +13,7 @@ use crate::run::{Fresh, Observed};
 /// How much longer than the timeout a decision may take.
 pub const LEEWAY: Duration = Duration::from_millis(5);
 
-/// The most that the median decision may take while the breaker is open.
+/// The longest allowed median of decisions while the breaker is open.
 pub const OPEN_MEDIAN: Duration = Duration::from_micros(50);
 
 /// The percentage of requests that a policy may decide although the store is available. A busy machine can
@@ -31,11 +31,11 @@ pub enum Promise {
     Opens,
     /// The store decides if it is available.
     StoreDecides,
-    /// No more is admitted than the bound of the policy.
+    /// The policy does not admit more than its bound allows.
     WithinBound,
     /// Every answer is one that the policy may give, and nothing panics.
     NoError,
-    /// The store decides again after the fault, without help.
+    /// The store decides again after the fault, without a restart or any other help.
     ComesBack,
     /// After the fault, a new subject gets exactly the limit, and the store never denies a subject below its
     /// limit.
@@ -43,7 +43,7 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// All of them, in the order of the report.
+    /// All promises, in the order of the report.
     pub const ALL: [Promise; 8] = [
         Promise::InTime,
         Promise::QuickWhenOpen,
@@ -84,7 +84,8 @@ pub struct Row {
     pub known_denials: usize,
     /// The longest decision.
     pub worst: Duration,
-    /// The longest decision, after subtracting from each decision the worst scheduling delay during it.
+    /// The longest decision, without scheduling delays: from each decision, the worst delay during it is
+    /// subtracted.
     pub worst_undelayed: Duration,
     /// The median decision while the breaker was open.
     pub open_median: Option<Duration>,
@@ -221,8 +222,9 @@ fn wrong_by_policy(policy: Policy, samples: &[Sample], observed: &Observed) -> u
     }
 }
 
-/// `cached` continues from the last state of the store: until the store is back, both together keep the
-/// limit. Requests in flight at the same time may not know of each other yet.
+/// Returns how much the store and `cached` admitted together beyond the limit of a subject. The policy
+/// continues from the last state of the store, so both together keep the limit until the store is back.
+/// Requests in flight at the same time may not be in that state yet.
 fn wrong_by_cached(samples: &[Sample], subject: usize, losses: u64) -> u64 {
     let allowance = Allowance {
         capacity: LIMIT.capacity * (1 + losses) + SUBJECTS[subject].tasks - 1,
@@ -235,7 +237,7 @@ fn wrong_by_cached(samples: &[Sample], subject: usize, losses: u64) -> u64 {
         .collect();
     let spans = of_subject.chunk_by(|one, next| !(one.by == By::Policy && next.by == By::Store));
     let wrong = spans
-        // Spans without the policy are judged with the store alone.
+        // Spans in which only the store decided are judged by `wrong_by_store`.
         .filter(|span| span.iter().any(|it| it.by == By::Policy))
         .map(|span| excess(&admissions(span, |_| true), allowance));
     wrong.sum()

@@ -17,7 +17,7 @@ use crate::policy::{By, Policy};
 /// The limiter under load.
 pub type Limiter = tollgate::Limiter<Remembered<RedisStore>>;
 
-/// All keys of a tenant are in one cluster slot, so a fault of this slot affects all of them.
+/// The only tenant. All keys of a tenant are in one cluster slot, so a fault of this slot affects all keys.
 const TENANT: &str = "acme";
 
 /// A subject, and how often it sends requests.
@@ -31,7 +31,7 @@ pub struct Subject {
     pub per_second: u64,
 }
 
-/// The subjects of each rule: one at twice its limit, one at one and a half, one at half.
+/// The subjects of each rule. They send requests at 2 times, 1.5 times and 0.5 times their limit.
 pub const SUBJECTS: [Subject; 3] = [
     Subject {
         name: "busy",
@@ -64,7 +64,7 @@ pub struct Sample {
     pub asked: Duration,
     /// When the request was answered.
     pub answered: Duration,
-    /// The store, the policy or a cached denial decided it.
+    /// The part of the limiter that decided the request.
     pub by: By,
     /// Whether the request was admitted.
     pub allowed: bool,
@@ -108,7 +108,7 @@ impl Load {
                         policy,
                         subject: index,
                     };
-                    // Spread the starts.
+                    // The tasks start one after the other, so that they do not send at the same moments.
                     let start =
                         Duration::from_micros(700) * u32::try_from(load.tasks.len()).unwrap_or(0);
                     load.tasks.push(tokio::spawn(client.run(start)));
@@ -202,7 +202,7 @@ impl Client {
     }
 }
 
-/// Returns a request of `user` under the rule of `policy`.
+/// Returns the attributes of a request of `user` under the rule of `policy`.
 pub(crate) fn attributes<'a>(policy: Policy, user: &'a str) -> Attributes<'a> {
     Attributes::from([
         ("action", policy.name()),
@@ -211,7 +211,7 @@ pub(crate) fn attributes<'a>(policy: Policy, user: &'a str) -> Attributes<'a> {
     ])
 }
 
-/// Returns the decision, and whether it was ready without waiting.
+/// Checks a request. Returns the decision, and whether it was ready without waiting.
 pub(crate) async fn ask(limiter: &Limiter, attributes: &Attributes<'_>) -> (Decision, bool) {
     let mut asking = pin!(limiter.check(attributes));
     let mut polls = 0;

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a fault. Repeats it a few times if the machine may have broken a promise.
+/// Runs a fault. Repeats the run a few times if a busy machine may be the reason for a broken promise.
 async fn find(fault: Fault, pace: Pace) -> Result<Finding, RunError> {
     let mut runs = 0;
     loop {

@@ -61,7 +61,7 @@ impl Policy {
         Policy(None),
     ];
 
-    /// Returns the name in configs; also the action and the id of its rule.
+    /// Returns the name of the policy in configs. Its rule has this name as id and as action.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.0.map_or("none", FailurePolicy::name)
@@ -104,7 +104,7 @@ impl Policy {
     }
 }
 
-/// Returns a limiter on `store`, with the stack of an engine and the given clock.
+/// Returns a limiter on `store` with this clock. It remembers denials, as an engine does.
 #[must_use]
 pub fn limiter(
     config: &Config,

@@ -20,7 +20,8 @@ use crate::scheduling::Delays;
 /// How long the breaker stays open. The default of 30 s would make the runs long.
 pub const BREAKER_OPEN: Duration = Duration::from_secs(1);
 
-/// If the store does not decide within this time after a fault, it counts as never back.
+/// How long to wait for the store after a fault. A store that has not decided by then is reported as never
+/// back.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The lengths of the phases of a run.
@@ -110,7 +111,8 @@ pub enum RunError {
 /// Injects `fault`, and records what happens.
 ///
 /// # Errors
-/// If the servers or the limiter cannot be started. Mistakes of the limiter are in the result instead.
+/// If the servers or the limiter cannot be started. Mistakes of the limiter are not errors: they are in the
+/// result.
 pub async fn run(fault: &Fault, pace: Pace) -> Result<Observed, RunError> {
     let panics_before = count_panics();
     let (stage, length) = (fault.stage, pace.fault);
@@ -164,7 +166,8 @@ pub async fn run(fault: &Fault, pace: Pace) -> Result<Observed, RunError> {
     })
 }
 
-/// Connects to servers that were just started; on a busy machine they may be slow at first.
+/// Connects to servers that were just started. Tries again for a while, because on a busy machine they may be
+/// slow at first.
 async fn connect(options: Options) -> Result<RedisStore, StartError> {
     let clock = Stopwatch::start();
     loop {

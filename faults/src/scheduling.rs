@@ -1,9 +1,9 @@
-//! Measures how late this process is scheduled. Such delays lengthen decisions, and the limiter is not to
-//! blame.
+//! Measures how late the operating system schedules this process. Such delays lengthen decisions, and are not
+//! the fault of the limiter.
 //!
-//! A task sleeps for a millisecond again and again, and records how much longer it took. The task shares its
-//! runtime with the limiter, so a limiter that blocks its thread would delay this task too. Therefore the
-//! report shows the worst delay beside the corrected figures.
+//! A task sleeps for a millisecond again and again, and records how much longer each sleep took. The task and
+//! the limiter share a runtime. So a limiter that blocks its thread would delay this task too, and would look
+//! like a scheduling delay. Therefore the report shows the worst delay beside the corrected figures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

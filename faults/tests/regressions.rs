@@ -40,7 +40,7 @@ async fn check(limiter: &Limiter, user: &str) -> Decision {
     limiter.check(&attributes).await
 }
 
-/// The first probes reconnect, however many connections were lost with the server.
+/// The breaker's first probes reconnect, no matter how many connections were lost with the server.
 #[tokio::test]
 async fn lost_connections_do_not_fail_a_probe() {
     const CONNECTIONS: usize = 16;
@@ -84,7 +84,7 @@ async fn slow_connection_is_completed_and_used() {
         host: "127.0.0.1".to_owned(),
         port: proxy.address().rsplit_once(':').unwrap().1.parse().unwrap(),
     }));
-    // A command takes 200 ms, and so does the first command of a connection.
+    // Every command takes 200 ms, also the first command of a connection.
     let slow = Fault::Latency(Duration::from_millis(100));
     options.timeout = Duration::from_millis(300);
     options.connect_timeout = Duration::from_secs(5);
@@ -169,8 +169,8 @@ fn slot(cluster: &Cluster) -> (u16, usize) {
     (slot, cluster.master_of_slot(slot))
 }
 
-/// Requests of one batch may need different servers: while a cluster slot moves, each request is decided where
-/// its keys are.
+/// While a cluster slot moves, the requests of one batch may need different servers. Each request is decided
+/// on the server that has its keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn moving_slot_splits_a_batch_without_failures() {
     let cluster = spawn_blocking(|| Cluster::start(3, 0)).await.unwrap();

@@ -1,5 +1,5 @@
-//! Any bytes as a config and as an override: rejected with a message, or compiled and used for one request.
-//! Nothing may panic.
+//! Takes any bytes as a config and as an override. They are rejected with a message, or compiled and used for
+//! one request. Nothing may panic.
 //!
 //! Good seeds: `cargo fuzz run config fuzz/corpus/config crates/config/tests/wrong`.
 

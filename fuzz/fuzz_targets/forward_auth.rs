@@ -1,5 +1,5 @@
-//! Any headers for `/auth`, from a trusted and from an untrusted peer. Nothing may panic, an untrusted peer learns
-//! nothing but that it is untrusted, and every denial is JSON.
+//! Sends any headers to `/auth`, from a trusted and from an untrusted peer. Nothing may panic. The answer
+//! tells an untrusted peer only that it is untrusted. Every denial is JSON.
 //!
 //! The first byte selects the peer and the path. Then come headers: a byte selects the name, a byte is the length
 //! of the value, and the value follows.

@@ -1,4 +1,4 @@
-//! Any bytes as the body of each path that accepts one. Nothing may panic, and every answer is JSON.
+//! Sends any bytes as the body to each path that accepts a body. Nothing may panic, and every answer is JSON.
 //!
 //! The first byte selects the path.
 

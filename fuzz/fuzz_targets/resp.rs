@@ -1,7 +1,7 @@
-//! Any bytes as the input of a Redis client, in pieces of any size. Nothing may panic, every answer is
-//! well-formed, and the buffer stays bounded.
+//! Takes any bytes as the input from a Redis client, in pieces of any size. Nothing may panic, every answer
+//! is well-formed, and the buffer stays bounded.
 //!
-//! The first byte is the size of the pieces; 0 is all at once.
+//! The first byte is the size of the pieces; 0 means that all bytes come at once.
 
 #![no_main]
 
@@ -71,7 +71,7 @@ fuzz_target!(|bytes: &[u8]| {
                 Step::Close | Step::Cut => break 'pieces,
             }
         }
-        // The rest of the input is the start of a command.
+        // The unread rest of the input is the start of a command.
         assert!(input.unread().len() <= bounds::MAX_COMMAND);
     }
 });

@@ -144,7 +144,8 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     plan.build(other)?;
     let (mut before, mut after) = (Vec::new(), Vec::new());
     for run in 0..plan.options.runs {
-        // Each checkout goes first in half of the runs: a machine that slows down favours neither.
+        // Each checkout goes first in half of the runs, so that a machine that becomes slower does not favour
+        // one of them.
         if run % 2 == 0 {
             before.push(plan.run(other)?);
             after.push(plan.run(&this)?);

@@ -1,14 +1,14 @@
 //! Compares what the same benchmark printed in two checkouts.
 //!
-//! A benchmark prints tables whose columns are at least two spaces apart and, after the first, aligned to
-//! the right. Figures are matched by their position: the third figure of the second row of the first
-//! table. So texts and headings may differ between the checkouts; the shape of the tables may not.
+//! A benchmark prints tables whose columns are at least two spaces apart and, after the first, aligned to the
+//! right. Figures are matched by their position, such as the third figure of the second row of the first
+//! table. So texts and headings may differ between the checkouts, but the tables must have the same shape.
 
 use std::fmt::Write as _;
 
 use crate::shell::Failure;
 
-/// Columns that are not measured: they follow from others, or name the case of a row.
+/// Columns that are not measured. They are computed from other columns, or name the case of a row.
 const NOT_MEASURED: [&str; 3] = ["", "ratio", "bar"];
 const PART_OF_NAME: &str = "threads";
 
@@ -69,7 +69,7 @@ fn line([row, column, other, this, ratio, lowest, highest]: [String; 7]) -> Stri
     format!("{row:<46}{column:>24}{other:>12}{this:>12}{ratio:>9}{lowest:>9}{highest:>9}\n")
 }
 
-/// Returns the middle value; the mean of the two middle ones if their number is even.
+/// Returns the middle value. If the number of values is even, returns the mean of the two middle values.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;

@@ -56,7 +56,7 @@ pub(crate) const BENCH_DOORS: &[Component] = &[
 /// To build throttlecrab, which the RESP door is compared with.
 pub(crate) const BENCH_PEER: &[Component] = &[component("protoc", "protobuf-compiler")];
 
-/// Installs the missing ones of `components`. The error says which command installs them.
+/// Installs those of `components` that are missing. The error says which command installs them.
 pub(crate) fn ensure(components: &[Component]) -> Result<(), Failure> {
     let missing = missing(components);
     if missing.is_empty() {
@@ -67,7 +67,7 @@ pub(crate) fn ensure(components: &[Component]) -> Result<(), Failure> {
     if let Some(apt) = Apt::find()
         && !apt.install(&packages)
     {
-        // The package lists may be missing, as in fresh containers, or out of date.
+        // The package lists may be out of date, or missing as in a new container.
         apt.run(&["update"]);
         apt.install(&packages);
     }
@@ -91,7 +91,7 @@ fn missing(components: &[Component]) -> Vec<&Component> {
 
 fn is_on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // The PATH of ordinary users often lacks the directory of servers.
+    // The PATH of ordinary users often lacks `/usr/sbin`, where servers are installed.
     let directories = std::env::split_paths(&path)
         .chain(["/usr/sbin".into()])
         .chain(postgresql());

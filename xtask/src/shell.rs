@@ -1,4 +1,5 @@
-//! Steps: cargo commands with a name. Each is timed, and prints the line that repeats it when it fails.
+//! Steps: cargo commands with a name. Each step is timed. A step that fails prints the command line to run it
+//! again.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -44,7 +45,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// `line` is what follows `cargo`, separated by spaces.
+    /// Makes a step that runs `cargo` with the words of `line` as arguments.
     pub(crate) fn cargo(name: &'static str, line: &'static str) -> Step {
         Step {
             name,
@@ -64,8 +65,8 @@ impl Step {
         self
     }
 
-    /// Runs in `checkout`. Another checkout than this one builds into its own `target`, whatever
-    /// `CARGO_TARGET_DIR` says: the programs of both must exist at the same time.
+    /// Makes the step run in `checkout`. If this is another checkout, it builds into its own `target` and
+    /// ignores `CARGO_TARGET_DIR`, because the programs of both checkouts must exist at the same time.
     pub(crate) fn in_checkout(mut self, checkout: &Path) -> Step {
         if checkout != root() {
             let target = checkout.join("target").display().to_string();
@@ -79,7 +80,7 @@ impl Step {
         self.timed(Command::status)
     }
 
-    /// Runs the step, and calls `see` with each line of standard output after printing it.
+    /// Runs the step. Prints each line of its standard output, and then calls `see` with the line.
     pub(crate) fn run_watched(&self, mut see: impl FnMut(&str)) -> Result<(), Failure> {
         self.timed(|command| {
             let mut child = command.stdout(Stdio::piped()).spawn()?;
@@ -121,7 +122,7 @@ impl Step {
 }
 
 impl fmt::Display for Step {
-    /// Writes the line that repeats the step in a shell.
+    /// Writes the command line that runs the step again in a shell.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(checkout) = &self.checkout {
             write!(f, "cd {} && ", checkout.display())?;

@@ -49,7 +49,8 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     tests = match options.long {
         true => tests
             .env("TOLLGATE_PROOF_CASES", "100")
-            // The default for properties without a number of their own; some of them are slow.
+            // The number of cases of properties that do not set their own number. Some of these properties
+            // are slow.
             .env("PROPTEST_CASES", "2560"),
         false => tests.env("PROPTEST_RNG_SEED", "1"),
     };
@@ -73,7 +74,7 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
         "check --locked --quiet --manifest-path fuzz/Cargo.toml",
     )
     .run()?;
-    // Offline: everything was downloaded for the tests.
+    // This step works offline, because everything was downloaded for the tests.
     Step::cargo(
         "packages",
         "package --workspace --no-verify --allow-dirty --offline --quiet",

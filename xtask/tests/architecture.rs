@@ -77,7 +77,7 @@ fn walks_name_files_and_functions_that_exist() {
     for walk in walks {
         let mut steps = 0;
         for line in walk {
-            // A name belongs to the last path before it.
+            // A name is defined in the file whose path comes last before the name.
             let mut file = None;
             for name in quoted(line) {
                 if name.ends_with(".rs") || name.ends_with(".lua") {
@@ -113,7 +113,7 @@ fn glossary_has_at_most_thirty_words() {
     let [glossary] = glossaries.as_slice() else {
         panic!("there are {} glossaries", glossaries.len());
     };
-    // A list item or a row of a table, without the heading and the rule below it.
+    // Count list items, and rows of tables. The first two rows are the heading and the line below it.
     let items = glossary.iter().filter(|line| line.starts_with(['-', '*']));
     let rows = glossary.iter().filter(|line| line.starts_with('|')).skip(2);
     let words = items.count() + rows.count();

@@ -1,4 +1,5 @@
-//! A table of Tollgate against a no-op server: requests per second and CPU time, each with its bar.
+//! A table that compares Tollgate with a no-op server: requests per second and CPU time, each with its
+//! target.
 
 use tollgate_bench::table::{Bar, Table};
 

@@ -15,23 +15,23 @@ const IDLE: Bar = Bar::AtMost(25.0);
 const FULL: Bar = Bar::AtMost(120.0);
 /// Bytes in a megabyte.
 const MEGA: f64 = 1e6;
-/// How long a server may take to finish its start.
+/// How long to wait until a server has finished its start.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Keys that are asked for at once.
+/// How many keys a client asks for at once.
 const AT_ONCE: usize = 100;
-/// Clients that ask at the same time.
+/// How many clients ask at the same time.
 const CLIENTS: usize = 32;
 /// The number of keys that are asked for again.
 const SAMPLE: usize = 100;
-/// Each key allows two requests at once, and one more a day later. With a burst of one, throttlecrab would
-/// keep nothing.
+/// The limit of each key: two requests at once, and one more a day later. With a burst of one, throttlecrab
+/// would store nothing.
 const NUMBERS: Numbers = Numbers {
     at_once: 2,
     count: 1,
     period: 86_400,
 };
 
-/// Megabytes of one server.
+/// The resident memory of one server, in megabytes.
 struct Resident {
     idle: f64,
     full: f64,

@@ -79,7 +79,7 @@ impl Setting {
     }
 }
 
-/// Measures the parts one after the other, also if one fails.
+/// Measures the parts one after the other. If a part fails, the next parts are still measured.
 pub(crate) fn run(quick: bool, write: Option<&Path>, parts: &[Part]) -> Result<(), Box<dyn Error>> {
     let mut failures = Vec::new();
     let mut setting = Setting {

@@ -1,5 +1,5 @@
-//! The peer: the server of throttlecrab, another rate limiter with RESP. The first use installs throttlecrab
-//! into `$XDG_CACHE_HOME/tollgate/peers` or `~/.cache/tollgate/peers`.
+//! The server that the RESP door is compared with: throttlecrab, another rate limiter with RESP. The first
+//! use installs it into `$XDG_CACHE_HOME/tollgate/peers` or `~/.cache/tollgate/peers`.
 
 use std::env;
 use std::error::Error;
@@ -31,7 +31,7 @@ impl Peer {
         std::fs::create_dir_all(&peers)?;
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut install = Command::new(cargo);
-        // Outside this workspace, whose settings must not apply.
+        // Build outside of this workspace, because its settings must not apply.
         install.current_dir(&peers);
         install.args(["install", CRATE, "--version", VERSION, "--locked", "--root"]);
         let status = install.arg(&root).status()?;

@@ -12,12 +12,12 @@ use crate::report::Report;
 use crate::round::{Round, Rounds, alternate};
 use crate::server::Server;
 
-/// Concurrent requests.
+/// The number of concurrent requests: few in one measurement, many in another.
 const FEW: u32 = 64;
 const MANY: u32 = 256;
 /// The least requests per second, relative to the no-op server.
 const RATE: Bar = Bar::AtLeast(0.5);
-/// The least throughput of many concurrent requests, relative to few.
+/// The least throughput with many concurrent requests, relative to that with few.
 const GROWTH: Bar = Bar::AtLeast(1.0);
 
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {

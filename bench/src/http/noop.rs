@@ -34,7 +34,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         let app = Router::new().route("/v1/check", post(check));
         let listener = tokio::net::TcpListener::bind(options.http).await?;
         let listener = listener.tap_io(|stream| {
-            // On failure, answers may only be slower.
+            // If this fails, answers are only slower.
             let _ = stream.set_nodelay(true);
         });
         axum::serve(listener, app).await?;
@@ -42,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// Borrows from the body, like the server does.
+/// The body of a request. It borrows from the input, as in the server.
 #[derive(Deserialize)]
 struct CheckBody<'a> {
     #[serde(borrow)]

@@ -10,7 +10,7 @@ use tollgate_rig::{Redis, Stopwatch};
 use super::{Effort, MOST_OF_LEDGER, MOST_OF_RESERVATION, Pair};
 
 const TENANTS: usize = 100;
-/// Requests over a network are slower, so there are this many times fewer.
+/// Divides the number of requests over a network, because these are slower.
 const FEWER: usize = 10;
 
 /// An engine, and its requests per round.

@@ -15,7 +15,7 @@ use super::{Effort, LEAST_OF_INGEST, Pair};
 pub(super) const BATCH: usize = 5000;
 /// The number of counters.
 const KEYS: u128 = 1000;
-/// Each round takes long, so a few are enough.
+/// The number of rounds: few, because each takes long.
 const ROUNDS: usize = 5;
 
 /// The ids of the entries. The ids matter because the ledger has an index of ids, and the plain table has
@@ -103,7 +103,7 @@ async fn write(database: Database, made: Vec<Entry>) -> Result<f64, Box<dyn Erro
     let stopwatch = Stopwatch::start();
     let mut made = made.into_iter().peekable();
     while made.peek().is_some() {
-        // In batches: entries that wait longer than the flush interval would go to the spill file.
+        // Record in batches: entries that wait longer than the flush interval would go to the spill file.
         for entry in made.by_ref().take(BATCH) {
             ledger.record(entry)?;
         }

@@ -1,4 +1,5 @@
-//! Reserve and commit against one check through the HTTP door: two requests against one, over one connection.
+//! Compares reserve and commit with one check through the HTTP door: two requests with one, over one
+//! connection.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +20,7 @@ rules:
 ";
 const CHECK: &str = r#"{"attributes":{"tenant":"acme","action":"chat"}}"#;
 const RESERVE: &str = r#"{"attributes":{"tenant":"acme","action":"chat"},"cost":10}"#;
-/// Requests over a network are slower, so there are this many times fewer.
+/// Divides the number of requests over a network, because these are slower.
 const FEWER: usize = 10;
 
 pub(super) fn measure(effort: &Effort) -> Result<Pair, Box<dyn Error>> {

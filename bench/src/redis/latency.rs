@@ -1,8 +1,8 @@
 //! The latency of a request when the server is not busy, against a PING through the same client library.
 //!
-//! Requests are sent at random times, independent of earlier answers. The latency counts from the time at which
-//! the request was due. One thread sends and receives, and never sleeps: waking a thread would take longer than
-//! most requests.
+//! Requests are sent at random times, independent of earlier answers. The latency is measured from the time
+//! at which the request should have been sent. One thread sends and receives, and never sleeps: waking a
+//! thread would take longer than most requests.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -108,7 +108,7 @@ where
     }
     seconds.sort_by(f64::total_cmp);
     let at = |share: f64| {
-        // Below the length, because the share is below 1.
+        // The index is below the length, because the share is below 1.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let place = (seconds.len() as f64 * share) as usize;
         seconds.get(place).map_or(f64::NAN, |it| it * 1e6)

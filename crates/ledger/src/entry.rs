@@ -357,7 +357,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Like `entry`, with a change.
+    /// Returns an entry like [`entry`], with a change.
     pub(crate) fn entry_with(id: u128, change: impl FnOnce(&mut Entry)) -> Entry {
         let mut entry = entry(id);
         change(&mut entry);

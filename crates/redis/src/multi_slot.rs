@@ -191,8 +191,8 @@ impl MultiSlot {
             others_deny |= part.request.denies(&seen.outcomes, |_, _| true);
             told.push(seen);
         }
-        // The candidate for the charge that denied was charged in an earlier slot, before the later denials
-        // were known.
+        // The candidate for the charge that denied is in the same slot. It was charged before the denials of
+        // the later slots were known.
         if others_deny
             && let (Some(part), Some(taken)) = (self.parts.get(earlier), told.get_mut(earlier))
         {

@@ -31,7 +31,7 @@ pub(super) fn sentinel_failover(_: Duration) -> Box<dyn Stage> {
     Box::new(Watched(Sentinels::start()))
 }
 
-/// A cluster, and what happens to the cluster slot of the keys.
+/// A cluster, and the fault that happens to the cluster slot of the keys.
 struct Sharded {
     cluster: Cluster,
     strike: fn(&Cluster, u16, Duration) -> u64,

@@ -1,7 +1,7 @@
 //! The faults, and how to inject them.
 //!
-//! A fault has a `Stage`: servers, and something that happens to them. The expectations of each fault are
-//! here; the promises that hold in every fault are in [`crate::judge`].
+//! A fault has a `Stage`: servers, and something that happens to them. This file has the expectations of each
+//! fault. The promises that hold in every fault are in [`crate::judge`].
 
 #![allow(
     clippy::panic,
@@ -32,14 +32,14 @@ pub struct Fault {
     pub availability: Availability,
     /// Whether the store may deny a subject below its limit.
     pub may_deny_more: bool,
-    /// Starts the servers. The duration is the length of the fault.
+    /// Starts the servers. The argument is the length of the fault.
     pub(crate) stage: fn(Duration) -> Box<dyn Stage>,
 }
 
 /// Whether the store can decide during a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Availability {
-    /// The store is unavailable: policies decide.
+    /// The store is unavailable: failure policies decide.
     Gone,
     /// The store must decide.
     Available,

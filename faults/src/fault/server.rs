@@ -150,7 +150,7 @@ pub(super) fn read_only(_: Duration) -> Box<dyn Stage> {
     Box::new(Demoted { redis, other })
 }
 
-/// A server that uses the time of the caller.
+/// A server whose scripts use the clock of the caller.
 struct WithClock {
     redis: Redis,
     clock: Arc<OffsetClock>,

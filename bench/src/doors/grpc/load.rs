@@ -26,7 +26,7 @@ pub(super) const CONNECTIONS: u32 = 4;
 const KEYS: usize = 10_000;
 const KEYS_PER_TENANT: usize = 100;
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-/// The bytes before a message: a flag for compression, and the length.
+/// How many bytes come before a message: a flag for compression, and the length.
 const PREFIX: usize = 5;
 
 /// The server and the load.

@@ -9,7 +9,7 @@ use crate::server::Server;
 
 const CONNECTIONS: &str = "50";
 const KEYS: &str = "100000";
-/// The number of requests of the first run, for each command in flight.
+/// The number of requests in the first round, per command in flight.
 const FIRST: u64 = 20_000;
 
 /// The limits in the commands.
@@ -38,7 +38,7 @@ impl Limits {
                 count: 1_000_000,
                 period: 1,
             },
-            // Not 1: throttlecrab never denies a burst of one.
+            // Not 1, because throttlecrab never denies with a burst of one.
             Limits::Narrow => Numbers {
                 at_once: 2,
                 count: 1,
@@ -75,7 +75,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Runs a round of about `seconds`. The first round finds the number of requests for that.
+    /// Runs a round of about `seconds`. Each round sets the number of requests of the next one.
     pub(crate) fn run(&mut self, seconds: f64) -> Result<Round, Box<dyn Error>> {
         let (server, requests) = (self.server, self.requests);
         let cpu_before = server.cpu_micros()?;

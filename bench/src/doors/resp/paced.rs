@@ -1,5 +1,5 @@
 //! A load of `CL.THROTTLE` at a fixed rate: 50 connections send at fixed intervals, independent of earlier
-//! answers. The latency counts from the time at which the command was due.
+//! answers. The latency is measured from the time at which the command should have been sent.
 //!
 //! One thread sends and receives, and never sleeps: waking a thread would take longer than most answers.
 
@@ -25,7 +25,7 @@ pub(crate) const CONNECTIONS: u32 = 50;
 const KEYS: u32 = 100_000;
 /// An answer is an array of five numbers: six lines.
 const LINES: usize = 6;
-/// The timeout of the last answers.
+/// How long to wait for the last answers.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The server and the load.
@@ -93,7 +93,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 /// A connection, shared by the sender and the receiver.
 struct Connection {
     stream: TcpStream,
-    /// When each unanswered command was due.
+    /// When each unanswered command should have been sent.
     waiting: RefCell<VecDeque<Duration>>,
 }
 
@@ -157,7 +157,7 @@ async fn receive(
             Ok(length) => {
                 let now = clock.elapsed();
                 let bytes = &buffer[..length];
-                // Errors begin with a minus.
+                // An error reply begins with a minus.
                 if lines == 0 && bytes.first() == Some(&b'-') {
                     return eprintln!("an error: {}", String::from_utf8_lossy(bytes));
                 }

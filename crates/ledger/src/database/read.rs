@@ -308,7 +308,7 @@ impl Query {
         self
     }
 
-    /// If `values` are given, selects only rows that come after the row with these values.
+    /// Selects only rows that come after the row with these values. Does nothing without values.
     fn beyond(mut self, columns: &str, values: Option<&[Value]>) -> Query {
         if let Some(values) = values {
             let first = self.values.len() + 1;

@@ -132,7 +132,7 @@ impl Creation {
                     return Err(StoreError::Script(why.into()));
                 }
                 _ => {
-                    // Another hold with this id has not ended in this cluster slot.
+                    // This cluster slot still has a part of an earlier hold with this id.
                     self.give_up(number).await;
                     let why = "part of another hold with this id is still there: use another id";
                     return Err(StoreError::Script(why.into()));
