@@ -44,8 +44,8 @@ impl Delays {
         Delays(sleeps)
     }
 
-    /// Returns the longest delay that a task between `from` and `to` can have had: one delay in between, or
-    /// one at its start and one at its end.
+    /// Returns how much the scheduler can have delayed a task that ran from `from` to `to`: the longest single
+    /// delay in that time or, if it is larger, the sum of the first and the last delay.
     #[must_use]
     pub fn worst_between(&self, from: Duration, to: Duration) -> Duration {
         let first = self.0.partition_point(|one| one.ended < from);

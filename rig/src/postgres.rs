@@ -266,8 +266,11 @@ impl Postgres {
         let Some(mut child) = self.process().take() else {
             return;
         };
-        // A paused process would not see the signal.
-        let _ = kill_process(pid(child.id()), Signal::CONT);
+        // A paused process would not see the signal, nor would a process that the server started see the
+        // server's.
+        for paused in children(child.id()).into_iter().chain([child.id()]) {
+            let _ = kill_process(pid(paused), Signal::CONT);
+        }
         kill_process(pid(child.id()), signal).expect("a process to end");
         let ended = wait::at_most(STOP_LIMIT, || child.try_wait().expect("a child"));
         assert!(

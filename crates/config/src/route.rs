@@ -136,7 +136,9 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
     let is_plain = |byte: u8| byte.is_ascii_graphic();
     if name.is_empty() || name.len() > MAX_ACTION || !name.bytes().all(is_plain) {
         let message = format!("`{}` cannot be an action", Short(name));
-        let help = format!("use letters, digits and signs without spaces, {MAX_ACTION} at most");
+        let help = format!(
+            "use ASCII letters, digits and punctuation, no spaces, {MAX_ACTION} characters at most"
+        );
         problems.report(action.place, message, help);
     }
     Some(Route {

@@ -187,8 +187,8 @@ impl Request {
         }
     }
 
-    /// Returns the request for `units` that another cluster slot has denied: it takes nothing, and is counted
-    /// where denied requests count.
+    /// Returns the request for `units` that another cluster slot has denied. Only charges that count denied
+    /// requests are charged.
     pub(crate) fn denied_elsewhere(&self, units: u64) -> Request {
         Request {
             denied: true,

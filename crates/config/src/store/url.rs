@@ -113,7 +113,7 @@ pub enum UrlError {
     BadPort,
     /// The URL's database is not a number.
     BadDatabase,
-    /// A `%` in the user or the password does not start an escape of UTF-8 text.
+    /// A `%` in the user or the password is not followed by two hexadecimal digits, or the bytes are not UTF-8.
     BadEscape,
     /// A `/`, `?` or `#` in the user or the password is not escaped.
     Unescaped,

@@ -136,7 +136,7 @@ impl<'t> Converter<'t> {
                 wild.retain(|(at, _)| *at < index);
                 if let Some((_, all)) = wild.iter().find(|(_, other)| other.is_all()) {
                     let message = format!(
-                        "the original uses this descriptor only for the value `{}` itself: `{}` comes before \
+                        "envoyproxy/ratelimit uses this descriptor only for the value `{}` itself: `{}` comes before \
                          it and matches every value",
                         own.text, all.text
                     );
@@ -157,7 +157,7 @@ impl<'t> Converter<'t> {
             Values::Any => {
                 if let Some((_, all)) = wild.iter().find(|(_, other)| other.is_all()) {
                     let message = format!(
-                        "the original never uses this descriptor: the value `{}` of `{}` matches everything",
+                        "envoyproxy/ratelimit never uses this descriptor: another one, with the value `{}` of `{}`, matches everything",
                         all.text, it.key
                     );
                     self.note(Kind::NoEffect, file, it.place, message);
@@ -193,7 +193,7 @@ impl<'t> Converter<'t> {
         for (_, other) in wild {
             let Some(condition) = other.condition(name) else {
                 let message = format!(
-                    "a value of `{}` that matches `{}` counts under both descriptors; the original counts \
+                    "a value of `{}` that matches `{}` counts under both descriptors; envoyproxy/ratelimit counts \
                      it only under `{1}`. An expression cannot match that many `*`",
                     it.key, other.text
                 );
@@ -265,7 +265,7 @@ impl<'t> Converter<'t> {
         }
         for key in dropped {
             let message = format!(
-                "this rule also counts some values of `{key}` that the original counts under another \
+                "this rule also counts some values of `{key}` that envoyproxy/ratelimit counts under another \
                  descriptor: an expression that excludes them is longer than {MAX_WHEN} bytes"
             );
             self.note(Kind::Differs, file, it.place, message);
@@ -277,7 +277,7 @@ impl<'t> Converter<'t> {
 
     fn note_limit(&mut self, file: usize, it: &Descriptor, limit: &RateLimit) {
         if let Some(place) = it.quota {
-            let message = "`quota_mode`: the original denies a request with several such \
+            let message = "`quota_mode`: envoyproxy/ratelimit denies a request with several such \
                            descriptors when all limits are used up, Tollgate when one is";
             self.note(Kind::Differs, file, place, message);
         }
@@ -285,7 +285,7 @@ impl<'t> Converter<'t> {
             let shown = shortened(name);
             let (kind, message) = if self.names.contains(name.as_str()) {
                 let message = format!(
-                    "`replaces`: the original does not count `{shown}` in a request that this limit applies \
+                    "`replaces`: envoyproxy/ratelimit does not count `{shown}` in a request that this limit applies \
                      to. Tollgate decides each descriptor on its own, so both count"
                 );
                 (Kind::Differs, message)
@@ -337,7 +337,7 @@ impl<'t> Converter<'t> {
 
     fn note_whole(&mut self) {
         if self.paths.iter().any(|(path, ..)| path.steps.len() > 1) {
-            let message = "the entries of a descriptor may come in any order; the original \
+            let message = "the entries of a descriptor may come in any order; envoyproxy/ratelimit \
                            ignores descriptors whose entries are not in the order of its config";
             self.notes.push(Note::general(Kind::Differs, message));
         }

@@ -321,7 +321,8 @@ impl Reader<'_, '_> {
     /// Adds a note about a field in a wrong place. Unknown fields were reported already.
     fn misplaced(&mut self, name: &str, place: Place, what: &str) {
         if is_known(name) {
-            let message = format!("`{name}` has no meaning in {what}; the original ignores it");
+            let message =
+                format!("`{name}` has no meaning in {what}; envoyproxy/ratelimit ignores it");
             self.note(Kind::NoEffect, place, message);
         }
     }

@@ -191,7 +191,7 @@ impl Creation {
     }
 
     /// Finishes a denied hold. Undoes the parts that were made, and reads the states of the other parts. In
-    /// all parts, the denial is counted where denied requests count.
+    /// all parts, charges that count denied requests are charged.
     async fn deny(
         self,
         earlier: Vec<Taken>,

@@ -79,7 +79,10 @@ pub(super) fn reason() -> Schema {
 
 /// A new override. An override has one of `numbers`, `scale` and `state`.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it describes what an override is read from")]
+#[expect(
+    dead_code,
+    reason = "only the OpenAPI document uses this struct; other code reads the body"
+)]
 #[schema(rename_all = "camelCase")]
 pub(super) struct NewOverride {
     /// The tenant that the override applies to.
@@ -110,7 +113,10 @@ pub(super) struct NewOverride {
 
 /// Numbers of a rule, as in the config. Numbers that are left out stay as they are.
 #[derive(ToSchema)]
-#[expect(dead_code, reason = "it describes what an override is read from")]
+#[expect(
+    dead_code,
+    reason = "only the OpenAPI document uses this struct; other code reads the body"
+)]
 #[schema(rename_all = "snake_case")]
 pub(super) struct NewNumbers {
     #[schema(required = false)]

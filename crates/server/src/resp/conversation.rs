@@ -24,7 +24,7 @@ pub enum Step {
     Ask,
     /// Write the answers, and close the connection.
     Close,
-    /// Write the answers, and close a connection on which the client may still be sending.
+    /// Write the answers, close our side, and read on for a while: the client may still be sending.
     Cut,
 }
 
