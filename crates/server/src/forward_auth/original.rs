@@ -256,8 +256,8 @@ mod tests {
             ("f-method=GET", "lacks the header x-forwarded-uri"),
             ("o-uri=/", missing),
             ("o-uri=/|o-method=", missing),
-            ("o-uri=/|o-method=GET|f-uri=/b", "both"),
-            ("f-uri=/|f-method=GET|o-url=/b", "both"),
+            ("o-uri=/|o-method=GET|f-uri=/b", "and also"),
+            ("f-uri=/|f-method=GET|o-url=/b", "and also"),
             (
                 "f-method=GET|f-uri=/|f-uri=/b",
                 "x-forwarded-uri is given more than once",
