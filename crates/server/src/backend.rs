@@ -97,7 +97,7 @@ impl Backend {
             Question::Check(it) => Ok(Answer::Decision(check(snapshot, it, origin).await)),
             Question::Peek(Check { attributes, ask }) => {
                 let attributes = attributes.attributes();
-                let asking = Box::pin(snapshot.peek(&attributes, *ask));
+                let asking = pin!(snapshot.peek(&attributes, *ask));
                 let decision = origin.trace(snapshot, "peek", asking).await;
                 Ok(Answer::Standing(decision))
             }
