@@ -92,8 +92,13 @@ impl Session {
         if self.connection.is_none() {
             let mut connection = connect(&self.options, Purpose::Write).await?;
             let limit = self.options.write_timeout;
-            migrate::migrate(&mut *connection, &self.location, limit).await?;
+            let migrated = migrate::migrate(&mut *connection, &self.location, limit).await;
             self.connection = Some(connection);
+            if let Err(error) = migrated {
+                // Closed before the error is reported: the process may end then, and SQLite would leave files.
+                self.close().await;
+                return Err(error);
+            }
         }
         Ok(())
     }
