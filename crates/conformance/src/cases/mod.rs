@@ -1,4 +1,4 @@
-//! Situations with known answers. Each case gets an empty store, with its clock at [`START`](crate::START).
+//! Situations with known answers. Each case gets an empty store, with its clock at [`START`].
 
 mod backoff;
 mod change;
