@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use clap::Args;
 
@@ -14,15 +15,65 @@ const LIBRARY: &str = "crates/tollgate/Cargo.toml";
 /// The packages of this workspace that are not published.
 const UNPUBLISHED: [&str; 4] = ["tollgate-bench", "tollgate-faults", "tollgate-rig", "xtask"];
 
+/// All packages, those whose tests take the longest with `--long` first.
+const PACKAGES: [&str; 15] = [
+    "tollgate",
+    "tollgate-redis",
+    "tollgate-store",
+    "tollgate-cli",
+    "tollgate-server",
+    "tollgate-core",
+    "tollgate-ledger",
+    "tollgate-rules",
+    "tollgate-faults",
+    "tollgate-rig",
+    "tollgate-config",
+    "tollgate-conformance",
+    "tollgate-import",
+    "tollgate-bench",
+    "xtask",
+];
+
 #[derive(Args)]
 pub(crate) struct Options {
     /// Run 10 to 100 times as many random cases of every property, new ones each time, and longer random
-    /// sequences against Redis and outages
-    #[arg(long)]
-    long: bool,
+    /// sequences against Redis and outages. `--long 2/4` tests the second of four shares of the packages
+    #[arg(long, value_name = "PART", num_args = 0..=1, default_missing_value = "1/1")]
+    long: Option<Part>,
     /// Then test the Redis store with every supported server: Redis 6.2, 7.0 and 8.2, Valkey 9
     #[arg(long)]
     matrix: bool,
+}
+
+/// One of several shares of the packages, which are tested one share at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    /// From 1 to `of`.
+    number: usize,
+    of: usize,
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Part, String> {
+        let numbers = text.split_once('/');
+        let numbers = numbers.and_then(|(number, of)| number.parse().ok().zip(of.parse().ok()));
+        match numbers {
+            Some((number, of)) if (1..=of).contains(&number) && of <= PACKAGES.len() => {
+                Ok(Part { number, of })
+            }
+            _ => Err("write a part as 2/4: the second of four".to_owned()),
+        }
+    }
+}
+
+impl Part {
+    /// Returns the packages of this part. Neighbours in the list take about the same time, so each part gets
+    /// a similar share.
+    fn packages(self) -> impl Iterator<Item = &'static str> {
+        PACKAGES.into_iter().skip(self.number - 1).step_by(self.of)
+    }
 }
 
 /// Runs the steps up to the first that fails. Prints the sum of all tests as the last line.
@@ -44,15 +95,21 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     )
     .run()?;
 
-    let mut tests = Step::cargo("tests", "test --workspace --locked");
     // A short run always uses the same random cases, so two runs of one commit agree.
-    tests = match options.long {
-        true => tests
+    let tests = match options.long {
+        Some(part) => part
+            .packages()
+            .fold(Step::cargo("tests", "test --locked"), |step, package| {
+                step.args(&["--package", package])
+            })
             .env("TOLLGATE_PROOF_CASES", "100")
             // The number of cases of properties that do not set their own number. Some of these properties
             // are slow.
             .env("PROPTEST_CASES", "2560"),
-        false => tests.env("PROPTEST_RNG_SEED", "1"),
+        None => {
+            let tests = Step::cargo("tests", "test --workspace --locked");
+            tests.env("PROPTEST_RNG_SEED", "1")
+        }
     };
     tests.run_watched(|line| tally.add_line(line))?;
     if tally.is_empty() {
@@ -129,6 +186,39 @@ fn matrix(tally: &mut Tally) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_together_are_the_whole_workspace() {
+        let part = |text: &str| text.parse::<Part>();
+        for wrong in ["0/4", "5/4", "1/0", "1/99", "2", "a/b", ""] {
+            assert!(part(wrong).is_err(), "{wrong}");
+        }
+        let of_all: Vec<_> = (1..=4)
+            .flat_map(|number| Part { number, of: 4 }.packages())
+            .collect();
+        let mut members = Vec::new();
+        for directory in ["crates", "."] {
+            for member in std::fs::read_dir(shell::root().join(directory)).expect("it is there") {
+                let manifest = member.expect("readable").path().join("Cargo.toml");
+                let Ok(text) = std::fs::read_to_string(manifest) else {
+                    continue;
+                };
+                let name = text.lines().find_map(|line| line.strip_prefix("name = "));
+                members.push(
+                    name.expect("a package has a name")
+                        .trim_matches('"')
+                        .to_owned(),
+                );
+            }
+        }
+        // The fuzz targets are a workspace of their own.
+        members.retain(|name| name != "tollgate-fuzz");
+        members.sort_unstable();
+        let mut sorted = of_all.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, members);
+        assert_eq!(part("1/1"), Ok(Part { number: 1, of: 1 }));
+    }
 
     #[test]
     fn each_combination_of_features_is_checked() {
