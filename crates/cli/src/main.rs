@@ -42,6 +42,11 @@ use clap::{Parser, Subcommand};
 
 use config::block_on;
 
+/// Each answer allocates and frees about a dozen small blocks. docs/decisions/0011-first-build.md has the
+/// figures of both allocators.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Decides, before any expensive work, whether an operation may proceed.
 #[derive(Parser)]
 #[command(

@@ -6,7 +6,7 @@
 use std::pin::pin;
 use std::sync::Arc;
 
-use futures_util::future::join_all;
+use futures_util::future::{FutureExt, join_all};
 use tokio::sync::Semaphore;
 use tollgate::{
     Acquire, AcquireOutcome, BatchDecision, Decision, DemandError, Engine, Hold, HoldError,
@@ -84,9 +84,40 @@ impl Backend {
         }
     }
 
-    /// Answers `question` under the config of `snapshot`, within a span if `origin` is sampled. Rare
-    /// questions are boxed, so that the future of a check stays small.
+    /// Answers `question` under the config of `snapshot`, within a span if `origin` is sampled.
     pub(crate) async fn answer(
+        &self,
+        snapshot: &Snapshot<'_>,
+        question: &Question<'_>,
+        origin: &Origin,
+    ) -> Result<Answer, AskError> {
+        match self.answer_now(snapshot, question, origin) {
+            Some(answer) => answer,
+            None => Box::pin(self.ask(snapshot, question, origin)).await,
+        }
+    }
+
+    /// Like `answer`, but only if the state is in this process, and the question never waits. Then the
+    /// whole decision is made on the stack. A future would have to be moved: several kilobytes a request.
+    pub(crate) fn answer_now(
+        &self,
+        snapshot: &Snapshot<'_>,
+        question: &Question<'_>,
+        origin: &Origin,
+    ) -> Option<Result<Answer, AskError>> {
+        let never_waits = matches!(
+            question,
+            Question::Check(_)
+                | Question::Peek(_)
+                | Question::Demands(_)
+                | Question::Batch(_)
+                | Question::Refund(_)
+        );
+        let is_ready = never_waits && self.engine.store().is_local();
+        is_ready.then(|| self.ask(snapshot, question, origin).now_or_never())?
+    }
+
+    async fn ask(
         &self,
         snapshot: &Snapshot<'_>,
         question: &Question<'_>,
@@ -102,19 +133,18 @@ impl Backend {
                 Ok(Answer::Standing(decision))
             }
             Question::Demands(demands) => {
-                let asking = Box::pin(snapshot.ask_all(demands));
+                let asking = pin!(snapshot.ask_all(demands));
                 let decided = origin.trace(snapshot, "check", asking).await;
                 Ok(Answer::Demands(decided.map_err(AskError::Demand)?))
             }
             Question::Batch(checks) => {
                 // All checks start together, so that a shared store can send them in one batch.
                 let asked = checks.iter().map(|it| check(snapshot, it, origin));
-                Ok(Answer::Batch(Box::pin(join_all(asked)).await))
+                Ok(Answer::Batch(join_all(asked).await))
             }
             Question::Refund(refund) => {
                 let attributes = refund.attributes.attributes();
-                let asking = snapshot.refund(&attributes, refund.units, refund.charged_at);
-                let asking = Box::pin(asking);
+                let asking = pin!(snapshot.refund(&attributes, refund.units, refund.charged_at));
                 let decision = origin.trace(snapshot, "refund", asking).await;
                 decision.map(Answer::Standing).map_err(AskError::Store)
             }

@@ -2,7 +2,7 @@
 //! Tollgate's own service is in `own`.
 
 use std::convert::Infallible;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -179,7 +179,7 @@ impl RateLimitService for Limits {
             return Ok(tonic::Response::new(answer));
         }
         let question = Question::Demands(demands);
-        let answer = pin!(self.backend.answer(&snapshot, &question, &origin)).await;
+        let answer = self.backend.answer(&snapshot, &question, &origin).await;
         let answer = door_config.responder.answer(&answer)?;
         Ok(tonic::Response::new(answer))
     }

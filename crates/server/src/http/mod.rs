@@ -109,13 +109,12 @@ impl App {
     {
         let accepts_problem = accepts_problem(request.headers());
         let origin = Origin::new(DOOR, request.headers());
-        // Pinned in their places: a move of these futures would copy several kilobytes.
-        let answered = pin!(async {
+        respond::answer(async {
             let body = read_body(&self.stream_bodies, request, max_body).await?;
             let question = read(&body)?;
-            pin!(self.answer(&question, &origin, accepts_problem)).await
-        });
-        respond::answer(answered).await
+            self.answer(&question, &origin, accepts_problem).await
+        })
+        .await
     }
 
     /// Answers a question that is not in a body.
@@ -131,7 +130,7 @@ impl App {
         accepts_problem: bool,
     ) -> Result<Response, RequestError> {
         let (snapshot, door_config) = self.snapshot();
-        let answer = pin!(self.backend.answer(&snapshot, question, origin)).await?;
+        let answer = self.backend.answer(&snapshot, question, origin).await?;
         Ok(door_config.responder.answer(&answer, accepts_problem))
     }
 }
@@ -206,7 +205,7 @@ where
     R: for<'b> FnOnce(&'b [u8]) -> Read<'b> + Copy + Send + Sync + 'static,
 {
     post(move |State(app): AppState, request: Request| async move {
-        pin!(app.ask(MAX_BODY, request, read)).await
+        app.ask(MAX_BODY, request, read).await
     })
 }
 

@@ -73,6 +73,8 @@ impl AsyncRead for Stream {
     }
 }
 
+/// Does not offer vectored writes. With them, HTTP/2 would send the head and the data of an answer of 256
+/// bytes or more in two system calls.
 impl AsyncWrite for Stream {
     fn poll_write(
         self: Pin<&mut Self>,
@@ -88,18 +90,6 @@ impl AsyncWrite for Stream {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().transport).poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().transport).poll_write_vectored(context, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.transport.is_write_vectored()
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use futures_util::FutureExt;
 use tollgate::Span;
 
 use super::arguments;
@@ -181,14 +180,8 @@ impl Session {
     fn ask(&self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
         let question = arguments::read(name, command)?;
         let backend = &self.door.backend;
-        let is_quick = matches!(
-            question,
-            Question::Check(_) | Question::Peek(_) | Question::Refund(_)
-        );
-        if is_quick && backend.engine.store().is_local() {
-            let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown(DOOR));
-            let answer = backend.answer(&snapshot, &question, &origin);
-            let answer = answer.now_or_never().ok_or(CommandError::Store)?;
+        let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown(DOOR));
+        if let Some(answer) = backend.answer_now(&snapshot, &question, &origin) {
             respond::reply(&answer, reply);
             return Ok(Run::Done);
         }
