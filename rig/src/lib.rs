@@ -1,5 +1,5 @@
 //! Starts real servers for tests, benchmarks and fault runs: Redis (alone, as a cluster, with Sentinel, in
-//! several versions), PostgreSQL, nginx, Traefik, Caddy and Envoy. A proxy can delay, drop or reset
+//! several versions), PostgreSQL, nginx, Traefik, Caddy and Envoy, and a browser. A proxy can delay, drop or reset
 //! connections to them.
 //!
 //! Everything runs on loopback, on ports that no other process of these tests uses. A server stops when its
@@ -21,6 +21,7 @@
     reason = "test support: a failure here must fail the test"
 )]
 
+pub mod browser;
 mod cache;
 mod certificate;
 pub mod clients;

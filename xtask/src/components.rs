@@ -17,6 +17,7 @@ const fn component(program: &'static str, package: &'static str) -> Component {
 
 /// For the tests.
 pub(crate) const TEST: &[Component] = &[
+    component("chromium", "chromium"),
     component("curl", "curl"),
     component("nginx", "nginx"),
     component("node", "nodejs"),

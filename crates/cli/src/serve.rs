@@ -158,6 +158,13 @@ fn announce(args: &Args, config: &Config, addresses: &[Address]) {
             door => say(&format!("{door} on {address}\n")),
         }
     }
+    if let Some(admin) = &config.server.admin
+        && admin.tokens.is_empty()
+    {
+        say(
+            "admin needs no token: every user of this machine may change limits; see server.admin.tokens\n",
+        );
+    }
     if args.config.config.is_none() {
         say(&requests_to_try(addresses));
     }

@@ -116,6 +116,7 @@ fn flags_open_all_doors_and_the_printed_requests_work() {
     assert!(line_that("grpc on http://127.0.0.1:").len() > 20);
     assert!(line_that("resp on redis://127.0.0.1:").len() > 20);
     assert!(line_that("admin on http://127.0.0.1:").len() > 20);
+    line_that("admin needs no token: every user of this machine may change limits");
     let check = line_that("  redis-cli -h 127.0.0.1");
     assert!(stdout(&check).contains("login"), "{check}");
     let throttle = line_that("  redis-cli -h 127.0.0.1");

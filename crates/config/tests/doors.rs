@@ -12,7 +12,7 @@ use tollgate_config::{
 const FULL: &str = r#"
 version: 1
 server:
-  http: { address: "0.0.0.0:${PORT}", tls: off }
+  http: { address: "0.0.0.0:${PORT}", tls: off, origins: [https://App.example.com] }
   grpc: { address: "[::1]:8081", unknown_domain: deny }
   resp: { address: 127.0.0.1:6390, tls: { cert: r.pem, key: r.key }, password: "${PASSWORD}" }
   admin:
@@ -20,6 +20,8 @@ server:
     tokens:
       - { name: ops, role: operate, sha256: 0123456789abcdef0123456789abcdef0123456789abcdef0123456789ABCDEF }
       - { name: dev, role: read, sha256: 1123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef }
+    hosts: [Admin.example.com, "${PORT}.internal"]
+    origins: ["http://localhost:3000"]
   tls: { cert: /tls/cert.pem, key: "/tls/${KEY}", client_ca: ca.pem }
 subjects:
   trusted_proxies: [10.0.0.0/8]
@@ -94,6 +96,9 @@ fn every_door_is_read() {
     assert_eq!(admin.tokens[0].sha256[..4], [0x01, 0x23, 0x45, 0x67]);
     assert_eq!(admin.tokens[0].sha256[28..], [0x89, 0xab, 0xcd, 0xef]);
     assert_eq!(server.tls, Some(shared));
+    assert_eq!(server.http.origins, ["https://app.example.com"]);
+    assert_eq!(admin.listen.hosts, ["admin.example.com", "80.internal"]);
+    assert_eq!(admin.listen.origins, ["http://localhost:3000"]);
 }
 
 #[test]

@@ -20,6 +20,7 @@ use tokio::task::JoinSet;
 use tollgate_config::Listen;
 
 pub(crate) use self::stream::{Stream, Transport};
+use crate::http::guard::{Guard, GuardedDoor};
 use crate::tls::{Tls, TlsError};
 
 /// The most open connections of a listener. Further connections wait to be accepted.
@@ -58,6 +59,8 @@ pub enum ListenError {
 pub struct Listener {
     tcp: TcpListener,
     tls: Option<Arc<Tls>>,
+    /// The names and origins of the config.
+    listen: Listen,
     /// One permit for each connection that may be open.
     permits: Arc<Semaphore>,
     /// Reloads the TLS files when they change, for as long as the listener exists.
@@ -85,6 +88,7 @@ impl Listener {
         Ok(Listener {
             tcp: socket.listen(BACKLOG)?,
             tls,
+            listen: Listen::new(address, None),
             permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             _tls_watcher: tls_watcher,
         })
@@ -101,7 +105,15 @@ impl Listener {
         };
         let address = listen.address;
         let bound = Listener::bind(address, tls).await;
-        bound.map_err(|error| ListenError::Address { address, error })
+        let mut bound = bound.map_err(|error| ListenError::Address { address, error })?;
+        bound.listen.clone_from(listen);
+        Ok(bound)
+    }
+
+    /// Makes the guard of a door that serves HTTP here.
+    pub(crate) fn guard(&self, door: GuardedDoor) -> Guard {
+        let address = self.local_addr().unwrap_or(self.listen.address);
+        Guard::new(door, address, &self.listen)
     }
 
     /// Returns the bound address.

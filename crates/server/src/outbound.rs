@@ -151,11 +151,11 @@ pub(crate) fn tls(roots: RootCertStore) -> Result<ClientConfig, SendError> {
 }
 
 /// Decides which problems are logged: at most one per second.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Seldom(Mutex<Logged>);
 
 /// When the last problem was logged, and how many were not logged since.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Logged {
     at: Option<Instant>,
     unlogged: u64,

@@ -4,6 +4,7 @@
 //! The data is validated, so that code that listens need not check it again. Nothing here listens, and
 //! no file is read.
 
+mod names;
 mod raw;
 mod validate;
 
@@ -49,6 +50,12 @@ pub struct Listen {
     pub address: SocketAddr,
     /// How connections are encrypted; `None` if they are not.
     pub tls: Option<TlsFiles>,
+    /// The names under which clients reach the door, in lower case, without ports. Loopback names and
+    /// the address itself need not be listed. Only the admin door checks them.
+    pub hosts: Vec<String>,
+    /// The origins of web pages that may send requests, in lower case, such as
+    /// `https://app.example.com`. Only the HTTP door and the admin door check them.
+    pub origins: Vec<String>,
 }
 
 /// The files that TLS needs.
@@ -161,7 +168,12 @@ impl Listen {
     /// Makes an address to listen on, encrypted if `tls` is given.
     #[must_use]
     pub fn new(address: SocketAddr, tls: Option<TlsFiles>) -> Listen {
-        Listen { address, tls }
+        Listen {
+            address,
+            tls,
+            hosts: Vec::new(),
+            origins: Vec::new(),
+        }
     }
 
     /// Whether only this machine can connect.

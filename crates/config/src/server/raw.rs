@@ -28,6 +28,8 @@ section! {
         address (required): Text = "address",
         /// The TLS files, or off (default: the tls field of the server).
         tls: TlsOrOff = "tls",
+        /// The origins of web pages that may send requests, such as https://app.example.com.
+        origins: List<Text> = "origins",
     }
 }
 
@@ -68,6 +70,10 @@ section! {
         tls: TlsOrOff = "tls",
         /// The tokens that open the door. Required unless the address is a loopback address.
         tokens: List<RawToken> = "tokens",
+        /// The names under which clients reach the door, such as admin.example.com. Loopback names and the address are always known.
+        hosts: List<Text> = "hosts",
+        /// The origins of web pages that may send requests, such as https://ops.example.com.
+        origins: List<Text> = "origins",
     }
 }
 

@@ -8,7 +8,8 @@ use tollgate_rules::{ID_HELP, is_id};
 
 use super::raw::{Door, Listening, RawServer, RawToken, TlsOrOff};
 use super::{
-    Admin, Grpc, HTTP, Listen, OPEN_ADMIN, OPEN_ADMIN_HELP, Resp, Server, TlsFiles, Token, overlap,
+    Admin, Grpc, HTTP, Listen, OPEN_ADMIN, OPEN_ADMIN_HELP, Resp, Server, TlsFiles, Token, names,
+    overlap,
 };
 use crate::fields::{Env, expand, password, text};
 
@@ -36,6 +37,9 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
         Some(listen) => server.http = listen,
         None => server.http.tls.clone_from(&reader.tls),
     }
+    if let Some(more) = raw.http.value().and_then(Door::more) {
+        server.http.origins = names::origins(&more.origins, env, problems);
+    }
     if raw.http.is_absent() {
         reader.taken.push(("http", None, HTTP));
     }
@@ -62,6 +66,10 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
     let given = more.map_or(&Field::Absent, |more| &more.tokens);
     let tokens = given.get().map(|at| tokens(at, problems));
     if let Some(admin) = &mut server.admin {
+        if let Some(more) = more {
+            admin.listen.hosts = names::hosts(&more.hosts, env, problems);
+            admin.listen.origins = names::origins(&more.origins, env, problems);
+        }
         admin.tokens = tokens.unwrap_or_default();
         if let (true, true, Some(key)) = (admin.is_open(), given.is_absent(), raw.admin.key()) {
             problems.report(key, OPEN_ADMIN, OPEN_ADMIN_HELP);

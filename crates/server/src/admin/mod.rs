@@ -35,6 +35,7 @@ use crate::audit::{self, Entry, MAX_NAMED};
 use crate::control::{ControlPlane, ReloadError};
 use crate::exposition;
 use crate::http::body::{CheckBody, parse};
+use crate::http::guard::GuardedDoor;
 use crate::http::{bounds, connection, read_body};
 use crate::net::Listener;
 use crate::per_config::PerConfig;
@@ -66,10 +67,12 @@ impl IntoResponse for RequestError {
 /// Serves on `listener` until `stop` is ready, then lets open requests finish. A listener with TLS
 /// must offer [`PROTOCOLS`](crate::http::PROTOCOLS). The tokens follow the config in force.
 pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
-    connection::serve(listener, router(control), stop).await;
+    let guard = listener.guard(GuardedDoor::Admin);
+    connection::serve(listener, router(control), guard, stop).await;
 }
 
-/// Returns the routes of the admin door.
+/// Returns the routes of the admin door. They answer requests of any web page and for any host: only
+/// [`serve`] refuses those.
 pub fn router(control: Arc<ControlPlane>) -> Router {
     let admin = Arc::new(Admin {
         tokens: PerConfig::new(control.engine(), |live| {

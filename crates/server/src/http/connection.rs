@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use axum::Router;
+use futures_util::future::{Either, ready};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -19,12 +20,19 @@ use super::activity::Activity;
 use super::bounds::{
     HEAD_TIMEOUT, IDLE_TIMEOUT, MAX_BODY, MAX_HEADER_BYTES, MAX_HEADERS, MAX_STREAMS, READ_TIMEOUT,
 };
+use super::guard::Guard;
 use crate::net::{self, ConnectionError, Listener, Peer, Stopping, Stream};
 use crate::respond::{self, RequestError};
 
 /// Serves `routes` on `listener` until `stop` is ready, then lets open requests finish.
-pub(crate) async fn serve(listener: Listener, routes: Router, stop: impl Future<Output = ()>) {
-    let protocols = Arc::new(Protocols::new(routes));
+/// `guard` refuses requests of foreign web pages.
+pub(crate) async fn serve(
+    listener: Listener,
+    routes: Router,
+    guard: Guard,
+    stop: impl Future<Output = ()>,
+) {
+    let protocols = Arc::new(Protocols::new(routes, guard));
     let handle = move |stream, peer, stopping| {
         let protocols = Arc::clone(&protocols);
         async move { protocols.serve(stream, Peer(peer), stopping).await }
@@ -37,10 +45,11 @@ struct Protocols {
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
     routes: TowerToHyperService<Router>,
+    guard: Arc<Guard>,
 }
 
 impl Protocols {
-    fn new(routes: Router) -> Protocols {
+    fn new(routes: Router, guard: Guard) -> Protocols {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
@@ -64,6 +73,7 @@ impl Protocols {
             http1,
             http2,
             routes: TowerToHyperService::new(routes),
+            guard: Arc::new(guard),
         }
     }
 
@@ -87,8 +97,11 @@ impl Protocols {
             return self.serve_http2(stream, peer, stopping).await;
         }
         let service = service_fn(|mut request: Request<Incoming>| {
+            if let Err(error) = self.guard.check(&request) {
+                return Either::Left(ready(Ok(respond::error(&error))));
+            }
             request.extensions_mut().insert(peer);
-            self.routes.call(request)
+            Either::Right(self.routes.call(request))
         });
         let mut connection = pin!(self.http1.serve_connection(TokioIo::new(stream), service));
         tokio::select! {
@@ -107,20 +120,23 @@ impl Protocols {
     ) -> Result<(), ConnectionError> {
         let activity = Activity::default();
         let (routes, counted) = (self.routes.clone(), activity.clone());
+        let guard = Arc::clone(&self.guard);
         let service = service_fn(move |mut request: Request<Incoming>| {
             let active = counted.start();
             // HTTP/1 checks the number of headers while it reads the head.
-            let answering = if request.headers().len() > MAX_HEADERS {
-                None
-            } else {
-                request.extensions_mut().insert(peer);
-                Some(routes.call(request))
+            let checked = match request.headers().len() > MAX_HEADERS {
+                true => Err(RequestError::TooManyHeaders),
+                false => guard.check(&request),
             };
+            let answering = checked.map(|()| {
+                request.extensions_mut().insert(peer);
+                routes.call(request)
+            });
             async move {
                 let _active = active;
                 match answering {
-                    Some(answering) => answering.await,
-                    None => Ok(respond::error(&RequestError::TooManyHeaders)),
+                    Ok(answering) => answering.await,
+                    Err(error) => Ok(respond::error(&error)),
                 }
             }
         });

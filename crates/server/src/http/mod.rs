@@ -7,6 +7,7 @@ mod activity;
 pub(crate) mod body;
 pub mod bounds;
 pub(crate) mod connection;
+pub(crate) mod guard;
 mod hold_body;
 mod openapi;
 mod openapi_holds;
@@ -31,6 +32,7 @@ use tollgate_config::Families;
 
 use self::body::Read;
 use self::bounds::{MAX_BATCH_BODY, MAX_BODY};
+use self::guard::GuardedDoor;
 use crate::backend::{Answer, Backend};
 use crate::control::ControlPlane;
 use crate::exposition;
@@ -136,7 +138,7 @@ impl App {
 }
 
 /// Returns the routes alone, to mount in your own server. Your server must bound connections and
-/// headers. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`],
+/// headers, and must refuse requests of foreign web pages. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`],
 /// and must put a [`Peer`] into the extensions of requests for `/auth`.
 pub fn router(control: Arc<ControlPlane>) -> Router {
     routes(App::new(control))
@@ -154,7 +156,8 @@ pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Fu
         stop.await;
         app.draining.store(true, Ordering::Relaxed);
     };
-    connection::serve(listener, routes, stop).await;
+    let guard = listener.guard(GuardedDoor::Http);
+    connection::serve(listener, routes, guard, stop).await;
 }
 
 fn routes(app: Arc<App>) -> Router {

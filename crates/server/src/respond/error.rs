@@ -32,6 +32,18 @@ pub(crate) enum RequestError {
     BodyTooSlow,
     #[error("the request has more than {MAX_HEADERS} headers")]
     TooManyHeaders,
+    #[error("the request must have exactly one Host header")]
+    NotOneHost,
+    #[error(
+        "this door does not know the host `{name}`: use localhost or the address that it listens on, \
+         or add the name to {door}.hosts in the config"
+    )]
+    UnknownHost { name: String, door: &'static str },
+    #[error(
+        "this door takes no requests from web pages of {origin}; add the origin to {door}.origins in \
+         the config if it may send them"
+    )]
+    ForeignOrigin { origin: String, door: &'static str },
     #[error(
         "no such path; there are POST /v1/check, /v1/check/batch, /v1/peek, /v1/refund, \
          /v1/reservations, /v1/reservations/{{id}}/commit, /v1/reservations/{{id}}/release, \
@@ -114,11 +126,14 @@ impl RequestError {
             | Self::BadPosting(_)
             | Self::BadText(_)
             | Self::BadPath
+            | Self::NotOneHost
             | Self::BodyCutShort => (400, "BAD_REQUEST"),
             Self::Question(BadQuestion::LongBatch { .. }) => (413, "TOO_LARGE"),
             Self::Question(_) => (400, "BAD_REQUEST"),
             Self::NoToken => (401, "NO_TOKEN"),
             Self::NotPermitted { .. } => (403, "NOT_PERMITTED"),
+            Self::UnknownHost { .. } => (403, "UNKNOWN_HOST"),
+            Self::ForeignOrigin { .. } => (403, "FOREIGN_ORIGIN"),
             Self::NoSuchPath | Self::NoSuchAdminPath => (404, "NOT_FOUND"),
             Self::NoSuchOverride(_) => (404, "NO_SUCH_OVERRIDE"),
             Self::NoSuchCounter(_) => (404, "NO_SUCH_COUNTER"),
