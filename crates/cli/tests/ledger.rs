@@ -385,3 +385,42 @@ fn postgres_ledger_of_a_newer_program_is_rejected_and_unchanged() {
     let written = "SELECT sum(amount) FROM entries";
     assert_eq!(postgres.sql_in("books", written), "7");
 }
+
+#[test]
+fn second_server_on_a_sqlite_ledger_is_refused() {
+    let (_folder, path) = config("{ sqlite: FOLDER/books.db }");
+    let mut first = Server::start(&path);
+    first.check(&["action=search", "tenant=acme"], "60");
+    let config = path.display().to_string();
+    let second = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["serve", "--http", "127.0.0.1:0", "--config", &config])
+        .env("TOLLGATE_DATA", path.with_extension("data"))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("books.db is in use by another server"),
+        "{said}"
+    );
+    assert!(said.contains("or use a PostgreSQL ledger"), "{said}");
+
+    // Commands of operators work beside the running server.
+    let (said, code) = first.run(&["usage", "acme"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (said, code) = first.run(&["export", "--period", "current"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (said, code) = first.run(&["reconcile"]);
+    assert_eq!(code, Some(0), "{said}");
+    let (said, code) = first.run(&["doctor", "--config", &config]);
+    assert_eq!(code, Some(0), "{said}");
+
+    // The lock ends with the process, however it ends.
+    first.serving.child.kill().unwrap();
+    first.serving.child.wait().unwrap();
+    let next = Server::start(&path);
+    let args = ["check", "--server", &next.serving.url];
+    let (said, _) = next.run(&[&args[..], &["action=search", "tenant=acme"]].concat());
+    assert!(said.contains("39 of 100 left"), "{said}");
+}

@@ -49,6 +49,17 @@ pub enum OpenError {
         /// The message of the database.
         reason: Arc<str>,
     },
+    /// Another server uses the SQLite file.
+    #[error(
+        "the ledger {location} is in use by another server, which has locked {}: stop that server, or use a PostgreSQL ledger, which several servers can share",
+        lock.display()
+    )]
+    InUse {
+        /// The file.
+        location: Arc<str>,
+        /// The file that the other server has locked.
+        lock: PathBuf,
+    },
     /// A later version of this program has created the tables.
     #[error(
         "the ledger {location} has schema version {found}, and this program supports up to {known}: run the newer program, or use another ledger"

@@ -11,6 +11,7 @@ use tollgate_core::Time;
 use crate::database::{self, Query, Readers, Row, Session, query_error, readers};
 use crate::entry::{Entry, EntryId, Note};
 use crate::error::{Full, LedgerError, OpenError};
+use crate::lock::Lock;
 use crate::options::{Database, Options};
 use crate::pending::{Pending, UseOf};
 use crate::status::{Status, StatusReport};
@@ -66,13 +67,15 @@ impl Ledger {
     /// Tokio runtime. Entries in the spill file of an earlier process are written first.
     ///
     /// # Errors
-    /// If the database cannot be reached or used.
+    /// If the database cannot be reached or used, or if it is [exclusive](Options::exclusive) and another
+    /// process uses it.
     ///
     /// # Panics
     /// Outside of a Tokio runtime.
     pub async fn open(options: Options) -> Result<Ledger, OpenError> {
         let options = Arc::new(options);
-        let mut session = Session::new(Arc::clone(&options));
+        let lock = Lock::take_patiently(&options).await?;
+        let mut session = Session::new(Arc::clone(&options), lock);
         session.open().await?;
         let ledger = Ledger::with(options, session);
         ledger.0.shared.report.written(0);
@@ -82,13 +85,15 @@ impl Ledger {
     /// Opens the ledger without waiting for the database. The writer task keeps trying to connect, and
     /// spills entries until then. [`Ledger::status`] has the current problem.
     ///
+    /// # Errors
+    /// If the ledger is [exclusive](Options::exclusive), and another process uses it.
+    ///
     /// # Panics
     /// Outside of a Tokio runtime.
-    #[must_use]
-    pub fn start(options: Options) -> Ledger {
+    pub fn start(options: Options) -> Result<Ledger, OpenError> {
         let options = Arc::new(options);
-        let session = Session::new(Arc::clone(&options));
-        Ledger::with(options, session)
+        let session = Session::new(Arc::clone(&options), Lock::take(&options)?);
+        Ok(Ledger::with(options, session))
     }
 
     /// Checks whether the ledger could be opened. Returns the version of its tables, or `None` if there

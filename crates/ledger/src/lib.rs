@@ -35,6 +35,7 @@ mod database;
 mod entry;
 mod error;
 mod ledger;
+mod lock;
 mod options;
 mod pending;
 mod spill;

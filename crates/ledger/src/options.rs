@@ -83,6 +83,10 @@ pub(crate) fn parse(url: &str) -> Result<sqlx::postgres::PgConnectOptions, Strin
 pub struct Options {
     /// The database.
     pub database: Database,
+    /// Whether this process is the only one that may use a SQLite file. If so, opening the ledger fails while
+    /// another process, or another ledger of this process, has it open exclusively. A PostgreSQL is never
+    /// exclusive. The default is `false`.
+    pub exclusive: bool,
     /// The time within which an entry is on disk. For half of this time, the entry waits for other entries to
     /// share a transaction with.
     pub flush_interval: Duration,
@@ -108,6 +112,7 @@ impl Options {
     pub fn new(database: Database) -> Options {
         Options {
             database,
+            exclusive: false,
             flush_interval: Duration::from_millis(200),
             max_queued: 100_000,
             spill: None,

@@ -162,6 +162,8 @@ impl Writer {
         }
         if let Some(mut session) = self.session.take() {
             session.close().await;
+            // The session has the lock of an exclusive ledger. It is freed before `close` returns.
+            drop(session);
         }
         self.shared.has_ended.send_replace(true);
     }

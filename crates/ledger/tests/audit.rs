@@ -154,7 +154,7 @@ async fn notes_are_spilled_and_written_later() {
     ledger.close().await;
     drop(ledger);
     server.start_again();
-    let ledger = Ledger::start(fixture.options.clone());
+    let ledger = Ledger::start(fixture.options.clone()).unwrap();
     until("all are written", async || {
         ledger.flush().await.is_ok() && ledger.status().spilled == 0
     })

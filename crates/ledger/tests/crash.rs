@@ -63,7 +63,7 @@ fn given() -> Option<Options> {
 
 /// Records until the process is killed, and prints how many entries are on disk.
 async fn record_and_print(options: Options) {
-    let ledger = Ledger::start(options);
+    let ledger = Ledger::start(options).unwrap();
     let mut id = 0;
     loop {
         for _ in 0..10 {
@@ -154,7 +154,7 @@ fn large(id: u128) -> Entry {
 async fn a_full_disk_loses_no_accepted_entry() {
     if let Some(mut options) = given() {
         options.max_queued = 100;
-        let ledger = Ledger::start(options);
+        let ledger = Ledger::start(options).unwrap();
         let mut id = 0;
         until("nothing more is accepted", async || {
             while ledger.record(large(id)).is_ok() {

@@ -83,7 +83,7 @@ async fn a_ledger_of_a_newer_program_is_left_alone(fixture: Fixture) {
     assert!(!error.is_passing());
 
     // After a start that does not wait, strict writes fail and other entries wait on disk.
-    let ledger = Ledger::start(fixture.options.clone());
+    let ledger = Ledger::start(fixture.options.clone()).unwrap();
     ledger.record(grant(1)).unwrap();
     let error = ledger.write(vec![grant(2)]).await.unwrap_err();
     let newer = OpenError::NewerSchema {
@@ -129,6 +129,43 @@ fn postgres(url: &str) -> Options {
 
 async fn open_error(options: Options) -> OpenError {
     Ledger::open(options).await.unwrap_err()
+}
+
+#[tokio::test]
+async fn an_exclusive_file_is_opened_once() {
+    let fixture = Fixture::sqlite();
+    let directory = fixture.directory.path();
+    let exclusive = |name: &str| Options {
+        exclusive: true,
+        spill: Some(directory.join("other.spill")),
+        ..sqlite(directory.join(name))
+    };
+    let first = Ledger::open(exclusive("ledger.db")).await.unwrap();
+    let second = open_error(exclusive("ledger.db")).await;
+    assert!(matches!(second, OpenError::InUse { .. }), "{second}");
+    assert!(!second.is_passing());
+    let place = directory.join("ledger.db").display().to_string();
+    assert_eq!(
+        second.to_string(),
+        format!(
+            "the ledger {place} is in use by another server, which has locked {place}.lock: stop that \
+             server, or use a PostgreSQL ledger, which several servers can share"
+        )
+    );
+    let unchecked = Ledger::start(exclusive("ledger.db")).unwrap_err();
+    assert!(matches!(unchecked, OpenError::InUse { .. }), "{unchecked}");
+    // Another name of the same file.
+    std::os::unix::fs::symlink(directory.join("ledger.db"), directory.join("alias.db")).unwrap();
+    let alias = open_error(exclusive("alias.db")).await;
+    assert!(matches!(alias, OpenError::InUse { .. }), "{alias}");
+    // The lock does not disturb SQLite: others can look, and the owner can write.
+    let found = Ledger::inspect(&exclusive("ledger.db")).await.unwrap();
+    assert!(found.is_some());
+    first.write(vec![grant(1)]).await.unwrap();
+    assert_eq!(ids(&fixture.open().await).await, [1]);
+    first.close().await;
+    let next = Ledger::open(exclusive("ledger.db")).await.unwrap();
+    assert_eq!(ids(&next).await, [1]);
 }
 
 #[tokio::test]
@@ -180,7 +217,7 @@ async fn an_invalid_url_is_reported_without_its_password() {
             "{error:?}"
         );
         assert!(!error.is_passing());
-        let ledger = Ledger::start(postgres(url));
+        let ledger = Ledger::start(postgres(url)).unwrap();
         let error = ledger.write(vec![grant(1)]).await.unwrap_err();
         assert!(matches!(error, LedgerError::Open(_)), "{error}");
         assert!(!format!("{error:?} {ledger:?}").contains("secret"));
@@ -198,7 +235,7 @@ async fn an_absent_server_is_a_passing_error() {
         !format!("{error} {error:?}").contains("secret"),
         "{error:?}"
     );
-    let ledger = Ledger::start(postgres(&url));
+    let ledger = Ledger::start(postgres(&url)).unwrap();
     let status = ledger.status();
     assert!(
         !format!("{ledger:?} {status:?}").contains("secret"),

@@ -207,7 +207,7 @@ async fn a_hanging_write_ends_in_time() {
 async fn a_ledger_may_start_before_its_server() {
     let (server, fixture) = own();
     server.stop();
-    let ledger = Ledger::start(fixture.options.clone());
+    let ledger = Ledger::start(fixture.options.clone()).unwrap();
     record(&ledger, 0..10);
     until("entries are spilled", async || {
         ledger.status().spilled == 10
@@ -228,7 +228,7 @@ async fn entries_of_a_closed_ledger_are_written_by_the_next() {
     ledger.close().await;
     assert_eq!(ledger.status().spilled, 10);
     // This ledger is not closed with `close`: its last clone is dropped.
-    let ledger = Ledger::start(fixture.options.clone());
+    let ledger = Ledger::start(fixture.options.clone()).unwrap();
     record(&ledger, 10..20);
     drop(ledger);
     let spilled = || {

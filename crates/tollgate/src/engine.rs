@@ -94,10 +94,8 @@ impl Engine {
         let mut parts = Parts::default();
         #[cfg(feature = "ledger")]
         if let Some(options) = ledger_options(config)? {
-            let ledger = Ledger::open(options).await.map_err(|error| {
-                StartError::passing(format!("ledger: {error}"), error.is_passing())
-            })?;
-            parts.ledger = Some(ledger);
+            let ledger = Ledger::open(options).await;
+            parts.ledger = Some(ledger.map_err(ledger_error)?);
         }
         #[cfg(feature = "redis")]
         if let Some(options) = redis_options(config)? {
@@ -124,7 +122,10 @@ impl Engine {
                 #[cfg(feature = "redis")]
                 redis: redis_options(config)?.map(RedisStore::unchecked),
                 #[cfg(feature = "ledger")]
-                ledger: ledger_options(config)?.map(Ledger::start),
+                ledger: match ledger_options(config)? {
+                    Some(options) => Some(Ledger::start(options).map_err(ledger_error)?),
+                    None => None,
+                },
             },
         ))
     }
@@ -353,6 +354,11 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
     Ok(Some(options))
 }
 
+#[cfg(feature = "ledger")]
+fn ledger_error(error: tollgate_ledger::OpenError) -> StartError {
+    StartError::passing(format!("ledger: {error}"), error.is_passing())
+}
+
 /// Returns the options of the ledger that a config names; `None` if it names none.
 #[cfg(feature = "ledger")]
 fn ledger_options(config: &Config) -> Result<Option<LedgerOptions>, StartError> {
@@ -370,6 +376,8 @@ fn ledger_options(config: &Config) -> Result<Option<LedgerOptions>, StartError> 
         }
     };
     Ok(Some(LedgerOptions {
+        // Each server on one file would count for itself, and admit the whole limit.
+        exclusive: true,
         flush_interval: ledger.flush_interval.into(),
         max_queued: ledger.max_queued,
         spill: Some(ledger.spill.clone()),

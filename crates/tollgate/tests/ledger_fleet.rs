@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use tempfile::TempDir;
 use tollgate::{
     Ask, Attributes, Engine, HoldError, PostError, Posted, Posting, Reason, Repair, Reserve,
     ReserveOutcome, Span,
@@ -172,19 +173,52 @@ async fn lose_redis_under_load(lose: impl Fn(&Redis)) {
 }
 
 /// Starts two instances on one ledger. The second writes nothing by itself, as if it had crashed.
-async fn quick_and_slow(redis: &Redis, directory: &tempfile::TempDir) -> [Engine; 2] {
+async fn quick_and_slow(redis: &Redis, postgres: &Postgres, spill: &TempDir) -> [Engine; 2] {
+    let quick = in_postgres(postgres, spill, "");
+    let slow = in_postgres(postgres, spill, ", flush_interval: 1m");
+    [
+        start(&on(redis), &quick).await,
+        start(&on(redis), &slow).await,
+    ]
+}
+
+/// Returns the section of a ledger that several instances share.
+fn in_postgres(postgres: &Postgres, spill: &TempDir, more: &str) -> String {
+    let (url, spill) = (postgres.url(), spill.path().join("ledger.spill"));
+    format!(
+        "{{ postgres: \"{url}\", spill: {}{more} }}",
+        spill.display()
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn second_engine_on_a_sqlite_ledger_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("ledger.db");
-    let file = file.display();
-    let quick = start(&on(redis), &format!("{{ sqlite: {file} }}")).await;
-    let slow = format!("{{ sqlite: {file}, flush_interval: 1m }}");
-    [quick, start(&on(redis), &slow).await]
+    let text = format!(
+        "version: 1\nledger: {{ sqlite: {} }}\nsubjects: {{ hash_secret: 0123456789abcdef }}\nrules: []\n",
+        file.display()
+    );
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
+    let first = Engine::start(&config).await.unwrap();
+    for refused in [
+        Engine::start(&config).await,
+        Engine::start_unchecked(&config),
+    ] {
+        let error = refused.unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains("is in use by another server"), "{said}");
+        assert!(!error.is_passing(), "{said}");
+    }
+    first.close().await;
+    Engine::start(&config).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn losing_redis_admits_at_most_the_unwritten_usage_again() {
     let redis = Redis::start();
-    let directory = tempfile::tempdir().unwrap();
-    let [one, other] = quick_and_slow(&redis, &directory).await;
+    let (postgres, directory) = (Postgres::start(), tempfile::tempdir().unwrap());
+    let [one, other] = quick_and_slow(&redis, &postgres, &directory).await;
     let ask = async |engine: &Engine, units| {
         let answer = engine.ask(&acme(), Ask::Exactly(units)).await;
         assert_eq!(answer.fallback(), None);
@@ -224,9 +258,8 @@ async fn losing_redis_admits_at_most_the_unwritten_usage_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reservations_survive_the_loss_of_redis() {
     let redis = Redis::start();
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("ledger.db");
-    let ledger = format!("{{ sqlite: {} }}", file.display());
+    let (postgres, directory) = (Postgres::start(), tempfile::tempdir().unwrap());
+    let ledger = in_postgres(&postgres, &directory, "");
     let one = start(&on(&redis), &ledger).await;
     let other = start(&on(&redis), &ledger).await;
     let request = Reserve {
@@ -269,8 +302,8 @@ async fn reservations_survive_the_loss_of_redis() {
 #[tokio::test(flavor = "multi_thread")]
 async fn end_of_a_reservation_records_its_missing_beginning() {
     let redis = Redis::start();
-    let directory = tempfile::tempdir().unwrap();
-    let [other, one] = quick_and_slow(&redis, &directory).await;
+    let (postgres, directory) = (Postgres::start(), tempfile::tempdir().unwrap());
+    let [other, one] = quick_and_slow(&redis, &postgres, &directory).await;
     // The count is in the store, so that no request has to read the ledger.
     other.ask(&acme(), Ask::Exactly(1)).await;
     let request = Reserve {
@@ -379,13 +412,6 @@ async fn post_together(ledger: &str) {
     let answer = one.peek(&attributes, Ask::Exactly(1)).await;
     let left = answer.rule().unwrap().remaining();
     assert_eq!(left, Some(LIMIT - used(&other).await));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn concurrent_postings_of_two_instances_are_done_once_with_sqlite() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("ledger.db");
-    post_together(&format!("{{ sqlite: {} }}", file.display())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

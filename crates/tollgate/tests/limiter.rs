@@ -25,6 +25,34 @@ fn user(name: &str) -> Attributes<'_> {
 }
 
 #[test]
+fn a_limiter_in_memory_rejects_a_store_and_a_ledger() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = "subjects: { hash_secret: 0123456789abcdef }";
+    for (section, text) in [
+        (
+            "store",
+            "store: { redis: { url: \"redis://127.0.0.1:1\" } }",
+        ),
+        ("ledger", "ledger: { sqlite: ./unused.db }"),
+    ] {
+        let text = format!("version: 1\n{secret}\n{text}\nrules: []\n");
+        let file = folder.path().join("rules.yaml");
+        std::fs::write(&file, &text).unwrap();
+        for refused in [
+            Limiter::load(&file),
+            Limiter::from_yaml("rules.yaml", &text),
+        ] {
+            let error = refused.unwrap_err().to_string();
+            let expected = format!(
+                "the config has a `{section}` section, and this limiter keeps its state in memory only: \
+                 use `Engine::start`, or remove the section"
+            );
+            assert_eq!(error, expected);
+        }
+    }
+}
+
+#[test]
 fn rule_with_the_least_left_decides_an_admission() {
     let (limiter, clock) = limiter(LAYERS);
     let first = limiter.check_now(&user("ann"));

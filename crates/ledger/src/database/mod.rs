@@ -37,6 +37,7 @@ pub(crate) use self::value::Row;
 use self::write::Stage;
 use crate::entry::{Entry, EntryId, Note};
 use crate::error::{LedgerError, OpenError};
+use crate::lock::Lock;
 use crate::options::{Database, Options};
 
 /// Returns the version of the tables, or `None` if there are none. Changes nothing.
@@ -69,16 +70,19 @@ pub(crate) struct Session {
     options: Arc<Options>,
     location: Arc<str>,
     connection: Option<Box<dyn Connection>>,
+    /// Held until the session is dropped.
+    lock: Option<Lock>,
     statements: Statements,
 }
 
 impl Session {
-    pub(crate) fn new(options: Arc<Options>) -> Session {
+    pub(crate) fn new(options: Arc<Options>, lock: Option<Lock>) -> Session {
         let location = options.database.location().into();
         Session {
             options,
             location,
             connection: None,
+            lock,
             statements: Statements::default(),
         }
     }
@@ -90,6 +94,10 @@ impl Session {
     /// Connects and brings the tables up to date, if there is no connection.
     pub(crate) async fn open(&mut self) -> Result<(), OpenError> {
         if self.connection.is_none() {
+            if self.lock.is_none() {
+                // The directory of the file may have been missing before.
+                self.lock = Lock::take(&self.options)?;
+            }
             let mut connection = connect(&self.options, Purpose::Write).await?;
             let limit = self.options.write_timeout;
             let migrated = migrate::migrate(&mut *connection, &self.location, limit).await;
