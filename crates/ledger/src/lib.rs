@@ -37,6 +37,7 @@ mod error;
 mod ledger;
 mod options;
 mod pending;
+pub mod private_file;
 mod spill;
 mod status;
 mod writer;
