@@ -289,10 +289,15 @@ async fn metrics(State(app): AppState) -> Response {
 }
 
 async fn readyz(State(app): AppState) -> Response {
-    if app.draining.load(Ordering::Relaxed) {
+    ready(&app.control, &app.draining)
+}
+
+/// Answers `/readyz`, here and at the admin door.
+pub(crate) fn ready(control: &ControlPlane, draining: &AtomicBool) -> Response {
+    if draining.load(Ordering::Relaxed) {
         return respond::error(&RequestError::Draining);
     }
-    respond::ready(&app.control.engine().rules(), &app.control.status())
+    respond::ready(&control.engine().rules(), &control.status())
 }
 
 async fn description(State(app): AppState) -> Response {
