@@ -3,7 +3,7 @@
 //! A handler turns its request into a `Question`, and `App::ask` answers it. The same routes also serve
 //! forward-auth, health, metrics and the OpenAPI document.
 
-mod activity;
+pub(crate) mod activity;
 pub(crate) mod body;
 pub mod bounds;
 pub(crate) mod connection;
