@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Bytes, HttpBody};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::response::Response;
@@ -347,6 +347,10 @@ pub(crate) async fn read_body(
     request: Request,
     limit: usize,
 ) -> Result<Bytes, RequestError> {
+    // An announced length is refused before the client is asked to send the body (`100 Continue`).
+    if request.body().size_hint().lower() > limit as u64 {
+        return Err(RequestError::BodyTooLarge { limit });
+    }
     let is_stream = request.version() == Version::HTTP_2;
     let mut reading = pin!(Limited::new(request.into_body(), limit).collect());
     // Most bodies have arrived together with the head, and need no timer.
