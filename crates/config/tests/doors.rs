@@ -22,6 +22,7 @@ server:
       - { name: dev, role: read, sha256: 1123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef }
     hosts: [Admin.example.com, "${PORT}.internal"]
     origins: ["http://localhost:3000"]
+  max_connections_per_client: 50
   tls: { cert: /tls/cert.pem, key: "/tls/${KEY}", client_ca: ca.pem }
 subjects:
   trusted_proxies: [10.0.0.0/8]
@@ -99,6 +100,7 @@ fn every_door_is_read() {
     assert_eq!(server.http.origins, ["https://app.example.com"]);
     assert_eq!(admin.listen.hosts, ["admin.example.com", "80.internal"]);
     assert_eq!(admin.listen.origins, ["http://localhost:3000"]);
+    assert_eq!(server.max_connections_per_client, 50);
 }
 
 #[test]

@@ -38,6 +38,7 @@ mod ledger;
 mod lock;
 mod options;
 mod pending;
+pub mod private_file;
 mod spill;
 mod status;
 mod writer;

@@ -351,3 +351,30 @@ async fn inspecting_does_not_wait_for_writers() {
     lock.execute(&mut *other).await.unwrap();
     assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), Some(3));
 }
+
+#[tokio::test]
+async fn sqlite_files_are_private_and_links_are_not_followed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("ledger.db");
+    let ledger = Ledger::open(Options::new(Database::Sqlite(file.clone())))
+        .await
+        .unwrap();
+    ledger.write(vec![grant(1)]).await.unwrap();
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory.path()).unwrap() {
+        let entry = entry.unwrap();
+        let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{:?}", entry.file_name());
+        names.push(entry.file_name().into_string().unwrap());
+    }
+    names.sort();
+    assert_eq!(names, ["ledger.db", "ledger.db-shm", "ledger.db-wal"]);
+    ledger.close().await;
+
+    let link = directory.path().join("link.db");
+    symlink(&file, &link).unwrap();
+    let opened = Ledger::open(Options::new(Database::Sqlite(link))).await;
+    let error = opened.unwrap_err().to_string();
+    assert!(error.contains("symbolic link"), "{error}");
+}

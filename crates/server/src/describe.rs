@@ -10,7 +10,7 @@ use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{ContentBuilder, Header, OpenApi, Ref, Required, Response, ResponseBuilder};
 
-use crate::respond::ErrorBody;
+use crate::respond::{ErrorBody, Ready};
 
 pub(crate) const JSON: &str = "application/json";
 const TEXT: &str = "text/plain";
@@ -25,6 +25,13 @@ pub(crate) fn healthz() -> OperationBuilder {
     looking("healthz")
         .summary(Some("Is the process alive?"))
         .response("200", text("It is.", "ok\n"))
+}
+
+pub(crate) fn readyz() -> OperationBuilder {
+    looking("readyz")
+        .summary(Some("Does the server accept requests?"))
+        .ok::<Ready<'_>>("It does.")
+        .fails("503", "SHUTTING_DOWN", "The server is shutting down.")
 }
 
 pub(crate) fn metrics() -> OperationBuilder {

@@ -77,14 +77,14 @@ impl Doors {
     /// then.
     pub async fn open(config: &Config) -> Result<Doors, DoorError> {
         let server = &config.server;
-        let http = open("http", &server.http, http::PROTOCOLS).await?;
+        let http = open(config, "http", &server.http, http::PROTOCOLS).await?;
         let grpc = match &server.grpc {
-            Some(grpc) => Some(open("grpc", &grpc.listen, grpc::PROTOCOLS).await?),
+            Some(grpc) => Some(open(config, "grpc", &grpc.listen, grpc::PROTOCOLS).await?),
             None => None,
         };
         let resp = match &server.resp {
             Some(resp) => {
-                let listener = open("resp", &resp.listen, &[]).await?;
+                let listener = open(config, "resp", &resp.listen, &[]).await?;
                 let options = resp::Options::of(resp).map_err(|error| DoorError {
                     door: "resp",
                     error: ListenError::Password(error),
@@ -94,7 +94,7 @@ impl Doors {
             None => None,
         };
         let admin = match &server.admin {
-            Some(admin) => Some(open("admin", &admin.listen, http::PROTOCOLS).await?),
+            Some(admin) => Some(open(config, "admin", &admin.listen, http::PROTOCOLS).await?),
             None => None,
         };
         Ok(Doors {
@@ -110,10 +110,6 @@ impl Doors {
     /// # Errors
     /// If the system does not report one.
     pub fn addresses(&self) -> io::Result<Vec<Address>> {
-        let mut listeners = vec![("http", &self.http)];
-        listeners.extend(self.grpc.iter().map(|listener| ("grpc", listener)));
-        listeners.extend(self.resp.iter().map(|(listener, _)| ("resp", listener)));
-        listeners.extend(self.admin.iter().map(|listener| ("admin", listener)));
         let address = |(door, listener): (&'static str, &Listener)| {
             Ok(Address {
                 door,
@@ -121,13 +117,24 @@ impl Doors {
                 tls: listener.is_encrypted(),
             })
         };
-        listeners.into_iter().map(address).collect()
+        self.listeners().into_iter().map(address).collect()
+    }
+
+    /// Returns the listeners, by the names of their doors.
+    fn listeners(&self) -> Vec<(&'static str, &Listener)> {
+        let mut listeners = vec![("http", &self.http)];
+        listeners.extend(self.grpc.iter().map(|listener| ("grpc", listener)));
+        listeners.extend(self.resp.iter().map(|(listener, _)| ("resp", listener)));
+        listeners.extend(self.admin.iter().map(|listener| ("admin", listener)));
+        listeners
     }
 
     /// Serves at all doors until `stop` is ready, then lets open requests finish. While it serves, it
     /// removes expired state, watches the config file, and keeps overrides up to date.
     pub async fn serve(self, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
         let engine = Arc::clone(control.engine());
+        let peers = |(door, listener): (_, &Listener)| (door, Arc::clone(listener.peers()));
+        control.show_refusals(self.listeners().into_iter().map(peers).collect());
         let (stopping, stopped) = watch::channel(false);
         let stop_of = || {
             let mut stopped = stopped.clone();
@@ -167,12 +174,15 @@ impl Doors {
 }
 
 async fn open(
+    config: &Config,
     door: &'static str,
     listen: &Listen,
     protocols: &[&str],
 ) -> Result<Listener, DoorError> {
     let listener = Listener::open(listen, protocols).await;
-    listener.map_err(|error| DoorError { door, error })
+    let listener = listener.map_err(|error| DoorError { door, error })?;
+    let max = config.server.max_connections_per_client;
+    Ok(listener.with_bound_per_client(max, &config.subjects))
 }
 
 /// Runs `work` once in every `period`, for ever. Runs that were missed while the machine slept are

@@ -1,8 +1,10 @@
 //! Listeners and the one accept loop of all doors.
 //!
-//! `serve` accepts connections within a bound, sets up TLS if so configured, and calls the door's
-//! handler for each connection. When the server stops, it waits for open connections.
+//! `serve` accepts connections within a bound for all clients and a bound for each, sets up TLS if so
+//! configured, and calls the door's handler for each connection. When the server stops, it waits for
+//! open connections.
 
+mod peers;
 mod stream;
 
 use std::future::poll_fn;
@@ -17,8 +19,9 @@ use socket2::SockRef;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
-use tollgate_config::Listen;
+use tollgate_config::{Listen, Subjects};
 
+pub(crate) use self::peers::{Peers, client_of};
 pub(crate) use self::stream::{Stream, Transport};
 use crate::http::guard::{Guard, GuardedDoor};
 use crate::tls::{Tls, TlsError};
@@ -63,6 +66,8 @@ pub struct Listener {
     listen: Listen,
     /// One permit for each connection that may be open.
     permits: Arc<Semaphore>,
+    /// Bounds the connections of each client.
+    peers: Arc<Peers>,
     /// Reloads the TLS files when they change, for as long as the listener exists.
     _tls_watcher: JoinSet<()>,
 }
@@ -90,6 +95,7 @@ impl Listener {
             tls,
             listen: Listen::new(address, None),
             permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            peers: Arc::default(),
             _tls_watcher: tls_watcher,
         })
     }
@@ -108,6 +114,20 @@ impl Listener {
         let mut bound = bound.map_err(|error| ListenError::Address { address, error })?;
         bound.listen.clone_from(listen);
         Ok(bound)
+    }
+
+    /// Bounds each client to `max` open connections, except the trusted proxies of `subjects`. By default
+    /// the bound is [`MAX_CONNECTIONS_PER_CLIENT`](tollgate_config::MAX_CONNECTIONS_PER_CLIENT), for
+    /// every client.
+    #[must_use]
+    pub fn with_bound_per_client(mut self, max: usize, subjects: &Subjects) -> Listener {
+        self.peers = Arc::new(Peers::new(max, subjects));
+        self
+    }
+
+    /// Returns the connections by client.
+    pub(crate) fn peers(&self) -> &Arc<Peers> {
+        &self.peers
     }
 
     /// Makes the guard of a door that serves HTTP here.
@@ -172,6 +192,9 @@ where
             () = &mut stop => break,
             accepted = listener.accept() => accepted,
         };
+        let Some(place) = listener.peers.admit(peer.ip()) else {
+            continue;
+        };
         let (handle, tls) = (handle.clone(), listener.tls.clone());
         let mut stopping = Stopping(stopped.clone());
         tokio::spawn(async move {
@@ -187,7 +210,7 @@ where
             if let Err(error) = served.await {
                 tracing::debug!(%peer, %error, "connection ended");
             }
-            drop(permit);
+            drop((permit, place));
         });
     }
     drop((listener, stopped));

@@ -202,6 +202,41 @@ fn bad_requests_are_rejected_as_at_the_public_door() {
     assert_eq!(server.ask("act", "/v1/reset", &large).status, 413);
 }
 
+#[test]
+fn wrong_tokens_are_counted_and_do_not_lock_out_the_right_one() {
+    let server = Server::start(&TOKENS);
+    let wrong = || {
+        for _ in 0..15 {
+            assert_eq!(server.ask("guess", "/v1/reset", ANN).status, 401);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(wrong);
+        scope.spawn(wrong);
+        for _ in 0..15 {
+            assert_eq!(server.ask("act", "/v1/reset", ANN).status, 200);
+        }
+    });
+    // A request without a token is not an attempt.
+    assert_eq!(server.ask("", "/v1/reset", ANN).status, 401);
+    let metrics = server.ask("look", "/metrics", "").text;
+    let counted = "\ntollgate_admin_wrong_tokens_total 30\n";
+    assert!(metrics.contains(counted), "{metrics}");
+}
+
+#[test]
+fn health_is_answered_without_a_token() {
+    let server = Server::start(&TOKENS);
+    assert_eq!(server.ask("", "/healthz", "").text, "ok\n");
+    let ready = server.ask("", "/readyz", "");
+    assert_eq!(ready.status, 200, "{}", ready.text);
+    let public = get(&format!("http://{}/readyz", server.http), &[]);
+    assert_eq!(
+        ready.json()["configVersion"],
+        public.json()["configVersion"]
+    );
+}
+
 /// The log, as text.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -229,6 +264,7 @@ fn every_write_is_logged_with_its_author() {
     server.ask("act", "/v1/reset", ANN);
     server.ask("all", "/v1/refund", ANN);
     server.ask("look", "/v1/reset", ANN);
+    server.ask("guess", "/v1/reset", ANN);
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let lines: Vec<&str> = log
         .lines()
@@ -243,8 +279,10 @@ fn every_write_is_logged_with_its_author() {
         ["reset", "who=support"],
         ["refund", "who=ops"],
         ["not permitted", "who=grafana"],
+        ["wrong token", "peer=\"127.0.0.1\" path=\"/v1/reset\""],
     ] {
         assert!(find(words).is_some(), "{words:?} in\n{log}");
     }
+    assert!(!log.contains("guess"), "no token is logged:\n{log}");
     assert!(!log.contains("ann"), "no subject is logged:\n{log}");
 }

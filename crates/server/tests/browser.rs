@@ -7,6 +7,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
 use std::sync::Arc;
 
 use common::get;
@@ -227,6 +228,38 @@ fn only_the_admin_door_checks_the_host() {
     let target = "POST http://evil.example.com/v1/peek";
     let answer = send(server.admin, target, &["host: localhost"]);
     assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
+}
+
+#[test]
+fn http_2_requests_are_checked_too() {
+    let server = Server::start(None);
+    let status = |address: SocketAddr, headers: &[&str]| {
+        let mut curl = Command::new("curl");
+        curl.args([
+            "-s",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_version} %{http_code}",
+        ]);
+        curl.arg("--http2-prior-knowledge");
+        for header in headers {
+            curl.args(["-H", header]);
+        }
+        let output = curl.arg(format!("http://{address}/healthz")).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    for address in [server.http, server.admin] {
+        assert_eq!(status(address, &[]), "2 200");
+        assert_eq!(
+            status(address, &["origin: http://evil.example.com"]),
+            "2 403"
+        );
+    }
+    // In HTTP/2, curl sends this as the authority of the target.
+    let rebound = ["host: evil.example.com"];
+    assert_eq!(status(server.admin, &rebound), "2 403");
+    assert_eq!(status(server.http, &rebound), "2 200");
 }
 
 #[test]

@@ -43,6 +43,30 @@ fn bodies_beyond_the_bound_are_413() {
 }
 
 #[test]
+fn announced_body_beyond_the_bound_is_refused_before_it_is_sent() {
+    let server = Running::start(RULES);
+    for (path, bound) in [
+        ("/v1/check", bounds::MAX_BODY),
+        ("/v1/check/batch", bounds::MAX_BATCH_BODY),
+    ] {
+        for expect in ["", "expect: 100-continue\r\n"] {
+            let length = bound + 1;
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nhost: t\r\n{expect}content-length: {length}\r\n\r\n"
+            );
+            // The client waits for the answer before it sends the body.
+            let answer = server.raw(head.as_bytes());
+            assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+            assert!(
+                answer.contains(&format!("larger than {bound} bytes")),
+                "{answer}"
+            );
+        }
+    }
+    still_serves(&server);
+}
+
+#[test]
 fn heads_beyond_the_bounds_are_431() {
     let server = Running::start(RULES);
     let long = format!(

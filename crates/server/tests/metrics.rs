@@ -24,7 +24,7 @@ rules:
 ";
 
 /// The metrics that other dashboards may rely on, with their labels.
-const PROMISED: [(&str, &[&str]); 14] = [
+const PROMISED: [(&str, &[&str]); 15] = [
     ("rate_limit_checks_total", &["rule", "algorithm", "outcome"]),
     (
         "rate_limit_rejected_total",
@@ -42,6 +42,7 @@ const PROMISED: [(&str, &[&str]); 14] = [
     ("rate_limit_config_reloads_total", &["outcome"]),
     ("rate_limit_config_last_reload_success", &[]),
     ("rate_limit_audit_errors_total", &[]),
+    ("tollgate_admin_wrong_tokens_total", &[]),
 ];
 const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_keys", &["namespace"]),

@@ -380,3 +380,31 @@ async fn overrides_beyond_the_bound_are_not_read() {
     let error = it.overrides.set(LESS, "ann").await.unwrap_err();
     assert!(error.to_string().contains("has 1002 fields"), "{error}");
 }
+
+#[tokio::test]
+async fn file_is_private_and_a_link_is_not_followed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let (home, clock) = (tempfile::tempdir().unwrap(), ManualClock::default());
+    clock.set(Time::from_micros(START * 1000));
+    let data = home.path().join("data");
+    let one = Instance::start("", &data, &clock).await;
+    // A crash may have left this file, or another user may have put a link in its place.
+    std::fs::create_dir_all(&data).unwrap();
+    let victim = home.path().join("victim");
+    std::fs::write(&victim, "mine").unwrap();
+    symlink(&victim, data.join("overrides.json.new")).unwrap();
+    one.overrides.set(MORE, "ops").await.unwrap();
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "mine");
+    let file = data.join("overrides.json");
+    let mode = std::fs::symlink_metadata(&file)
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let target = home.path().join("target");
+    std::fs::rename(&file, &target).unwrap();
+    symlink(&target, &file).unwrap();
+    let other = Instance::start("", &data, &clock).await;
+    assert_eq!(other.names(), [""; 0]);
+}

@@ -155,7 +155,9 @@ port, count = int(sys.argv[1]), int(sys.argv[2])
 connections = []
 while len(connections) < count:
     # No more at a time than a system keeps for a server that is busy.
-    some = [socket.create_connection(("127.0.0.1", port)) for _ in range(min(500, count - len(connections)))]
+    # Each of them from another address: one client may not take all places.
+    source = ("127.0.1.%d" % (len(connections) // 500 + 1), 0)
+    some = [socket.create_connection(("127.0.0.1", port), source_address=source) for _ in range(min(500, count - len(connections)))]
     for c in some:
         c.sendall(b"PING\r\n")
     for c in some:

@@ -41,7 +41,13 @@ pub struct Server {
     pub admin: Option<Admin>,
     /// The default TLS files. They are already filled in for doors that have no `tls` field.
     pub tls: Option<TlsFiles>,
+    /// The most open connections of one client address at a door (default
+    /// [`MAX_CONNECTIONS_PER_CLIENT`]). An IPv6 network of 64 bits counts as one address.
+    pub max_connections_per_client: usize,
 }
+
+/// The default of [`Server::max_connections_per_client`].
+pub const MAX_CONNECTIONS_PER_CLIENT: usize = 2000;
 
 /// An address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -231,6 +237,7 @@ impl Server {
             resp: None,
             admin: None,
             tls: None,
+            max_connections_per_client: MAX_CONNECTIONS_PER_CLIENT,
         }
     }
 

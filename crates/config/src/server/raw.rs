@@ -2,7 +2,7 @@
 
 use crate::server::{Role, ThrottleFailure, UnknownDomain};
 use tollgate_rules::document::{
-    Field, List, Node, Problems, Read, Text, Value, schema, section, wanted,
+    Field, List, Node, Problems, Read, Text, Value, Whole, schema, section, wanted,
 };
 
 section! {
@@ -18,6 +18,8 @@ section! {
         admin: Door<RawAdmin> = "admin",
         /// TLS for every door without a tls field of its own.
         tls: TlsOrOff = "tls",
+        /// The most open connections that one client address may have at a door (default 2000). An IPv6 network of 64 bits counts as one address. The addresses in trusted_proxies are exempt.
+        max_connections_per_client: Whole = "max_connections_per_client",
     }
 }
 

@@ -11,9 +11,11 @@ use super::{
     Admin, Grpc, HTTP, Listen, OPEN_ADMIN, OPEN_ADMIN_HELP, Resp, Server, TlsFiles, Token, names,
     overlap,
 };
-use crate::fields::{Env, expand, password, text};
+use crate::fields::{Env, expand, number_in, password, text};
 
 const MAX_TOKENS: usize = 256;
+/// The connections of a door.
+const MAX_CONNECTIONS: u64 = 10_000;
 /// Names that the audit trail uses for changes without a token.
 const RESERVED_NAMES: [&str; 4] = ["anonymous", "clock", "file", "signal"];
 const TOKEN_HELP: &str =
@@ -40,6 +42,9 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
     if let Some(more) = raw.http.value().and_then(Door::more) {
         server.http.origins = names::origins(&more.origins, env, problems);
     }
+    let per_client = &mut server.max_connections_per_client;
+    let range = 1..=MAX_CONNECTIONS;
+    number_in(&raw.max_connections_per_client, per_client, range, problems);
     if raw.http.is_absent() {
         reader.taken.push(("http", None, HTTP));
     }

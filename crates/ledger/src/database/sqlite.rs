@@ -19,6 +19,7 @@ use super::connection::{
 use super::value::{Row, Value, Values};
 use crate::error::OpenError;
 use crate::options::Options;
+use crate::private_file;
 
 /// How long to wait before a locked file is tried again.
 const RETRY_LOCKED: Duration = Duration::from_millis(10);
@@ -29,6 +30,15 @@ pub(super) async fn connect(
     purpose: Purpose,
 ) -> Result<Box<dyn Connection>, OpenError> {
     has_directory(path)?;
+    // SQLite follows links. It gives its other files the mode of this one.
+    let private = match purpose {
+        Purpose::Write => private_file::create(path),
+        Purpose::Inspect => private_file::reject_link(path),
+    };
+    private.map_err(|error| OpenError::NotWritable {
+        location: options.database.location().into(),
+        reason: error.to_string().into(),
+    })?;
     let file = match purpose {
         Purpose::Write => writable(path, options),
         // The busy timeout is shorter than the limit of the whole inspection, so that there is time to report

@@ -11,6 +11,7 @@ use tollgate_core::Time;
 use super::line::{self, MOST_LINE, Spilled, Unreadable};
 use crate::entry::{Entry, Note};
 use crate::error::SpillError;
+use crate::private_file;
 
 /// How many bytes are read at a time.
 const CHUNK: usize = 64 * 1024;
@@ -61,12 +62,13 @@ impl SpillFile {
     /// `create` is false.
     pub(super) fn open(path: &Path, create: bool) -> Result<Option<SpillFile>, SpillError> {
         let failed = |action, error| SpillError::io(action, path, error);
-        let opened = OpenOptions::new()
+        let mut options = OpenOptions::new();
+        options
             .read(true)
             .write(true)
             .create(create)
-            .truncate(false)
-            .open(path);
+            .truncate(false);
+        let opened = private_file::open(&mut options, path);
         let file = match opened {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound && !create => return Ok(None),

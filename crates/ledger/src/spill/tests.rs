@@ -58,6 +58,20 @@ fn lines_are_read_in_order_and_then_the_file_is_emptied() {
 }
 
 #[test]
+fn file_is_private_and_a_link_is_not_followed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let (_directory, name) = directory();
+    append(&mut spill(&name), 0..1);
+    let mode = fs::metadata(&name).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let (target, link) = (name.with_extension("target"), name.with_extension("link"));
+    symlink(&target, &link).unwrap();
+    let error = spill(&link).append(&lines(0..1)).unwrap_err().to_string();
+    assert!(error.contains("symbolic link"), "{error}");
+    assert!(!target.exists());
+}
+
+#[test]
 fn lines_appended_during_a_read_come_last() {
     let (_directory, name) = directory();
     let mut spill = spill(&name);

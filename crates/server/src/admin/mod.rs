@@ -1,11 +1,12 @@
 //! The admin door: the API for operators, on its own listener.
 //!
-//! Every path except `/healthz` and `/openapi.json` needs a bearer token. A token has a role. The role
+//! Every path except `/healthz`, `/readyz` and `/openapi.json` needs a bearer token. A token has a role. The role
 //! `read` allows queries, `operate` also allows resets, refunds and overrides, and `admin` also allows
 //! changes of the rules. Every write is logged with the name of the token, and is in the [audit
 //! trail](crate::audit) before it is answered. A write always runs to its end, even if the client stops
 //! waiting.
 
+mod attempts;
 mod body;
 mod candidates;
 mod ledger;
@@ -14,7 +15,9 @@ mod overrides;
 mod token;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use ::http::header::AUTHORIZATION;
 use axum::Extension;
 use axum::Router;
 use axum::body::Bytes;
@@ -29,6 +32,7 @@ use tollgate::{Ask, Decision, Rule};
 use tollgate_config::Role;
 use utoipa::ToSchema;
 
+use self::attempts::Attempts;
 use self::body::{RefundBody, ReloadBody, ResetBody};
 use self::token::{Operator, Tokens};
 use crate::audit::{self, Entry, MAX_NAMED};
@@ -36,8 +40,8 @@ use crate::control::{ControlPlane, ReloadError};
 use crate::exposition;
 use crate::http::body::{CheckBody, parse};
 use crate::http::guard::GuardedDoor;
-use crate::http::{bounds, connection, read_body};
-use crate::net::Listener;
+use crate::http::{self, bounds, connection, read_body};
+use crate::net::{Listener, Peer};
 use crate::per_config::PerConfig;
 use crate::question::{Check, Refund};
 use crate::respond::{self, RequestError};
@@ -47,6 +51,8 @@ struct Admin {
     /// The tokens. Without tokens, every client may do everything. The config allows that on loopback
     /// only.
     tokens: PerConfig<Tokens>,
+    attempts: Attempts,
+    draining: AtomicBool,
     stream_bodies: Semaphore,
     /// How many large reads of the ledger may run at a time. Further reads get an error at once.
     ledger_reads: Arc<Semaphore>,
@@ -68,25 +74,42 @@ impl IntoResponse for RequestError {
 /// must offer [`PROTOCOLS`](crate::http::PROTOCOLS). The tokens follow the config in force.
 pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
     let guard = listener.guard(GuardedDoor::Admin);
-    connection::serve(listener, router(control), guard, stop).await;
+    let admin = Admin::new(control);
+    let routes = routes(&admin);
+    let stop = async {
+        stop.await;
+        admin.draining.store(true, Ordering::Relaxed);
+    };
+    connection::serve(listener, routes, guard, stop).await;
 }
 
 /// Returns the routes of the admin door. They answer requests of any web page and for any host: only
 /// [`serve`] refuses those.
 pub fn router(control: Arc<ControlPlane>) -> Router {
-    let admin = Arc::new(Admin {
-        tokens: PerConfig::new(control.engine(), |live| {
-            let admin = live.config().server.admin.as_ref();
-            Tokens::new(admin.map_or(&[], |admin| &admin.tokens))
-        }),
-        control,
-        stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
-        ledger_reads: Arc::new(Semaphore::new(4)),
-        ledger_comparisons: Semaphore::new(1),
-    });
+    routes(&Admin::new(control))
+}
+
+impl Admin {
+    fn new(control: Arc<ControlPlane>) -> Arc<Admin> {
+        Arc::new(Admin {
+            tokens: PerConfig::new(control.engine(), |live| {
+                let admin = live.config().server.admin.as_ref();
+                Tokens::new(admin.map_or(&[], |admin| &admin.tokens))
+            }),
+            attempts: Attempts::new(),
+            control,
+            draining: AtomicBool::new(false),
+            stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
+            ledger_reads: Arc::new(Semaphore::new(4)),
+            ledger_comparisons: Semaphore::new(1),
+        })
+    }
+}
+
+fn routes(admin: &Arc<Admin>) -> Router {
     let description = openapi::render();
     let guarded = |role| {
-        let admin = Arc::clone(&admin);
+        let admin = Arc::clone(admin);
         middleware::from_fn(move |request, next| authorize(Arc::clone(&admin), role, request, next))
     };
     let reading = Router::new()
@@ -118,19 +141,27 @@ pub fn router(control: Arc<ControlPlane>) -> Router {
         .merge(operating)
         .merge(changing)
         .route("/healthz", get(|| async { respond::alive() }))
+        .route("/readyz", get(readyz))
         .route(
             "/openapi.json",
             get(|| async move { respond::rendered(description) }),
         )
         .fallback(|| async { RequestError::NoSuchAdminPath })
         .method_not_allowed_fallback(|| async { RequestError::WrongMethod })
-        .with_state(admin)
+        .with_state(Arc::clone(admin))
 }
 
 /// Lets a request pass if its token has the role or a greater one.
 async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Next) -> Answer {
     let tokens = admin.tokens.of(&admin.control.engine().active());
-    let who = tokens.who(request.headers()).ok_or(RequestError::NoToken)?;
+    let Some(who) = tokens.who(request.headers()) else {
+        if request.headers().contains_key(AUTHORIZATION) {
+            admin.control.count_wrong_token();
+            let peer = request.extensions().get().map(|Peer(peer)| peer.ip());
+            admin.attempts.wrong(peer, request.uri().path()).await;
+        }
+        return Err(RequestError::NoToken);
+    };
     if !who.role.includes(role) {
         let path = request.uri().path();
         tracing::warn!(target: "tollgate::admin", who = %who.name, path, "not permitted");
@@ -317,6 +348,10 @@ async fn run_to_end(doing: impl Future<Output = Answer> + Send + 'static) -> Ans
         }
         Err(_) => Err(RequestError::Draining),
     }
+}
+
+async fn readyz(State(admin): State<Arc<Admin>>) -> Response {
+    http::ready(&admin.control, &admin.draining)
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {

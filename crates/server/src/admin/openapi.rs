@@ -18,10 +18,10 @@ use crate::audit::{Concerned, Entry, MAX_WHY, Trail};
 use crate::control::{Change, Changes, Named};
 use crate::describe::{
     self, Describe, answer, described, description, failure, healthz, hearing, item, looking,
-    metrics, number_schema, taking, text_schema,
+    metrics, number_schema, readyz, taking, text_schema,
 };
 use crate::http::body::CheckBody;
-use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, answers};
+use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, Ready, ReadyConfig, answers};
 
 const TOKEN: &str = "token";
 
@@ -58,6 +58,7 @@ pub(super) fn render() -> Bytes {
     }
     let paths = paths
         .path("/healthz", item(Get, healthz()))
+        .path("/readyz", item(Get, readyz()))
         .path("/openapi.json", item(Get, description()));
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     let components = ComponentsBuilder::new()
@@ -85,6 +86,8 @@ pub(super) fn render() -> Bytes {
         .schema_from::<Rules<'_>>()
         .schema_from::<RuleBody<'_>>()
         .schema_from::<ExplainedBody>()
+        .schema_from::<Ready<'_>>()
+        .schema_from::<ReadyConfig<'_>>()
         .schema_from::<ErrorBody>()
         .security_scheme(TOKEN, SecurityScheme::Http(bearer));
     let components = ledger::openapi::components(components);

@@ -12,7 +12,7 @@
 mod in_ledger;
 mod read;
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tollgate::{Clock, Decision, Engine, SystemClock, Time};
+use tollgate_ledger::private_file;
 use utoipa::ToSchema;
 
 use self::in_ledger::InLedger;
@@ -365,10 +366,10 @@ fn write(
 fn append(path: &Path, lines: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.read(true).append(true).create(true);
-    let mut file = match (options.open(path), path.parent()) {
+    let mut file = match (private_file::open(&mut options, path), path.parent()) {
         (Err(error), Some(directory)) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir_all(directory)?;
-            options.open(path)?
+            private_file::create_directory(directory)?;
+            private_file::open(&mut options, path)?
         }
         (opened, _) => opened?,
     };

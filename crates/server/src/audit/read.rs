@@ -1,12 +1,13 @@
 //! Finds entries: from the end of the file to its beginning, a block at a time.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::str::FromStr;
 
 use serde::Serialize;
 use tollgate::{Span, Time};
+use tollgate_ledger::private_file;
 use utoipa::ToSchema;
 
 use super::Entry;
@@ -155,7 +156,7 @@ fn time(text: &str) -> Option<Time> {
 /// # Errors
 /// If the file exists but cannot be read.
 pub fn read(path: &Path, query: &Query, most: u64) -> io::Result<Trail> {
-    let file = match File::open(path) {
+    let file = match private_file::open(OpenOptions::new().read(true), path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Trail::default()),
         file => file?,
     };

@@ -1,3 +1,5 @@
+use std::fs;
+
 use serde_json::json;
 use tollgate::{ManualClock, Span};
 
@@ -229,4 +231,24 @@ async fn closing_waits_for_queued_entries() {
     let text = fs::read_to_string(setup.path()).unwrap();
     assert_eq!(text.lines().count(), QUEUE / 2);
     Audit::nowhere().close().await;
+}
+
+#[tokio::test]
+async fn file_is_private_and_a_link_is_not_followed() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let setup = Setup::new();
+    setup.write("reset", "ann").await;
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&setup.path()), 0o600);
+    assert_eq!(mode(setup.path().parent().unwrap()), 0o700);
+
+    let target = setup.directory.path().join("target");
+    fs::rename(setup.path(), &target).unwrap();
+    symlink(&target, setup.path()).unwrap();
+    let before = fs::read(&target).unwrap();
+    setup.write("reset", "bob").await;
+    assert_eq!(setup.audit.errors(), 1);
+    assert_eq!(fs::read(&target).unwrap(), before);
+    let error = setup.audit.find(Query::default()).await.unwrap_err();
+    assert!(error.to_string().contains("symbolic link"), "{error}");
 }

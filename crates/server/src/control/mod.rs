@@ -12,8 +12,8 @@ mod rule_changes;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -28,6 +28,7 @@ pub use self::config_source::{Problem, RejectedConfig, Source};
 pub use self::rule_changes::{Changes, Named};
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
 use crate::events::Webhook;
+use crate::net::Peers;
 use crate::overrides::Overrides;
 
 /// The author of a change in the audit trail, if the file has changed.
@@ -57,6 +58,8 @@ pub struct ControlPlane {
     status: Mutex<Status>,
     /// How often the file was read, in the order of [`OUTCOMES`].
     reloads: [AtomicU64; OUTCOMES.len()],
+    wrong_tokens: AtomicU64,
+    refusals: OnceLock<Vec<(&'static str, Arc<Peers>)>>,
 }
 
 /// The names in metrics for the results of reading the file: the two of [`Outcome`], and one for a
@@ -148,6 +151,8 @@ impl ControlPlane {
             }),
             clock,
             reloads: Default::default(),
+            wrong_tokens: AtomicU64::new(0),
+            refusals: OnceLock::new(),
         }
     }
 
@@ -206,6 +211,27 @@ impl ControlPlane {
     #[must_use]
     pub fn reloads(&self) -> [(&'static str, u64); 3] {
         std::array::from_fn(|at| (OUTCOMES[at], self.reloads[at].load(Ordering::Relaxed)))
+    }
+
+    /// Counts a wrong token at the admin door.
+    pub(crate) fn count_wrong_token(&self) {
+        self.wrong_tokens.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns how many wrong tokens were sent to the admin door.
+    pub(crate) fn wrong_tokens(&self) -> u64 {
+        self.wrong_tokens.load(Ordering::Relaxed)
+    }
+
+    /// Sets the doors whose refused connections are shown. Only the first call has an effect.
+    pub(crate) fn show_refusals(&self, doors: Vec<(&'static str, Arc<Peers>)>) {
+        let _ = self.refusals.set(doors);
+    }
+
+    /// Returns how many connections each door refused because their client had too many.
+    pub(crate) fn refused_connections(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let doors = self.refusals.get().into_iter().flatten();
+        doors.map(|(door, peers)| (*door, peers.refused()))
     }
 
     /// Checks the file once a second, and reads it when it has changed. Never returns.

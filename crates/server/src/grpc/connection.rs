@@ -8,8 +8,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::AsyncWriteExt;
 
 use super::bounds::{
-    CONNECTION_WINDOW, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MAX_HEADER_BYTES, MAX_STREAMS,
-    PREFACE_TIMEOUT, STREAM_WINDOW,
+    CONNECTION_WINDOW, IDLE_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MAX_HEADER_BYTES,
+    MAX_STREAMS, PREFACE_TIMEOUT, STREAM_WINDOW,
 };
 use super::service::Services;
 use super::streams::Streams;
@@ -50,8 +50,10 @@ async fn connection(
         tokio::select! {
             biased;
             ended = connection.as_mut() => return ended,
-            () = stopping.wait() => connection.as_mut().graceful_shutdown(),
+            () = stopping.wait() => {}
+            () = streams.activity.idle_for(IDLE_TIMEOUT) => {}
         }
+        connection.as_mut().graceful_shutdown();
         connection.await
     };
     Ok(streams.drive(serving).await?)
@@ -74,9 +76,12 @@ async fn expect_preface(stream: &mut Stream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use tokio::io::AsyncReadExt;
 
     use super::*;
+    use crate::grpc::service::Health;
 
     #[test]
     fn content_length_of_the_http_1_answer_is_right() {
@@ -84,6 +89,49 @@ mod tests {
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         let length = format!("Content-Length: {}\r\n", body.len());
         assert!(head.contains(&length), "{text}");
+    }
+
+    async fn services() -> Services {
+        let config = tollgate_config::parse("rules.yaml", "version: 1\nrules: []\n", &|_| None);
+        let engine = tollgate::Engine::start(&config.unwrap()).await.unwrap();
+        let (_, routes) = Health::new().await;
+        Services::new(Arc::new(engine), routes)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_connection_is_closed() {
+        let (client, server) = tokio::io::duplex(64 * 1024);
+        let (_stop, stopping) = Stopping::channel();
+        let serving = connection(Stream::new(server, None), services().await, stopping);
+        // The client answers pings, and keeps its handle for requests.
+        let (_requests, client) = h2::client::handshake(client).await.unwrap();
+        let both = async { tokio::join!(serving, client) };
+        let (served, client) = tokio::time::timeout(IDLE_TIMEOUT * 3, both).await.unwrap();
+        // The client may leave first.
+        drop(served);
+        client.unwrap();
+    }
+
+    #[tokio::test]
+    async fn request_of_a_web_page_is_refused() {
+        let (client, server) = tokio::io::duplex(64 * 1024);
+        let (_stop, stopping) = Stopping::channel();
+        tokio::spawn(connection(
+            Stream::new(server, None),
+            services().await,
+            stopping,
+        ));
+        let (requests, client) = h2::client::handshake(client).await.unwrap();
+        tokio::spawn(client);
+        let mut requests = requests.ready().await.unwrap();
+        for (content_type, status) in [("text/plain", 415), ("application/grpc+proto", 200)] {
+            let request = http::Request::post("http://localhost/tollgate.v1.Tollgate/Check")
+                .header("content-type", content_type)
+                .body(())
+                .unwrap();
+            let (response, _) = requests.send_request(request, true).unwrap();
+            assert_eq!(response.await.unwrap().status(), status, "{content_type}");
+        }
     }
 
     #[tokio::test]

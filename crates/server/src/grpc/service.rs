@@ -2,6 +2,7 @@
 //! Tollgate's own service is in `own`.
 
 use std::convert::Infallible;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,8 @@ use crate::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_server
     RateLimitService, RateLimitServiceServer, SERVICE_NAME,
 };
 use crate::grpc::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use http::{Request, Response};
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 use tollgate::{ActiveConfig, Engine};
@@ -80,6 +82,9 @@ impl hyper::service::Service<Request<Incoming>> for Services {
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Answering {
+        if !is_grpc(request.headers()) {
+            return Box::pin(ready(Ok(wrong_content_type())));
+        }
         let path = request.uri().path();
         let (requests, batches) = (&self.requests, &self.batches);
         match method_of(OWN_NAME, path) {
@@ -97,6 +102,19 @@ impl hyper::service::Service<Request<Incoming>> for Services {
             None => Box::pin(self.others.clone().call(request)),
         }
     }
+}
+
+/// Returns whether the client says that it speaks gRPC. A web page cannot say so without being permitted.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+    content_type.is_some_and(|it| it.starts_with(b"application/grpc"))
+}
+
+fn wrong_content_type() -> Response<Body> {
+    let wrong = "the content-type must begin with application/grpc";
+    let mut response = Status::invalid_argument(wrong).into_http();
+    *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    response
 }
 
 /// Answers once there is a permit, and within `timeout`.

@@ -12,16 +12,24 @@ use std::task::{Context, Waker};
 
 use hyper::rt::Executor;
 
+use crate::http::activity::{Active, Activity};
+
 type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The requests of one connection that were not polled yet.
+/// The requests of one connection.
 #[derive(Clone, Default)]
-pub(super) struct Streams(Arc<Mutex<Vec<Stream>>>);
+pub(super) struct Streams {
+    /// The requests that were not polled yet.
+    waiting: Arc<Mutex<Vec<(Stream, Active)>>>,
+    /// Whether there are requests, until their answers are sent.
+    pub(super) activity: Activity,
+}
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     fn execute(&self, stream: F) {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.push(Box::pin(stream));
+        let active = self.activity.start();
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.push((Box::pin(stream), active));
     }
 }
 
@@ -45,15 +53,18 @@ impl Streams {
     /// Returns whether there were any requests.
     fn answer(&self) -> bool {
         let waiting = {
-            let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             std::mem::take(&mut *waiting)
         };
         let any = !waiting.is_empty();
-        for mut stream in waiting {
+        for (mut stream, active) in waiting {
             // A request that has to wait is polled again by its own task, which registers its waker.
             let mut context = Context::from_waker(Waker::noop());
             if stream.as_mut().poll(&mut context).is_pending() {
-                tokio::spawn(stream);
+                tokio::spawn(async move {
+                    stream.await;
+                    drop(active);
+                });
             }
         }
         any

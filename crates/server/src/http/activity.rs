@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Counts the requests of a connection.
 #[derive(Clone, Default)]
-pub(super) struct Activity(Arc<Counts>);
+pub(crate) struct Activity(Arc<Counts>);
 
 #[derive(Default)]
 struct Counts {
@@ -15,16 +15,16 @@ struct Counts {
 }
 
 /// Counts as one open request until it is dropped.
-pub(super) struct Active(Arc<Counts>);
+pub(crate) struct Active(Arc<Counts>);
 
 impl Activity {
-    pub(super) fn start(&self) -> Active {
+    pub(crate) fn start(&self) -> Active {
         self.0.started.fetch_add(1, Ordering::Relaxed);
         Active(Arc::clone(&self.0))
     }
 
     /// Returns once the connection had no request for a while: at least `time`, and at most twice that.
-    pub(super) async fn idle_for(&self, time: Duration) {
+    pub(crate) async fn idle_for(&self, time: Duration) {
         let mut before = None;
         loop {
             let started = self.0.started.load(Ordering::Relaxed);

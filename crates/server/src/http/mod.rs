@@ -3,7 +3,7 @@
 //! A handler turns its request into a `Question`, and `App::ask` answers it. The same routes also serve
 //! forward-auth, health, metrics and the OpenAPI document.
 
-mod activity;
+pub(crate) mod activity;
 pub(crate) mod body;
 pub mod bounds;
 pub(crate) mod connection;
@@ -19,7 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Bytes, HttpBody};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::response::Response;
@@ -288,10 +288,15 @@ async fn metrics(State(app): AppState) -> Response {
 }
 
 async fn readyz(State(app): AppState) -> Response {
-    if app.draining.load(Ordering::Relaxed) {
+    ready(&app.control, &app.draining)
+}
+
+/// Answers `/readyz`, here and at the admin door.
+pub(crate) fn ready(control: &ControlPlane, draining: &AtomicBool) -> Response {
+    if draining.load(Ordering::Relaxed) {
         return respond::error(&RequestError::Draining);
     }
-    respond::ready(&app.control.engine().rules(), &app.control.status())
+    respond::ready(&control.engine().rules(), &control.status())
 }
 
 async fn description(State(app): AppState) -> Response {
@@ -341,6 +346,10 @@ pub(crate) async fn read_body(
     request: Request,
     limit: usize,
 ) -> Result<Bytes, RequestError> {
+    // An announced length is refused before the client is asked to send the body (`100 Continue`).
+    if request.body().size_hint().lower() > limit as u64 {
+        return Err(RequestError::BodyTooLarge { limit });
+    }
     let is_stream = request.version() == Version::HTTP_2;
     let mut reading = pin!(Limited::new(request.into_body(), limit).collect());
     // Most bodies have arrived together with the head, and need no timer.

@@ -18,7 +18,7 @@ use utoipa::openapi::{
 use super::body::{BatchBody, CheckBody, RefundBody};
 use super::openapi_holds::{self, later};
 use crate::describe::{
-    self, Describe, answer, described, description, healthz, item, looking, metrics, number_schema,
+    self, Describe, answer, described, description, healthz, item, metrics, number_schema, readyz,
     reference, taking, text_schema,
 };
 use crate::respond::{ErrorBody, Ready, ReadyConfig, answers};
@@ -248,11 +248,4 @@ fn refund() -> OperationBuilder {
         .summary(Some("Gives back what a check charged."))
         .ok::<answers::DecisionBody<'_>>("How the limits stand now.")
         .response("503", later("STORE_UNAVAILABLE", unavailable))
-}
-
-fn readyz() -> OperationBuilder {
-    looking("readyz")
-        .summary(Some("Does the server accept requests?"))
-        .ok::<Ready<'_>>("It does.")
-        .fails("503", "SHUTTING_DOWN", "The server is shutting down.")
 }

@@ -2,11 +2,12 @@
 //! name.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
 use serde_json::Value;
+use tollgate_ledger::private_file;
 
 use super::OverrideError;
 
@@ -17,7 +18,7 @@ const MAX_BYTES: u64 = 32 * 1024 * 1024;
 pub(super) async fn load(path: &Path) -> Result<BTreeMap<String, String>, OverrideError> {
     let file = path.to_owned();
     let loading = tokio::task::spawn_blocking(move || {
-        let file = match File::open(file) {
+        let file = match private_file::open(OpenOptions::new().read(true), &file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
             opened => opened?,
         };
@@ -47,10 +48,15 @@ pub(super) async fn write<'t>(
     let target = path.to_owned();
     let writing = tokio::task::spawn_blocking(move || {
         if let Some(directory) = target.parent() {
-            std::fs::create_dir_all(directory)?;
+            private_file::create_directory(directory)?;
         }
         let aside = target.with_extension("json.new");
-        let mut file = File::create(&aside)?;
+        // A crash may have left one.
+        match std::fs::remove_file(&aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = private_file::open(OpenOptions::new().write(true).create_new(true), &aside)?;
         file.write_all(text?.as_bytes())?;
         // Sync before the rename. Otherwise a crash could leave an empty file.
         file.sync_all()?;
