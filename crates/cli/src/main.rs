@@ -15,6 +15,7 @@
 )]
 
 mod admin;
+mod adopt;
 mod audit;
 mod candidates;
 mod check;
@@ -75,6 +76,9 @@ enum Command {
     Diff(diff::Args),
     /// Check a config and its store for common mistakes. Exits with 1 if a finding is bad.
     Doctor(doctor::Args),
+    /// Make the store and the ledger belong to a config with another hash_secret or clock. State under secrets
+    /// that the config does not list is forgotten. Stop all servers first.
+    Adopt(adopt::Args),
     /// Make a running server read its config file again.
     Reload(reload::Args),
     /// Change limits of a running server, for a tenant, a plan or everyone.
@@ -108,6 +112,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => validate::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => block_on(doctor::run(&args)),
+        Command::Adopt(args) => block_on(adopt::run(&args)),
         Command::Reload(args) => reload::run(&args),
         Command::Override(args) => overrides::run(&args),
         Command::Candidates(args) => candidates::run(&args),

@@ -22,7 +22,14 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
         note("namespace", &what);
     }
     if old.subjects.hash_secret != new.subjects.hash_secret {
-        let what = "changed: after a restart, all counts start from zero";
+        let (old, new) = (&old.subjects, &new.subjects);
+        let carried = |secret| new.previous_hash_secrets.contains(secret);
+        let what = match old.hash_secret.as_ref().is_some_and(carried) {
+            true => "changed: after a restart, counts in Redis and in a ledger continue",
+            false => {
+                "changed: after a restart, all counts start from zero; Redis or a ledger with another secret is refused"
+            }
+        };
         note("subjects.hash_secret", what);
     }
     let restarts = [
@@ -31,6 +38,10 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
         ("telemetry", old.telemetry != new.telemetry),
         ("ledger", old.ledger != new.ledger),
         ("events", old.events != new.events),
+        (
+            "subjects.previous_hash_secrets",
+            old.subjects.previous_hash_secrets != new.subjects.previous_hash_secrets,
+        ),
         (
             "subjects.max_keys",
             old.subjects.max_keys != new.subjects.max_keys,
@@ -45,6 +56,8 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     }
     let mut subjects = old.subjects.clone();
     subjects.hash_secret.clone_from(&new.subjects.hash_secret);
+    let previous = &new.subjects.previous_hash_secrets;
+    subjects.previous_hash_secrets.clone_from(previous);
     subjects.max_keys = new.subjects.max_keys;
     if subjects != new.subjects {
         let what = "changed: doors may find other subjects in a request";

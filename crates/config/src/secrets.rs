@@ -36,10 +36,11 @@ impl fmt::Debug for Secret {
 }
 
 /// The fields that hold a secret.
-const NAMES: [&str; 5] = [
+const NAMES: [&str; 6] = [
     "password",
     "sentinel_password",
     "hash_secret",
+    "previous_hash_secrets",
     "tokens",
     "sha256",
 ];
@@ -251,6 +252,7 @@ mod tests {
             "store: { redis: { url: \"redis://app:\\x68unter2hunter2@host\" } }\n",
             "redis://app:hunter2@host: x\n",
             "subjects: { hash_secret: hunter2 }\n",
+            "subjects: { previous_hash_secrets: [hunter2, ${A}hunter2] }\n",
             "server: { admin: { tokens: [{ name: a, sha256: hunter2 }] } }\n",
             "server: { admin: { tokens: [{ name: a, SHA256: hunter2, x: [hunter2] }] } }\n",
             "server: { admin: { tokens: [hunter2, { hunter2: read }] } }\n",

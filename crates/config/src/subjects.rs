@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tollgate_rules::document::{
-    BadValue, Field, List, Problems, Short, Text, TextOrOff, Whole, section, words,
+    At, BadValue, Field, List, Problems, Short, Text, TextOrOff, Whole, section, words,
 };
 
 use crate::fields::{Env, MIN_SECRET, expand, number_in, secret_help};
@@ -28,6 +28,8 @@ words! {
 pub struct Subjects {
     /// The secret that subjects are hashed with.
     pub hash_secret: Option<Secret>,
+    /// Earlier secrets, the latest first. State under them is still found.
+    pub previous_hash_secrets: Vec<Secret>,
     /// Networks of proxies that are trusted to name clients: see [`Subjects::is_trusted`].
     pub trusted_proxies: Vec<IpNet>,
     /// The header in which proxies name the client's address. `None` means the first of the three
@@ -75,6 +77,7 @@ impl Default for Subjects {
     fn default() -> Subjects {
         Subjects {
             hash_secret: None,
+            previous_hash_secrets: Vec::new(),
             trusted_proxies: Vec::new(),
             client_header: None,
             headers: SubjectHeaders::default(),
@@ -123,6 +126,8 @@ section! {
     pub(crate) struct RawSubjects is "`subjects`" {
         /// The secret that subjects are hashed with, at least 16 bytes. `${VAR}` reads the environment.
         hash_secret: Text = "hash_secret",
+        /// Earlier values of hash_secret, the latest first, at most 8. State under them is still found. `${VAR}` reads the environment.
+        previous_hash_secrets: List<Text> = "previous_hash_secrets",
         /// Networks of proxies that are trusted to name clients: forwarded addresses and authenticated callers.
         trusted_proxies: List<Text> = "trusted_proxies",
         /// The header in which trusted proxies name the client's address. Default: the first of the three headers that a request has.
@@ -155,6 +160,9 @@ section! {
 }
 
 const MAX_HEADER: usize = 64;
+
+/// How many earlier secrets there may be.
+const MAX_PREVIOUS: usize = 8;
 
 /// Headers that have another meaning, so they cannot name the caller.
 const TAKEN: [&str; 21] = [
@@ -191,14 +199,9 @@ pub(crate) fn subjects(
         return subjects;
     };
     if let Some(at) = raw.hash_secret.get() {
-        subjects.hash_secret = expand(at, env, problems).map(Secret::new);
-        if let Some(secret) = &subjects.hash_secret
-            && secret.expose().len() < MIN_SECRET
-        {
-            let message = format!("the secret has only {} bytes", secret.expose().len());
-            problems.report(at.place, message, secret_help());
-        }
+        subjects.hash_secret = secret(at, env, problems);
     }
+    subjects.previous_hash_secrets = previous_secrets(raw, &subjects, env, problems);
     subjects.trusted_proxies = networks(&raw.trusted_proxies, problems);
     subjects.client_header = raw.client_header.value().copied();
     subjects.internal = networks(&raw.internal, problems);
@@ -220,6 +223,55 @@ pub(crate) fn subjects(
     let most = 1_000..=1_000_000_000;
     number_in(&raw.max_keys, &mut subjects.max_keys, most, problems);
     subjects
+}
+
+/// Reads a secret, and reports one that is too short.
+fn secret(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -> Option<Secret> {
+    let secret = expand(at, env, problems).map(Secret::new)?;
+    let bytes = secret.expose().len();
+    if bytes < MIN_SECRET {
+        let message = format!("the secret has only {bytes} bytes");
+        problems.report(at.place, message, secret_help());
+    }
+    Some(secret)
+}
+
+/// Reads the earlier secrets. Each is a secret of its own.
+fn previous_secrets(
+    raw: &RawSubjects,
+    subjects: &Subjects,
+    env: Env<'_>,
+    problems: &mut Problems<'_>,
+) -> Vec<Secret> {
+    let Some(list) = raw.previous_hash_secrets.get() else {
+        return Vec::new();
+    };
+    if raw.hash_secret.is_absent() && !list.value.0.is_empty() {
+        let message = "there are previous secrets, and no `hash_secret`";
+        problems.report(
+            list.place,
+            message,
+            "set `hash_secret` to the secret in use",
+        );
+    }
+    if list.value.0.len() > MAX_PREVIOUS {
+        let message = format!("{} previous secrets are too many", list.value.0.len());
+        let help = format!("list the latest ones, {MAX_PREVIOUS} at most");
+        problems.report(list.place, message, help);
+    }
+    let mut previous: Vec<Secret> = Vec::new();
+    for at in &list.value.0 {
+        let Some(secret) = secret(at, env, problems) else {
+            continue;
+        };
+        if subjects.hash_secret.as_ref() == Some(&secret) || previous.contains(&secret) {
+            let message = "this secret is listed twice";
+            let help = "list each earlier secret once, and not the one in `hash_secret`";
+            problems.report(at.place, message, help);
+        }
+        previous.push(secret);
+    }
+    previous
 }
 
 fn networks(field: &Field<List<Text>>, problems: &mut Problems<'_>) -> Vec<IpNet> {

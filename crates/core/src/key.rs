@@ -14,6 +14,10 @@ use crate::Tag;
 /// The version of the layout of keys. After a change of the version, stores do not find old states.
 const VERSION: &str = "tollgate key v1";
 
+/// The purposes of the other values that are derived from a key. Each makes them independent of the rest.
+const FINGERPRINT: &str = "tollgate keyring fingerprint v1";
+const SEAL: &str = "tollgate keyring seal v1";
+
 /// Hashes subjects and rules of one namespace with one secret.
 #[derive(Clone)]
 pub struct Keyring {
@@ -53,6 +57,45 @@ impl Keyring {
         gathered.part(b"rule");
         gathered.part(id.as_bytes());
         RuleSalt(first_half(&gathered.finish()))
+    }
+
+    /// Returns a name of the keyring: 32 hexadecimal digits. Two keyrings have the same name only if they
+    /// hash in the same way. The name reveals nothing about the secret, and may be stored and shown.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        let hash = blake3::Hasher::new_derive_key(FINGERPRINT)
+            .update(&self.key)
+            .finalize();
+        Subject(first_half(&hash)).to_string()
+    }
+
+    /// Encrypts `other`, so that only this keyring can [unseal](Self::unseal) it: 64 hexadecimal digits.
+    #[must_use]
+    pub fn seal(&self, other: &Keyring) -> String {
+        let bytes = self.with_pad(&other.key, &other.fingerprint());
+        blake3::Hash::from_bytes(bytes).to_hex().to_string()
+    }
+
+    /// Returns the keyring with this fingerprint that this keyring has sealed; `None` if another keyring has
+    /// sealed it.
+    #[must_use]
+    pub fn unseal(&self, sealed: &str, fingerprint: &str) -> Option<Keyring> {
+        let sealed = blake3::Hash::from_hex(sealed).ok()?;
+        let key = self.with_pad(sealed.as_bytes(), fingerprint);
+        let keyring = Keyring { key };
+        (keyring.fingerprint() == fingerprint).then_some(keyring)
+    }
+
+    /// Encrypts or decrypts a key. The pad depends on both keys, so that it is used for one key only. The
+    /// fingerprint shows whether a decrypted key is the right one.
+    fn with_pad(&self, key: &[u8; 32], fingerprint: &str) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key(SEAL);
+        hasher.update(&self.key).update(fingerprint.as_bytes());
+        let mut bytes = *hasher.finalize().as_bytes();
+        for (byte, of_key) in bytes.iter_mut().zip(key) {
+            *byte ^= of_key;
+        }
+        bytes
     }
 }
 
@@ -377,6 +420,33 @@ mod tests {
             (24_500..25_500).contains(&low),
             "{low} of 100000 below a quarter"
         );
+    }
+
+    #[test]
+    fn a_fingerprint_names_secret_and_namespace() {
+        let other_secret = Keyring::new(b"another secret 16", "prod");
+        let other_namespace = Keyring::new(b"a secret of sixteen", "test");
+        // If this value changes, every stored fingerprint differs, and no instance starts.
+        assert_eq!(keyring().fingerprint(), "237bc033e316bdc86d1773a9b80106ed");
+        assert_ne!(keyring().fingerprint(), other_secret.fingerprint());
+        assert_ne!(keyring().fingerprint(), other_namespace.fingerprint());
+    }
+
+    #[test]
+    fn only_the_sealing_keyring_unseals() {
+        let (old, new) = (keyring(), Keyring::new(b"another secret 16", "prod"));
+        let (sealed, fingerprint) = (new.seal(&old), old.fingerprint());
+        assert_eq!(sealed.len(), 64);
+        let found = new.unseal(&sealed, &fingerprint).unwrap();
+        let ann = [("user", "ann")];
+        assert_eq!(subject(&found, ann), subject(&old, ann));
+        assert!(old.unseal(&sealed, &fingerprint).is_none());
+        assert!(new.unseal(&sealed, &new.fingerprint()).is_none());
+        let mut changed = sealed.clone();
+        changed.replace_range(..1, if sealed.starts_with('0') { "1" } else { "0" });
+        for wrong in [&changed, &sealed[..62], "no digits", ""] {
+            assert!(new.unseal(wrong, &fingerprint).is_none(), "{wrong}");
+        }
     }
 
     #[test]

@@ -127,6 +127,10 @@ impl Ledger {
         &self.0.shared.options.database
     }
 
+    pub(crate) fn options(&self) -> &Options {
+        &self.0.shared.options
+    }
+
     /// Returns the time within which an entry is on disk.
     #[must_use]
     pub fn flush_interval(&self) -> Duration {

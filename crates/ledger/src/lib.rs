@@ -44,8 +44,8 @@ mod status;
 mod writer;
 
 pub use crate::database::{
-    Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, EntrySummary, HoldRow, MOST_ROWS,
-    PeriodBalance, TrailQuery, UsageCursor, UsageQuery, UsageRow,
+    Balance, BalanceCursor, BalanceRow, Claim, Ended, EntryQuery, EntrySummary, HoldRow, MOST_ROWS,
+    PeriodBalance, Texts, TrailQuery, UsageCursor, UsageQuery, UsageRow,
 };
 pub use crate::entry::{
     Entry, EntryError, EntryId, HoldNote, Kind, MOST_AMOUNT, MOST_NAME, MOST_RECORD, MOST_TEXT,

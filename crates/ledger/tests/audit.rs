@@ -106,7 +106,7 @@ async fn inspecting_creates_nothing(fixture: Fixture) {
     assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), None);
     assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), None);
     fixture.open().await.close().await;
-    assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), Some(3));
+    assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), Some(4));
 }
 
 async fn a_ledger_without_notes_is_migrated(fixture: Fixture) {
@@ -117,6 +117,7 @@ async fn a_ledger_without_notes_is_migrated(fixture: Fixture) {
     for sql in [
         "DROP TABLE audit",
         "DROP TABLE periods",
+        "DROP TABLE deployments",
         "DELETE FROM schema_version WHERE version > 1",
     ] {
         match &fixture.options.database {

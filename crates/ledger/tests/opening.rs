@@ -50,7 +50,7 @@ async fn an_existing_ledger_is_opened_unchanged(fixture: Fixture) {
     let ledger = fixture.open().await;
     assert_eq!(ids(&ledger).await, [0, 1, 2]);
     let versions = "SELECT CAST(count(*) AS BIGINT) FROM schema_version";
-    assert_eq!(run(&fixture, versions).await, Some(3));
+    assert_eq!(run(&fixture, versions).await, Some(4));
 }
 
 async fn many_may_open_an_empty_ledger_at_once(fixture: Fixture) {
@@ -76,7 +76,7 @@ async fn a_ledger_of_a_newer_program_is_left_alone(fixture: Fixture) {
     assert_eq!(
         error.to_string(),
         format!(
-            "the ledger {location} has schema version 7, and this program supports up to 3: run the \
+            "the ledger {location} has schema version 7, and this program supports up to 4: run the \
              newer program, or use another ledger"
         )
     );
@@ -89,7 +89,7 @@ async fn a_ledger_of_a_newer_program_is_left_alone(fixture: Fixture) {
     let newer = OpenError::NewerSchema {
         location: location.into(),
         found: 7,
-        known: 3,
+        known: 4,
     };
     assert_eq!(error.to_string(), newer.to_string());
     assert!(!error.is_unknown());
@@ -329,7 +329,7 @@ async fn inspecting_a_file_does_not_change_it() {
     let ledger = ours.open().await;
     ledger.write(vec![grant(1)]).await.unwrap();
     ledger.close().await;
-    for (fixture, version) in [(strange, None), (empty, None), (ours, Some(3))] {
+    for (fixture, version) in [(strange, None), (empty, None), (ours, Some(4))] {
         let before = files(&fixture.directory);
         let found = Ledger::inspect(&fixture.options).await.unwrap();
         assert_eq!(found, version);
@@ -349,7 +349,7 @@ async fn inspecting_does_not_wait_for_writers() {
     let mut other = other.acquire().await.unwrap();
     let lock = sqlx::query("BEGIN IMMEDIATE");
     lock.execute(&mut *other).await.unwrap();
-    assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), Some(3));
+    assert_eq!(Ledger::inspect(&fixture.options).await.unwrap(), Some(4));
 }
 
 #[tokio::test]

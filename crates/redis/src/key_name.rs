@@ -12,7 +12,7 @@ use crate::script::Family;
 pub(crate) const SLOTS: u16 = 16_384;
 
 /// The version of the layout of keys and states. Any change of the layout needs another version.
-const VERSION: &str = "v1";
+pub(crate) const VERSION: &str = "v1";
 
 /// The name of a key. Most fit without an allocation.
 pub(crate) type KeyName = SmallVec<[u8; 96]>;
@@ -21,12 +21,16 @@ pub(crate) type KeyName = SmallVec<[u8; 96]>;
 #[derive(Clone, Debug)]
 pub(crate) struct KeyNames {
     start: String,
+    /// The name of a deployment, up to its namespace. It has no version: instances with another layout must
+    /// find it too.
+    deployment: String,
 }
 
 impl KeyNames {
     pub(crate) fn new(prefix: &str) -> KeyNames {
         KeyNames {
             start: format!("{prefix}:{VERSION}:{{"),
+            deployment: format!("{prefix}:{{00000000}}:deployment:"),
         }
     }
 
@@ -42,6 +46,13 @@ impl KeyNames {
     /// Returns the name of the overrides of a namespace.
     pub(crate) fn overrides(&self, namespace: &str) -> KeyName {
         self.with_tag(Tag::default(), &format!("overrides:{namespace}"))
+    }
+
+    /// Returns the name of the deployment of a namespace. Its tag is the default one.
+    pub(crate) fn deployment(&self, namespace: &str) -> KeyName {
+        let mut name = KeyName::from_slice(self.deployment.as_bytes());
+        name.extend_from_slice(namespace.as_bytes());
+        name
     }
 
     /// Returns the name of the record of a hold.
@@ -82,6 +93,9 @@ impl KeyNames {
     /// Returns the tag in a name, and what the key stores; `None` if Tollgate did not make the name.
     pub(crate) fn parse<'n>(&self, name: &'n [u8]) -> Option<(&'n str, Content<'n>)> {
         let name = std::str::from_utf8(name).ok()?;
+        if name.starts_with(&self.deployment) {
+            return Some(("00000000", Content::Deployment));
+        }
         let (tag, rest) = name.strip_prefix(&self.start)?.split_once("}:")?;
         let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
         if tag.len() != 8 || !is_hex(tag) {
@@ -119,6 +133,8 @@ pub(crate) enum Content<'n> {
     Undone,
     /// Overrides: a hash that does not expire.
     Overrides,
+    /// How subjects are hashed: a hash that does not expire.
+    Deployment,
 }
 
 fn tag_digits(tag: Tag) -> [u8; 8] {
@@ -181,6 +197,7 @@ mod tests {
             (naming.hold(Tag::new(0xbeef), 7), "0000beef", Content::Hold),
             (naming.overrides("prod"), "00000000", Content::Overrides),
             (naming.due("prod"), "00000000", Content::Due),
+            (naming.deployment("prod"), "00000000", Content::Deployment),
         ] {
             assert_eq!(naming.parse(&name), Some((tag, content)));
         }

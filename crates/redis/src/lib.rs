@@ -10,10 +10,12 @@
 //!   cluster slots, `multi_slot` charges slot by slot, and refunds the charges if a later slot denies.
 //! * `holds` keeps the records of reservations and leases.
 //! * [`SharedValues`] has the few texts that instances share: overrides.
+//! * [`Deployment`] says how the instances of a namespace hash subjects.
 //! * [`inspect()`] checks the servers for `doctor`.
 
 mod call_plan;
 mod connect;
+mod deployment;
 mod error;
 mod holds;
 mod inspect;
@@ -30,6 +32,7 @@ mod startup;
 mod store;
 mod topology;
 
+pub use deployment::Deployment;
 pub use inspect::{Finding, Level, inspect};
 pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, ClockSource, Login, Options, Servers, Tls};

@@ -50,7 +50,7 @@ return gone";
 #[derive(Debug)]
 pub struct SharedValues {
     shared: Arc<Shared>,
-    key: KeyName,
+    pub(crate) key: KeyName,
     slot: u16,
     connection: Mutex<Option<(Address, MultiplexedConnection)>>,
 }
@@ -59,8 +59,13 @@ impl RedisStore {
     /// Returns the texts that the instances of `namespace` share.
     #[must_use]
     pub fn shared_values(&self, namespace: &str) -> SharedValues {
+        self.values_at(self.shared.naming.overrides(namespace))
+    }
+
+    /// Returns the texts in the hash `key`, which has the default tag.
+    pub(crate) fn values_at(&self, key: KeyName) -> SharedValues {
         SharedValues {
-            key: self.shared.naming.overrides(namespace),
+            key,
             slot: slot_of(Tag::default()),
             shared: Arc::clone(&self.shared),
             connection: Mutex::default(),
@@ -126,7 +131,7 @@ impl SharedValues {
     }
 
     /// Sends a command to the server that has the hash.
-    async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
+    pub(crate) async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
         let mut kept = self.connection.lock().await;
         let (mut redirects, mut asking) = (0, false);
         loop {
@@ -167,7 +172,7 @@ impl SharedValues {
                 }
                 Failure::Moved { .. } | Failure::Split | Failure::UnknownScript => {
                     *kept = None;
-                    let why = "the key of the overrides is being moved between servers";
+                    let why = "the key is being moved between servers";
                     return Err(StoreError::Unavailable(why.into()));
                 }
             }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinError;
@@ -58,6 +58,8 @@ pub(crate) struct Shared {
     pub(crate) recent_holds: RecentHolds,
     in_flight: AtomicUsize,
     clock: SystemClock,
+    /// Why this instance must not use the servers.
+    pub(crate) refused: ArcSwapOption<String>,
 }
 
 impl RedisStore {
@@ -87,6 +89,7 @@ impl RedisStore {
             recent_holds: RecentHolds::default(),
             in_flight: AtomicUsize::new(0),
             clock: SystemClock::new(),
+            refused: ArcSwapOption::empty(),
             options,
         });
         let weak = Arc::downgrade(&shared);
@@ -273,6 +276,9 @@ impl Shared {
             self.metrics.failed(script.name, error.kind());
             error
         };
+        if let Some(reason) = &*self.refused.load() {
+            return Err(failed(StoreError::Unavailable(reason.as_str().into())));
+        }
         let node = map.node(slot).map_err(|error| {
             self.topology_may_have_changed();
             failed(error)

@@ -108,3 +108,34 @@ fn texts_are_found_while_their_slot_is_moved() {
         assert_eq!(names(&shelf.all(9).await.unwrap().1), ["b/*"]);
     });
 }
+
+/// Checks that of several instances one claims the store, and the others see it.
+fn is_claimed_once(stores: [RedisStore; 2]) {
+    let texts = |value: &str| vec![("key".to_owned(), value.to_owned())];
+    block_on(async {
+        let [one, other] = stores.each_ref().map(|store| store.deployment("prod"));
+        assert_eq!(one.read().await.unwrap(), []);
+        assert_eq!(one.claim(&texts("1")).await.unwrap(), texts("1"));
+        assert_eq!(other.claim(&texts("2")).await.unwrap(), texts("1"));
+        assert_eq!(other.read().await.unwrap(), texts("1"));
+        let more = [texts("2"), vec![("sealed".to_owned(), "x".to_owned())]].concat();
+        let mut all = other.add(&more).await.unwrap();
+        all.sort();
+        assert_eq!(all, [&texts("1")[..], &more[1..]].concat());
+        assert_eq!(one.replace(&texts("3")).await.unwrap(), texts("3"));
+        assert_eq!(stores[0].deployment("test").read().await.unwrap(), []);
+    });
+}
+
+#[test]
+fn deployment_is_claimed_once_on_one_server() {
+    let redis = Redis::start();
+    is_claimed_once([(); 2].map(|()| connect(common::options(&redis))));
+}
+
+#[test]
+fn deployment_is_claimed_once_on_a_cluster() {
+    let cluster = Cluster::start(3, 0);
+    let options = common::cluster_options(&cluster);
+    is_claimed_once([connect(options.clone()), connect(options)]);
+}

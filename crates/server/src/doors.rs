@@ -24,6 +24,8 @@ const HOLDS_EVERY: Duration = Duration::from_millis(250);
 const HOLD_ROUNDS: usize = 64;
 /// How often the ledger is asked for expired reservations that no store knows any more.
 const LEDGER_EVERY: Duration = Duration::from_secs(10);
+/// How often to check that the store and the ledger still belong to this deployment.
+const FINGERPRINT_EVERY: Duration = Duration::from_secs(5);
 
 /// Bound listeners, ready to serve.
 #[derive(Debug)]
@@ -167,6 +169,7 @@ impl Doors {
             () = every(SWEEP_EVERY, || async { engine.sweep(); }) => {}
             () = every(HOLDS_EVERY, || end_holds(&engine)) => {}
             () = every(LEDGER_EVERY, || end_ledger_holds(&engine)) => {}
+            () = every(FINGERPRINT_EVERY, || engine.check_fingerprints()) => {}
             () = control.watch() => {}
             () = control.overrides().run() => {}
         }

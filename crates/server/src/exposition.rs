@@ -47,6 +47,13 @@ pub(crate) fn render(control: &ControlPlane) -> String {
     }
     // A store in this process without a ledger cannot fail, so it has no fallbacks.
     if !engine.store().is_local() {
+        let name = "tollgate_fingerprint_mismatch";
+        let help =
+            "1 if the store or the ledger belongs to instances with another hash_secret, 0 if not.";
+        page.family(name, "gauge", help);
+        for (place, is_other) in engine.fingerprint_mismatches() {
+            page.sample(&[("place", place)], u8::from(is_other));
+        }
         let (name, policies) = ("rate_limit_fallback_total", engine.fallbacks());
         let help = "Requests decided by a failure policy instead of the store.";
         page.counts(name, help, "policy", policies);

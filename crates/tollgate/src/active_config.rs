@@ -17,8 +17,10 @@ use tollgate_core::{Charge, Keyring};
 
 use crate::events::{Events, has_quotas};
 use crate::fallback::{RuleFallbacks, Share};
+use crate::holds::HoldNames;
 use crate::metrics::{Metrics, Throttles};
 use crate::reply::Reply;
+use crate::throttle::Throttle;
 
 /// A config in force, and the values derived from it.
 pub struct ActiveConfig {
@@ -31,6 +33,22 @@ pub struct ActiveConfig {
     /// Whether a rule is a quota. Only quotas have events.
     has_quotas: bool,
     fallbacks: RuleFallbacks,
+    keyed: Arc<Keyed>,
+}
+
+/// Values that depend on the keyring alone.
+pub(crate) struct Keyed {
+    pub(crate) names: HoldNames,
+    pub(crate) throttle: Throttle,
+}
+
+impl Keyed {
+    fn new(keyring: &Keyring) -> Keyed {
+        Keyed {
+            names: HoldNames::new(keyring),
+            throttle: Throttle::new(keyring),
+        }
+    }
 }
 
 impl fmt::Debug for ActiveConfig {
@@ -105,6 +123,12 @@ impl ActiveConfig {
         }
     }
 
+    /// Returns the values that depend on the keyring alone.
+    #[inline]
+    pub(crate) fn keyed(&self) -> &Keyed {
+        &self.keyed
+    }
+
     /// Returns how each rule decides while the store fails.
     pub(crate) fn fallbacks(&self) -> &RuleFallbacks {
         &self.fallbacks
@@ -114,14 +138,13 @@ impl ActiveConfig {
 /// The [`ActiveConfig`] for new requests.
 pub(crate) struct CurrentConfig {
     active: ArcSwap<ActiveConfig>,
-    keyring: Keyring,
     /// Whether a ledger records usage.
     records_usage: bool,
     /// The share of each limit that this instance counts while the store does not answer. `None` if the
     /// store cannot fail.
     share: Option<Share>,
-    /// Locked while a new config is made from the current one.
-    changing: Mutex<()>,
+    /// The keyring. Locked while a new config is made from the current one.
+    keyring: Mutex<Keyring>,
 }
 
 /// The current config, for a short time. Cheaper than an [`Arc`], and meant for one request.
@@ -144,7 +167,7 @@ impl fmt::Debug for Loaded {
 
 impl CurrentConfig {
     /// Puts the first config in force. `keyring` hashes the subjects of this config and of all later
-    /// configs.
+    /// configs, until a [`rekey`](Self::rekey).
     pub(crate) fn new(
         config: &Config,
         keyring: Keyring,
@@ -162,13 +185,13 @@ impl CurrentConfig {
             has_quotas: has_quotas(&rules),
             rules: Arc::new(rules),
             fallbacks: RuleFallbacks::new(config, share),
+            keyed: Arc::new(Keyed::new(&keyring)),
         };
         CurrentConfig {
             active: ArcSwap::from_pointee(active),
-            keyring,
             records_usage,
             share,
-            changing: Mutex::new(()),
+            keyring: Mutex::new(keyring),
         }
     }
 
@@ -185,12 +208,13 @@ impl CurrentConfig {
 
     /// Puts `config` in force, except for the sections that need a restart.
     pub(crate) fn reload(&self, config: &Config) -> Reloaded {
-        let _alone = self.changing.lock();
+        let keyring = self.keyring.lock();
         let running = self.active.load_full();
         let (config, needs_restart) = without_restart(config, &running.config);
         let version = config.policy.version.clone();
         let overrides = Arc::clone(&running.overrides);
-        self.replace(&running, Arc::new(config), overrides);
+        let keyed = Arc::clone(&running.keyed);
+        self.replace(&running, Arc::new(config), overrides, &keyring, keyed);
         Reloaded {
             version,
             needs_restart,
@@ -199,9 +223,22 @@ impl CurrentConfig {
 
     /// Puts `overrides` in force, instead of the current overrides.
     pub(crate) fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
-        let _alone = self.changing.lock();
+        let keyring = self.keyring.lock();
         let running = self.active.load_full();
-        self.replace(&running, Arc::clone(&running.config), overrides);
+        let (config, keyed) = (Arc::clone(&running.config), Arc::clone(&running.keyed));
+        self.replace(&running, config, overrides, &keyring, keyed);
+    }
+
+    /// Hashes subjects with another keyring from now on. All states have other names then.
+    #[cfg(any(feature = "ledger", feature = "redis"))]
+    pub(crate) fn rekey(&self, new: Keyring) {
+        let mut keyring = self.keyring.lock();
+        let running = self.active.load_full();
+        let keyed = Arc::new(Keyed::new(&new));
+        *keyring = new;
+        let config = Arc::clone(&running.config);
+        let overrides = Arc::clone(&running.overrides);
+        self.replace(&running, config, overrides, &keyring, keyed);
     }
 
     fn replace(
@@ -209,13 +246,10 @@ impl CurrentConfig {
         running: &ActiveConfig,
         config: Arc<Config>,
         overrides: Arc<[Arc<Override>]>,
+        keyring: &Keyring,
+        keyed: Arc<Keyed>,
     ) {
-        let rules = compile(
-            &config,
-            self.keyring.clone(),
-            &overrides,
-            self.records_usage,
-        );
+        let rules = compile(&config, keyring.clone(), &overrides, self.records_usage);
         let places: HashMap<&str, usize> = ids(&running.rules).zip(0..).collect();
         let places = ids(&rules).map(|id| places.get(id).copied());
         let metrics = running.metrics.followed_by(&rules, places);
@@ -229,6 +263,7 @@ impl CurrentConfig {
             events: Arc::clone(&running.events),
             has_quotas: has_quotas(&rules),
             rules: Arc::new(rules),
+            keyed,
         }));
     }
 }
@@ -259,6 +294,8 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     let mut config = wanted.clone();
     config.namespace.clone_from(&running.namespace);
     config.subjects.hash_secret = running.subjects.hash_secret.clone();
+    let previous = &running.subjects.previous_hash_secrets;
+    config.subjects.previous_hash_secrets.clone_from(previous);
     config.subjects.max_keys = running.subjects.max_keys;
     config.store = running.store.clone();
     config.server = server_without_restart(&wanted.server, &running.server);
@@ -269,6 +306,10 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     let differs = [
         ("namespace", config.namespace != wanted.namespace),
         ("subjects.hash_secret", old.hash_secret != new.hash_secret),
+        (
+            "subjects.previous_hash_secrets",
+            old.previous_hash_secrets != new.previous_hash_secrets,
+        ),
         ("subjects.max_keys", old.max_keys != new.max_keys),
         ("store", config.store != wanted.store),
         ("server", config.server != wanted.server),

@@ -29,6 +29,8 @@ use tollgate_store::{MemoryStore, Store, Usage};
 
 #[cfg(feature = "ledger")]
 use crate::accounts::Accounts;
+#[cfg(any(feature = "ledger", feature = "redis"))]
+use crate::deployment::Deployment;
 #[cfg(feature = "ledger")]
 use crate::ledgered::{LedgerSync, Ledgered, PostError};
 use crate::limiter::Limiter;
@@ -46,6 +48,8 @@ pub struct Engine {
     redis: Option<Redis>,
     #[cfg(feature = "ledger")]
     sync: Option<Arc<LedgerSync>>,
+    #[cfg(any(feature = "ledger", feature = "redis"))]
+    deployment: Deployment,
 }
 
 /// The Redis of an engine.
@@ -81,22 +85,16 @@ struct Parts {
     ledger: Option<Ledger>,
 }
 
-impl Engine {
-    /// Starts the limiter of a validated config, and checks that its store and its ledger answer. Needs
-    /// a Tokio runtime, unless all state is in memory.
-    ///
-    /// # Errors
-    /// If the store or the ledger does not answer, does not match the config, or is not part of this
-    /// build.
-    pub async fn start(config: &Config) -> Result<Engine, StartError> {
+impl Parts {
+    /// Opens the store and the ledger, and checks that they answer.
+    #[allow(
+        clippy::unused_async,
+        reason = "without features there is nothing to wait for"
+    )]
+    async fn open(config: &Config) -> Result<Parts, StartError> {
         check_build(config)?;
         #[allow(unused_mut)]
         let mut parts = Parts::default();
-        #[cfg(feature = "ledger")]
-        if let Some(options) = ledger_options(config)? {
-            let ledger = Ledger::open(options).await;
-            parts.ledger = Some(ledger.map_err(ledger_error)?);
-        }
         #[cfg(feature = "redis")]
         if let Some(options) = redis_options(config)? {
             let store = RedisStore::connect(options).await;
@@ -105,7 +103,62 @@ impl Engine {
             };
             parts.redis = Some(store.map_err(failed)?);
         }
-        Ok(Engine::build(config, parts))
+        // The ledger comes last: after a failure its lock must be free, because the caller may try again.
+        #[cfg(feature = "ledger")]
+        if let Some(options) = ledger_options(config)? {
+            let ledger = Ledger::open(options).await;
+            parts.ledger = Some(ledger.map_err(ledger_error)?);
+        }
+        Ok(parts)
+    }
+}
+
+#[cfg(any(feature = "ledger", feature = "redis"))]
+impl Parts {
+    /// Returns the deployment that the store and the ledger should belong to.
+    fn deployment(&self, config: &Config) -> Deployment {
+        let mut deployment = Deployment::new(config);
+        // The ledger comes first: Redis may have lost its record.
+        #[cfg(feature = "ledger")]
+        if let Some(ledger) = &self.ledger {
+            deployment.add_ledger(ledger, &config.namespace);
+        }
+        #[cfg(feature = "redis")]
+        if let Some(redis) = &self.redis {
+            deployment.add_redis(redis, &config.namespace);
+        }
+        deployment
+    }
+}
+
+impl Engine {
+    /// Starts the limiter of a validated config, and checks that its store and its ledger answer. Needs
+    /// a Tokio runtime, unless all state is in memory.
+    ///
+    /// # Errors
+    /// If the store or the ledger does not answer, does not match the config, or is not part of this
+    /// build.
+    pub async fn start(config: &Config) -> Result<Engine, StartError> {
+        let parts = Parts::open(config).await?;
+        #[cfg(any(feature = "ledger", feature = "redis"))]
+        let deployment = {
+            let deployment = parts.deployment(config);
+            if let Err(error) = deployment.join().await {
+                // Its lock must be free when the caller knows the error.
+                #[cfg(feature = "ledger")]
+                if let Some(ledger) = parts.ledger {
+                    ledger.close().await;
+                }
+                return Err(error);
+            }
+            deployment
+        };
+        Ok(Engine::build(
+            config,
+            parts,
+            #[cfg(any(feature = "ledger", feature = "redis"))]
+            deployment,
+        ))
     }
 
     /// Starts the limiter without a check of the store. Failure policies decide until the store
@@ -116,23 +169,32 @@ impl Engine {
     /// password file.
     pub fn start_unchecked(config: &Config) -> Result<Engine, StartError> {
         check_build(config)?;
+        let parts = Parts {
+            #[cfg(feature = "redis")]
+            redis: redis_options(config)?.map(RedisStore::unchecked),
+            #[cfg(feature = "ledger")]
+            ledger: match ledger_options(config)? {
+                Some(options) => Some(Ledger::start(options).map_err(ledger_error)?),
+                None => None,
+            },
+        };
+        #[cfg(any(feature = "ledger", feature = "redis"))]
+        let deployment = parts.deployment(config);
         Ok(Engine::build(
             config,
-            Parts {
-                #[cfg(feature = "redis")]
-                redis: redis_options(config)?.map(RedisStore::unchecked),
-                #[cfg(feature = "ledger")]
-                ledger: match ledger_options(config)? {
-                    Some(options) => Some(Ledger::start(options).map_err(ledger_error)?),
-                    None => None,
-                },
-            },
+            parts,
+            #[cfg(any(feature = "ledger", feature = "redis"))]
+            deployment,
         ))
     }
 
     /// Builds the stack of stores, from the inside out.
     #[allow(unused_mut, unused_variables)] // Each feature adds a part.
-    fn build(config: &Config, parts: Parts) -> Engine {
+    fn build(
+        config: &Config,
+        parts: Parts,
+        #[cfg(any(feature = "ledger", feature = "redis"))] deployment: Deployment,
+    ) -> Engine {
         let (mut store, memory) = innermost(config, &parts);
         #[cfg(feature = "ledger")]
         let sync = parts.ledger.map(|ledger| {
@@ -161,10 +223,14 @@ impl Engine {
                 known_denials,
             }
         });
-        let limiter = Limiter::builder(config, store)
+        let mut limiter = Limiter::builder(config, store)
             .replicas(replicas)
-            .fallback_factor(fallback_factor)
-            .build();
+            .fallback_factor(fallback_factor);
+        #[cfg(any(feature = "ledger", feature = "redis"))]
+        if deployment.is_shared() {
+            limiter = limiter.keyring(deployment.keyring());
+        }
+        let limiter = limiter.build();
         Engine {
             limiter,
             memory,
@@ -172,6 +238,8 @@ impl Engine {
             redis,
             #[cfg(feature = "ledger")]
             sync,
+            #[cfg(any(feature = "ledger", feature = "redis"))]
+            deployment,
         }
     }
 
@@ -187,6 +255,39 @@ impl Engine {
         if let Some(sync) = &self.sync {
             sync.ledger().close().await;
         }
+    }
+}
+
+/// The methods for an engine whose state outlives it.
+#[cfg(any(feature = "ledger", feature = "redis"))]
+impl Engine {
+    /// Checks that the store and the ledger still belong to instances with the same `hash_secret`, and makes them
+    /// known again if Redis has come back empty. Logs a mismatch. Call this every few seconds.
+    pub async fn check_fingerprints(&self) {
+        if let Some(keyring) = self.deployment.check().await {
+            self.limiter.current.rekey(keyring);
+        }
+    }
+
+    /// Returns for the store and the ledger whether another deployment uses it, as of the last
+    /// [check](Self::check_fingerprints).
+    pub fn fingerprint_mismatches(&self) -> impl Iterator<Item = (&'static str, bool)> + '_ {
+        self.deployment.mismatches()
+    }
+
+    /// Makes the store and the ledger belong to this config, and returns where they are. State under secrets that
+    /// the config does not list is not found any more. Stop all other instances first. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    /// If the store or the ledger does not answer, or is in use.
+    pub async fn adopt(config: &Config) -> Result<Vec<String>, StartError> {
+        let parts = Parts::open(config).await?;
+        let adopted = parts.deployment(config).adopt().await;
+        #[cfg(feature = "ledger")]
+        if let Some(ledger) = parts.ledger {
+            ledger.close().await;
+        }
+        adopted
     }
 }
 
@@ -220,10 +321,17 @@ impl Engine {
     /// # Errors
     /// If something that the config names, such as a password file, cannot be read.
     pub async fn inspect(config: &Config) -> Result<Vec<Finding>, StartError> {
-        match redis_options(config)? {
-            Some(options) => Ok(tollgate_redis::inspect(options).await),
-            None => Ok(Vec::new()),
+        let Some(options) = redis_options(config)? else {
+            return Ok(Vec::new());
+        };
+        let mut findings = tollgate_redis::inspect(options.clone()).await;
+        // If the store does not answer, other findings say so.
+        if let Ok(store) = RedisStore::connect(options).await {
+            let mut deployment = Deployment::new(config);
+            deployment.add_redis(&store, &config.namespace);
+            findings.extend(deployment.inspect().await);
         }
+        Ok(findings)
     }
 }
 

@@ -223,6 +223,8 @@ mod active_config;
 mod batch;
 mod candidates;
 mod decision;
+#[cfg(any(feature = "ledger", feature = "redis"))]
+mod deployment;
 mod engine;
 mod events;
 mod failures;

@@ -14,7 +14,6 @@ use crate::batch::{BatchDecision, Demand, DemandError};
 use crate::decision::Decision;
 use crate::failures::Failures;
 use crate::fallback::{Fallback, Share};
-use crate::holds::HoldNames;
 use crate::metrics::{Metrics, Throttles};
 use crate::rejections::DenialLog;
 use crate::snapshot::Snapshot;
@@ -34,9 +33,7 @@ pub struct Limiter<S = Traced<MemoryStore>> {
     pub(crate) fallback: Fallback,
     pub(crate) failures: Failures,
     pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) names: HoldNames,
     denial_log: DenialLog,
-    throttle: Throttle,
     throttles: Arc<Throttles>,
 }
 
@@ -48,6 +45,7 @@ pub struct LimiterBuilder<'c, S> {
     clock: Option<Arc<dyn Clock>>,
     replicas: u32,
     fallback_factor: u32,
+    keyring: Option<Keyring>,
 }
 
 impl<S> fmt::Debug for Limiter<S> {
@@ -89,6 +87,13 @@ impl<S: Store> LimiterBuilder<'_, S> {
         self
     }
 
+    /// Sets the keyring that hashes subjects, instead of that of the config's secret.
+    #[cfg(any(feature = "ledger", feature = "redis"))]
+    pub(crate) fn keyring(mut self, keyring: Keyring) -> Self {
+        self.keyring = Some(keyring);
+        self
+    }
+
     /// Builds the limiter.
     #[must_use]
     pub fn build(self) -> Limiter<S> {
@@ -99,11 +104,10 @@ impl<S: Store> LimiterBuilder<'_, S> {
             denominator: self.replicas.saturating_mul(10_000),
         };
         let share = (!store.is_local()).then_some(share);
-        let keyring = keyring(config, store.is_local());
+        let keyring = self.keyring;
+        let keyring = keyring.unwrap_or_else(|| keyring_of(config, store.is_local()));
         let throttles: Arc<Throttles> = Arc::default();
         Limiter {
-            throttle: Throttle::new(&keyring),
-            names: HoldNames::new(&keyring),
             current: CurrentConfig::new(
                 config,
                 keyring,
@@ -136,6 +140,7 @@ impl<S: Store> Limiter<S> {
             clock: None,
             replicas: 1,
             fallback_factor: 10_000,
+            keyring: None,
         }
     }
 
@@ -212,7 +217,7 @@ impl<S: Store> Limiter<S> {
         limit: &Limit,
         cost: u64,
     ) -> Result<Throttled, StoreError> {
-        let charge = self.throttle.charge(key, limit);
+        let charge = self.current.load().keyed().throttle.charge(key, limit);
         let charges = std::slice::from_ref(&charge);
         let answer = self.store.apply(charges, Ask::Exactly(cost));
         let (applied, latency) = self.answered(answer).await;
@@ -226,7 +231,7 @@ impl<S: Store> Limiter<S> {
         if !self.store.is_local() {
             return None;
         }
-        let charge = self.throttle.charge(key, limit);
+        let charge = self.current.load().keyed().throttle.charge(key, limit);
         let charges = std::slice::from_ref(&charge);
         match self.store.apply(charges, Ask::Exactly(cost)) {
             Answer::Now(applied) => self.throttled(&charge, applied, None).ok(),
@@ -449,7 +454,7 @@ pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// Returns the keyring that hashes subjects.
-fn keyring(config: &Config, is_local: bool) -> Keyring {
+fn keyring_of(config: &Config, is_local: bool) -> Keyring {
     let mut random = [0; 32];
     let secret = match &config.subjects.hash_secret {
         Some(secret) => secret.expose(),

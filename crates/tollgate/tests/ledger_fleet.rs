@@ -211,7 +211,14 @@ async fn second_engine_on_a_sqlite_ledger_is_refused() {
         assert!(!error.is_passing(), "{said}");
     }
     first.close().await;
-    Engine::start(&config).await.unwrap();
+    Engine::start(&config).await.unwrap().close().await;
+
+    // A start that failed for another reason leaves no lock behind.
+    let nowhere = "store: { redis: { url: \"redis://127.0.0.1:1\" } }\nrules: []";
+    let text = text.replace("rules: []", nowhere);
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap();
+    assert!(Engine::start(&config).await.unwrap_err().is_passing());
+    Engine::start_unchecked(&config).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

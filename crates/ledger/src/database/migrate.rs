@@ -20,11 +20,13 @@ const SQLITE: &[&str] = &[
     include_str!("../../migrations/sqlite/0001_entries.sql"),
     include_str!("../../migrations/sqlite/0002_audit.sql"),
     include_str!("../../migrations/sqlite/0003_exports.sql"),
+    include_str!("../../migrations/sqlite/0004_deployments.sql"),
 ];
 const POSTGRES: &[&str] = &[
     include_str!("../../migrations/postgres/0001_entries.sql"),
     include_str!("../../migrations/postgres/0002_audit.sql"),
     include_str!("../../migrations/postgres/0003_exports.sql"),
+    include_str!("../../migrations/postgres/0004_deployments.sql"),
 ];
 
 /// How long changing the tables may take.
@@ -38,11 +40,7 @@ pub(crate) async fn migrate(
     limit: Duration,
 ) -> Result<(), OpenError> {
     let known = known_version(connection);
-    let begin = match connection.dialect() {
-        Dialect::Sqlite => "BEGIN IMMEDIATE",
-        // The number is "tollgate" in ASCII, so that no other program is likely to use the same lock.
-        Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231205)",
-    };
+    let begin = begin_alone(connection);
     // While the transaction is open, no other process can change the tables.
     let beginning = async {
         connection.run(begin).await?;
@@ -64,6 +62,16 @@ pub(crate) async fn migrate(
                 known,
             })
         }
+    }
+}
+
+/// Returns the statement that begins a transaction in which no other process can change tables or claim the
+/// ledger.
+pub(super) fn begin_alone(connection: &dyn Connection) -> &'static str {
+    match connection.dialect() {
+        Dialect::Sqlite => "BEGIN IMMEDIATE",
+        // The number is "tollgate" in ASCII, so that no other program is likely to use the same lock.
+        Dialect::Postgres => "BEGIN; SELECT pg_advisory_xact_lock(8390043843661231205)",
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! * `connection`: the interface to a database, and the meaning of its errors. `sqlite` and `postgres`
 //!   implement it.
-//! * `migrate`: the tables.
+//! * `migrate`: the tables. `deployment`: how subjects are hashed.
 //! * `write` adds entries, with the SQL of `statements`. `read` answers queries, in the types of `rows`.
 //! * `value`: values of statements and rows.
 //!
@@ -10,6 +10,7 @@
 //! unknown after an error.
 
 mod connection;
+mod deployment;
 mod migrate;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -27,6 +28,7 @@ use tokio::time::timeout;
 
 use self::connection::{Connection, Purpose, connect, is_closed, reason};
 pub(crate) use self::connection::{Readers, query_error, readers};
+pub use self::deployment::{Claim, Texts};
 pub(crate) use self::read::Query;
 pub use self::rows::{
     Balance, BalanceCursor, BalanceRow, Ended, EntryQuery, EntrySummary, HoldRow, MOST_ROWS,

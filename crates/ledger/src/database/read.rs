@@ -286,7 +286,7 @@ pub(crate) struct Query {
 }
 
 impl Query {
-    fn new(sql: &str) -> Query {
+    pub(super) fn new(sql: &str) -> Query {
         Query {
             sql: sql.to_owned(),
             values: Vec::new(),
@@ -294,7 +294,7 @@ impl Query {
     }
 
     /// Adds the value of the next placeholder.
-    fn with(mut self, value: impl Into<Value>) -> Query {
+    pub(super) fn with(mut self, value: impl Into<Value>) -> Query {
         self.values.push(value.into());
         self
     }

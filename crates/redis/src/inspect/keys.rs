@@ -125,11 +125,12 @@ impl Sample {
         }
         let parsed = naming.parse(&key);
         let content = parsed.map(|(_, content)| content);
-        if ttl == -1 && content != Some(Content::Overrides) {
+        let is_lasting = matches!(content, Some(Content::Overrides | Content::Deployment));
+        if ttl == -1 && !is_lasting {
             self.without_expiry.add(&key);
         }
         let expected = match content {
-            Some(Content::Overrides) => "hash",
+            Some(Content::Overrides | Content::Deployment) => "hash",
             Some(Content::Slots(_) | Content::Due) => "zset",
             Some(Content::State(_) | Content::Undone | Content::Hold) | None => "string",
         };
@@ -145,6 +146,7 @@ impl Sample {
                     Content::Due => "(due holds)",
                     Content::Undone => "(refunds)",
                     Content::Overrides => "(overrides)",
+                    Content::Deployment => "(deployment)",
                 };
                 *self.by_rule.entry(rule.to_owned()).or_default() += 1;
             }

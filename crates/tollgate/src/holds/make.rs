@@ -40,7 +40,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         } else {
             let tags: SmallVec<[Tag; 8]> = resolution.charges.iter().map(|it| it.tag).collect();
             let tenant = attributes.get("tenant").unwrap_or_default();
-            let names = &self.limiter.names;
+            let names = &self.active.keyed().names;
             let new = NewHold {
                 id: names.name(&tags, tenant, key),
                 ttl,
@@ -140,7 +140,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let ttl = within("a time to live", ttl, LEAST_TTL, MOST_TTL)?;
         let token = Token::new(random());
         let new = NewHold {
-            id: self.limiter.names.name(&[tag], "", None),
+            id: self.active.keyed().names.name(&[tag], "", None),
             ttl,
             purpose: Purpose::Lease,
             token,
