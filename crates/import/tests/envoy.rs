@@ -196,9 +196,9 @@ fn files_of_a_domain_are_merged_on_request() {
     let [one, other, again] = sources.map(|(name, text)| Source { name, text });
     let errors = envoy_ratelimit(&[one, other], Domains::Once).unwrap_err();
     let said = errors[0].to_string();
-    let expected = "other.yaml:1:9: the domain `d` has two files";
+    let expected = "other.yaml:1:9: duplicate domain `d`";
     assert!(said.starts_with(expected), "{said}");
-    assert!(said.contains("one.yaml has the same domain"), "{said}");
+    assert!(said.contains("the first one is at one.yaml:1,"), "{said}");
     let imported = envoy_ratelimit(&[one, other], Domains::Merged).unwrap();
     assert_eq!(imported.rules, 2);
 

@@ -186,7 +186,7 @@ fn shaping_rule_returns_a_delay_and_a_full_queue_is_503() {
 }
 
 #[test]
-fn missing_or_broken_attribute_has_its_own_code_and_the_message_of_the_rule() {
+fn missing_or_broken_attribute_has_its_own_code_and_message() {
     let server = Running::start(RULES);
     for (attributes, code) in [
         (json!({ "action": "llm", "tokens": 5 }), "MISSING_ATTRIBUTE"),
@@ -206,7 +206,12 @@ fn missing_or_broken_attribute_has_its_own_code_and_the_message_of_the_rule() {
         let answer = check(&server, attributes.clone());
         assert_eq!(answer.status, 429, "{attributes}");
         assert_eq!(answer.json()["code"], code, "{attributes}");
-        assert_eq!(answer.json()["message"], "No tokens left");
+        // The rule's own message speaks of an allowance that is used up.
+        let message = match code {
+            "MISSING_ATTRIBUTE" => "The request lacks an attribute it must carry.",
+            _ => "An attribute of the request has no usable value.",
+        };
+        assert_eq!(answer.json()["message"], message);
     }
     let fits = json!({ "action": "llm", "tenant": "t", "tokens": 60 });
     assert_eq!(check(&server, fits).json()["remaining"], 40);

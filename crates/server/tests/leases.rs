@@ -260,4 +260,12 @@ fn lease_that_is_not_renewed_expires_after_its_time_and_not_before() {
     );
     assert!(decided.as_u64().unwrap() / 1000 >= expires.as_u64().unwrap());
     assert!(next["fence"].as_u64() > short["fence"].as_u64());
+    // The slot is gone, whether or not the server has cleaned up yet.
+    let body = json!({ "token": short["token"] }).to_string();
+    let late = renew(&server, short["id"].as_str().unwrap(), &body);
+    assert_eq!(
+        (late.status, late.json()["code"].as_str()),
+        (409, Some("LEASE_ENDED"))
+    );
+    assert_eq!(late.json()["state"], "EXPIRED");
 }

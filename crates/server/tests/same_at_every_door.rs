@@ -191,8 +191,13 @@ async fn all_doors_agree_on(store: &str) {
     let channel = Channel::from_shared(format!("http://{}", grpc.grpc)).unwrap();
     let mut client = RateLimitServiceClient::new(channel.connect().await.unwrap());
     for (question, expected) in questions.iter().zip(&expected) {
+        let mut expected = expected.clone();
+        if expected.remaining.is_none() {
+            // Envoy gets no figures if one of them is not known.
+            (expected.rule, expected.limit) = (None, None);
+        }
         assert_eq!(
-            &ask_grpc(&mut client, question).await,
+            ask_grpc(&mut client, question).await,
             expected,
             "gRPC: {question:?}"
         );

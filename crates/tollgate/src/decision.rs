@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use tollgate_config::{FailurePolicy, Rule, RuleSet};
-use tollgate_core::{Admission, Algorithm, Charge, Key, Limit, Outcome, Span, Subject, Time};
+use tollgate_core::{
+    Admission, Algorithm, Charge, Denial, Key, Limit, Outcome, Span, Subject, Time,
+};
 use tollgate_store::{Applied, Guarantee};
 
 use crate::rule_outcome::{RuleOutcome, RuleOutcomes, RuleVerdict, Source};
@@ -416,11 +418,14 @@ impl<'d> RuleDecision<'d> {
         self.limit() != bounded(own.soft_limit()) || self.window() != own.window()
     }
 
-    /// Returns the amount that is left; `None` if unlimited. A quota may have more left than its limit,
-    /// if an amount was carried over or granted.
+    /// Returns the amount that is left; `None` if unlimited, or if the store was not asked or did not
+    /// answer. A quota may have more left than its limit, if an amount was carried over or granted.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
-        bounded(self.outcome.remaining())
+        match &self.outcome.verdict {
+            RuleVerdict::Decided(_) => bounded(self.outcome.remaining()),
+            _ => None,
+        }
     }
 
     /// Returns how long to wait before the same cost can be admitted. `None` if the cost was admitted,
@@ -432,19 +437,38 @@ impl<'d> RuleDecision<'d> {
             .map(|at| at.since(self.decision.decided_at))
     }
 
-    /// Returns when the whole allowance is back, if nothing more is taken.
+    /// Returns when the whole allowance is back, if nothing more is taken. This is never before the
+    /// retry time. `None` if it is not known, because the store was not asked or did not answer, and
+    /// if the rule denies and waiting does not help.
     #[must_use]
-    pub fn reset_at(&self) -> Time {
+    pub fn reset_at(&self) -> Option<Time> {
         match &self.outcome.verdict {
-            RuleVerdict::Decided(outcome) => outcome.reset_at,
-            _ => self.decision.decided_at,
+            RuleVerdict::Decided(outcome) if !never_fits(outcome) => Some(outcome.reset_at),
+            _ => None,
         }
     }
 
-    /// Returns how long until the whole allowance is back if nothing more is taken.
+    /// Returns how long until the whole allowance is back if nothing more is taken; `None` as for
+    /// [`reset_at`](Self::reset_at).
     #[must_use]
-    pub fn reset_after(&self) -> Span {
-        self.reset_at().since(self.decision.decided_at)
+    pub fn reset_after(&self) -> Option<Span> {
+        self.reset_at().map(|at| at.since(self.decision.decided_at))
+    }
+
+    /// Returns how long until the current window ends: the period of a quota, or else a window that is
+    /// aligned to the epoch. `None` if the store did not decide, or if the limit has no window.
+    #[must_use]
+    pub fn window_left(&self) -> Option<Span> {
+        let RuleVerdict::Decided(outcome) = &self.outcome.verdict else {
+            return None;
+        };
+        let now = self.decision.decided_at;
+        if self.rule().algorithm() == Algorithm::Quota {
+            return Some(outcome.reset_at.since(now));
+        }
+        let window = self.window().as_micros();
+        let passed = now.as_micros().checked_rem(window)?;
+        Some(Span::from_micros(window - passed))
     }
 
     /// Returns how long the request has to wait for its turn.
@@ -458,6 +482,11 @@ impl<'d> RuleDecision<'d> {
             _ => Span::ZERO,
         }
     }
+}
+
+/// Returns whether a limit denies for good: waiting does not help.
+fn never_fits(outcome: &Outcome) -> bool {
+    outcome.admission == Admission::Denied(Denial::Never)
 }
 
 /// Returns `None` for an unlimited amount.

@@ -116,7 +116,7 @@ fn event_has_tenant_action_usage_and_period() {
     let (start, end) = (event.period.start, event.period.end);
     assert_eq!(start.as_micros(), 1_698_796_800_000_000);
     assert_eq!(end.as_micros(), 1_701_388_800_000_000);
-    assert_eq!(decision.rule().unwrap().reset_at(), end);
+    assert_eq!(decision.rule().unwrap().reset_at(), Some(end));
 }
 
 #[test]

@@ -133,3 +133,26 @@ async fn lease_and_reservation_calls_reject_each_others_ids() {
     assert_eq!(found.expires_at, hold.expires_at);
     limiter.free(&lease, token).await.unwrap();
 }
+
+/// A lease that has lost its slot is expired, even if no sweep has ended it yet.
+#[tokio::test]
+async fn late_renewal_says_that_the_lease_has_expired() {
+    let setup = Setup::new(
+        "
+  - { id: jobs, per: [tenant], algorithm: concurrency, limit: 2, lease: 30s }
+",
+    );
+    let (limiter, acme) = (&setup.limiter, acme());
+    let acquired = limiter.try_acquire(&acme, &Acquire::default(), None).await;
+    let (lease, token) = granted(acquired.unwrap());
+    setup.clock.advance(Span::from_secs(30));
+    for sweep in [false, true] {
+        if sweep {
+            assert_eq!(limiter.sweep_holds().await.unwrap(), 1);
+        }
+        match limiter.renew(&lease, token, None).await {
+            Err(HoldError::Ended(hold)) => assert_eq!(hold.state, HoldState::Expired),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -20,7 +20,7 @@ mod wildcard;
 use std::collections::HashMap;
 
 use tollgate_rules::ConfigError;
-use tollgate_rules::document::Problems;
+use tollgate_rules::document::{Place, Problems};
 
 use crate::emit::config;
 use crate::note::Note;
@@ -92,25 +92,27 @@ fn sort(notes: &mut [Note], names: &[&str]) {
 /// Reports duplicate domains and descriptors, as the service does.
 fn report_duplicates(files: &mut [Loaded<'_>], domains: Domains) {
     let mut found = Vec::new();
-    let mut owners: HashMap<&str, usize> = HashMap::new();
+    let mut owners: HashMap<&str, (usize, Place)> = HashMap::new();
     let mut tops: HashMap<(&str, &str), (usize, &Descriptor)> = HashMap::new();
     for (index, loaded) in files.iter().enumerate() {
         let Some(file) = &loaded.file else {
             continue;
         };
-        if let Some(owner) = owners.get(file.domain.as_str()) {
+        if let Some((owner, first)) = owners.get(file.domain.as_str()) {
             if domains == Domains::Once {
-                let message = format!("the domain `{}` has two files", shortened(&file.domain));
+                let message = format!("duplicate domain `{}`", shortened(&file.domain));
+                let owner = &files[*owner];
+                let line = owner.problems.position(*first).0;
                 let help = format!(
-                    "{} has the same domain: rename one, or merge the files with --merge-domains, as \
-                     MERGE_DOMAIN_CONFIG does",
-                    files[*owner].name
+                    "the first one is at {}:{line}, and the service rejects the second file: rename one, \
+                     or merge the files with --merge-domains, as the service does with MERGE_DOMAIN_CONFIG",
+                    owner.name
                 );
                 found.push((index, file.domain_place, message, help));
                 continue;
             }
         } else {
-            owners.insert(&file.domain, index);
+            owners.insert(&file.domain, (index, file.domain_place));
         }
         for it in &file.descriptors {
             let key = (file.domain.as_str(), it.composite.as_str());

@@ -70,14 +70,15 @@ pub(crate) struct DecisionBody<'a> {
     /// The most units that are allowed at once; null if unlimited.
     #[schema(required = true)]
     pub(super) limit: Option<u64>,
-    /// The units left under the limit; null if unlimited.
+    /// The units left under the limit; null if unlimited, or if the store did not decide.
     #[schema(required = true)]
     pub(super) remaining: Option<u64>,
     /// How long until the same request would be allowed, rounded up. Null if it is allowed, or if
     /// waiting does not help.
     #[schema(required = true)]
     pub(super) retry_after_millis: Option<u64>,
-    /// When the whole limit is available again.
+    /// When the whole limit is available again. Null if the store did not decide, or if the request
+    /// is denied and waiting does not help.
     #[schema(required = true)]
     pub(super) reset_at_epoch_millis: Option<u64>,
     /// Only with shaping: wait this long before you proceed. The longest delay of all rules.
@@ -104,12 +105,12 @@ pub(crate) struct DecisionBody<'a> {
 }
 
 impl<'a> DecisionBody<'a> {
-    pub(super) fn new(decision: &'a Decision) -> DecisionBody<'a> {
+    pub(crate) fn new(decision: &'a Decision) -> DecisionBody<'a> {
         let rule = decision.rule();
         let rule = rule.as_ref();
         let (code, message) = denial(decision).unzip();
         let retry_after = rule.and_then(RuleDecision::retry_after);
-        let reset_at = rule.map(RuleDecision::reset_at);
+        let reset_at = rule.and_then(RuleDecision::reset_at);
         DecisionBody {
             allowed: decision.is_allowed(),
             code,
@@ -176,7 +177,8 @@ pub(crate) struct RuleDecisionBody<'a> {
     pub(super) remaining: Option<u64>,
     #[schema(required = true)]
     pub(super) retry_after_millis: Option<u64>,
-    pub(super) reset_at_epoch_millis: u64,
+    #[schema(required = true)]
+    pub(super) reset_at_epoch_millis: Option<u64>,
     /// Only if a failure policy decided instead of the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = policies, required = false)]
@@ -201,7 +203,7 @@ impl<'a> RuleDecisionBody<'a> {
             limit: rule.limit(),
             remaining: rule.remaining(),
             retry_after_millis: rule.retry_after().map(Span::as_millis_ceil),
-            reset_at_epoch_millis: rule.reset_at().as_millis_ceil(),
+            reset_at_epoch_millis: rule.reset_at().map(Time::as_millis_ceil),
             fallback: rule.fallback().map(FailurePolicy::name),
             grace: rule.grace().map(|grace| GraceBody {
                 limit: grace.of,
@@ -238,7 +240,8 @@ pub(crate) struct VerdictBody<'a> {
     remaining: Option<u64>,
     #[schema(required = true)]
     retry_after_millis: Option<u64>,
-    reset_at_epoch_millis: u64,
+    #[schema(required = true)]
+    reset_at_epoch_millis: Option<u64>,
 }
 
 impl<'a> VerdictBody<'a> {
@@ -255,7 +258,7 @@ impl<'a> VerdictBody<'a> {
             limit: rule.limit(),
             remaining: rule.remaining(),
             retry_after_millis: rule.retry_after().map(Span::as_millis_ceil),
-            reset_at_epoch_millis: rule.reset_at().as_millis_ceil(),
+            reset_at_epoch_millis: rule.reset_at().map(Time::as_millis_ceil),
         })
     }
 }

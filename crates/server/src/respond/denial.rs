@@ -36,7 +36,12 @@ pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
 pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
     let rule = decision.rule()?;
     let reason = rule.reason()?;
-    let message = match rule.rule().message() {
+    // The rule's own message speaks of an allowance that is used up.
+    let is_used_up = matches!(
+        reason,
+        Reason::Exceeded | Reason::BackedOff | Reason::QueueFull
+    );
+    let message = match rule.rule().message().filter(|_| is_used_up) {
         Some(message) => Cow::Borrowed(message),
         None => Cow::Owned(message(&rule, reason)),
     };

@@ -121,9 +121,23 @@ fn status(decision: &Decision) -> DescriptorStatus {
         code: code(decision.is_allowed()) as i32,
         ..DescriptorStatus::default()
     };
-    if let Some(rule) = decision.rule()
-        && let (Some(limit), Some(remaining)) = (rule.limit(), rule.remaining())
-    {
+    let Some(rule) = decision.rule() else {
+        return status;
+    };
+    let Some(limit) = rule.limit() else {
+        // As in Envoy's own service.
+        if rule.is_allowed() {
+            status.limit_remaining = u32::MAX;
+        }
+        return status;
+    };
+    // A limit of 0 says when its window ends, as in Envoy's own service.
+    let reset = match limit {
+        0 => rule.reset_after().or_else(|| rule.window_left()),
+        _ => rule.reset_after(),
+    };
+    // Envoy takes an absent reset for 0. So all figures are left out if one of them is not known.
+    if let (Some(remaining), Some(reset)) = (rule.remaining(), reset) {
         status.current_limit = Some(RateLimit {
             name: rule.rule().id().to_owned(),
             requests_per_unit: amount(limit),
@@ -131,9 +145,8 @@ fn status(decision: &Decision) -> DescriptorStatus {
         });
         status.limit_remaining = amount(remaining);
         // Whole seconds, rounded up: Envoy drops fractions.
-        let seconds = rule.reset_after().as_secs_ceil();
         status.duration_until_reset = Some(Duration {
-            seconds: i64::try_from(seconds).unwrap_or(i64::MAX),
+            seconds: i64::try_from(reset.as_secs_ceil()).unwrap_or(i64::MAX),
             nanos: 0,
         });
     }

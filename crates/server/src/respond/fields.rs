@@ -5,6 +5,9 @@
 //! * `x-ratelimit`: the same names with `X-`. `-Reset` is in seconds since the epoch.
 //!
 //! `Retry-After` comes with every denial where a wait helps: whole seconds, rounded up, at least 1.
+//!
+//! Every field agrees with `Retry-After`, or is left out. If the store did not decide, the state of the
+//! limit is not known, and no family is written. If waiting does not help, there is no reset.
 
 use std::sync::{Arc, Weak};
 
@@ -88,23 +91,32 @@ impl Fields {
         let (Some(limit), Some(remaining)) = (rule.limit(), rule.remaining()) else {
             return;
         };
-        let reset = rule.reset_after().as_secs_ceil();
+        let reset = rule.reset_after().map(Span::as_secs_ceil);
         if self.families.ietf {
             self.write_policies(decision, &mut add);
-            if let Some(state) = item(rule.rule().id(), &[("r", remaining), ("t", reset)]) {
+            let left = ("r", remaining);
+            let state = match reset {
+                Some(reset) => item(rule.rule().id(), &[left, ("t", reset)]),
+                None => item(rule.rule().id(), &[left]),
+            };
+            if let Some(state) = state {
                 add(RATELIMIT, Value::Text(state));
             }
         }
         if self.families.ratelimit {
             add(RATELIMIT_LIMIT, Value::Number(limit));
             add(RATELIMIT_REMAINING, Value::Number(remaining));
-            add(RATELIMIT_RESET, Value::Number(reset));
+            if let Some(reset) = reset {
+                add(RATELIMIT_RESET, Value::Number(reset));
+            }
         }
         if self.families.x_ratelimit {
-            let reset_at = rule.reset_at().as_millis_ceil().div_ceil(1000);
             add(X_RATELIMIT_LIMIT, Value::Number(limit));
             add(X_RATELIMIT_REMAINING, Value::Number(remaining));
-            add(X_RATELIMIT_RESET, Value::Number(reset_at));
+            if let Some(reset_at) = rule.reset_at() {
+                let seconds = reset_at.as_millis_ceil().div_ceil(1000);
+                add(X_RATELIMIT_RESET, Value::Number(seconds));
+            }
         }
     }
 

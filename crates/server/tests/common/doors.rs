@@ -1,5 +1,6 @@
 //! A server with every door that clients use.
 
+#![allow(dead_code)] // Each test file uses only a part.
 #![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 use std::net::SocketAddr;
@@ -23,7 +24,7 @@ impl Server {
     pub(crate) async fn start(rules: &str, store: &str, namespace: &str) -> Server {
         let yaml = format!(
             "version: 1\nnamespace: {namespace}\nstore: {store}\n\
-             subjects: {{ hash_secret: 0123456789abcdef }}\n\
+             subjects: {{ hash_secret: 0123456789abcdef, trusted_proxies: [127.0.0.0/8] }}\n\
              server: {{ http: \"127.0.0.1:0\", grpc: \"127.0.0.1:0\", resp: \"127.0.0.1:0\" }}\n{rules}"
         );
         let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();

@@ -122,7 +122,12 @@ impl<S: Store> Limiter<S> {
         };
         match self.store.extend(*id, ttl, token).await? {
             Extended::Done(record) => Ok(Hold::of(&record)),
-            Extended::Ended(record) | Extended::Lapsed(record) => Err(ended(&record)),
+            Extended::Ended(record) => Err(ended(&record)),
+            // The slots are gone, even if no sweep has ended the hold yet.
+            Extended::Lapsed(record) => Err(HoldError::Ended(Box::new(Hold {
+                state: HoldState::Expired,
+                ..Hold::of(&record)
+            }))),
             Extended::Unknown => Err(HoldError::Unknown),
             Extended::NotYours if token.is_none() => Err(OTHER_LEASE),
             Extended::NotYours => Err(self.not_yours(*id).await),
