@@ -88,7 +88,10 @@ fn hold_codes(kind: HoldKind, error: &HoldError) -> Codes {
         ),
         HoldError::Ended(_) => (409, ended, precondition, "TGENDED"),
         HoldError::NothingToLease => (422, "NOTHING_TO_LEASE", precondition, "TGNOLEASE"),
-        HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => BAD_REQUEST,
+        HoldError::OutOfRange { .. }
+        | HoldError::AboveLease { .. }
+        | HoldError::TooLong { .. }
+        | HoldError::BadKey => BAD_REQUEST,
         HoldError::Store(_) => NO_STORE,
     }
 }
