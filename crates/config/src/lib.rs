@@ -49,7 +49,7 @@ pub use diff::diff;
 pub use events::{Events, Webhook, WebhookUrl};
 pub use headers::{Families, Headers};
 pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
-pub use path::{MAX_PATH, normal_path};
+pub use path::{MAX_PATH, normal_path, strict_path};
 pub use route::Routes;
 pub use secrets::Secret;
 pub use server::{

@@ -1,72 +1,125 @@
-//! Paths of URLs in their normal form, so that each path has one spelling.
+//! Paths of URLs in their normal form, so that each place has one spelling.
 //!
-//! Servers treat `/login`, `//login`, `/./login`, `/x/../login` and `/%6Cogin` as the same path. A
-//! limit by path must do the same, or clients evade it with another spelling.
+//! Servers and applications treat `/login`, `//login`, `/./login`, `/x/../login` and `/%6Cogin` as the
+//! same place, and many of them also `/login/`, `/login;x=1`, `/login%2F` and `/login\`. A limit by path
+//! must do the same, or clients evade it with another spelling.
 
 /// The longest path with a normal form, in bytes.
 pub const MAX_PATH: usize = 4096;
 
-/// Returns the normal form of a path. It has no needless escapes, and writes escapes in capital
-/// letters. It has one slash at the start, and no empty, `.` or `..` segments. An escaped slash stays
-/// escaped, because it does not separate segments. `None` if the result is longer than [`MAX_PATH`].
+/// Returns the normal form of a path. A slash, a backslash and their escapes separate segments. The
+/// normal form has one slash before each segment and none at the end. It has no empty, `.` or `..`
+/// segments, no parameters (`;` and the text after it in a segment) and no needless escapes, and writes
+/// escapes in capital letters. `None` if the result is longer than [`MAX_PATH`].
 ///
 /// Pass the path without its query. Any bytes have a normal form. A path in normal form stays as it is.
 ///
 /// ```
 /// use tollgate_config::normal_path;
 ///
-/// for path in ["/login", "//login", "/x/.././login", "/%6cogin"] {
+/// for path in ["/login", "//login", "/x/.././login", "/%6cogin", "/login/", "/login;a=b", "/login%2F"] {
 ///     assert_eq!(normal_path(path.as_bytes()).as_deref(), Some("/login"));
 /// }
-/// assert_eq!(normal_path("/caf\u{e9}/%2f".as_bytes()).as_deref(), Some("/caf%C3%A9/%2F"));
+/// assert_eq!(normal_path("/caf\u{e9}".as_bytes()).as_deref(), Some("/caf%C3%A9"));
 /// ```
 #[must_use]
 pub fn normal_path(path: &[u8]) -> Option<String> {
     let mut normal = String::with_capacity(path.len().min(MAX_PATH) + 1);
+    let (mut rest, mut more) = (path, true);
+    while more {
+        let start = normal.len();
+        normal.push('/');
+        let mut is_parameter = false;
+        more = false;
+        while let Some((byte, after)) = decoded(rest) {
+            rest = after;
+            if matches!(byte, b'/' | b'\\') {
+                more = true;
+                break;
+            }
+            is_parameter |= byte == b';';
+            if !is_parameter {
+                write_byte(byte, &mut normal);
+            }
+        }
+        close_segment(&mut normal, start);
+    }
+    if normal.is_empty() {
+        normal.push('/');
+    }
+    // `normal` may have been longer than `MAX_PATH` before: a later `..` can shorten it. The input bounds
+    // its length.
+    (normal.len() <= MAX_PATH).then_some(normal)
+}
+
+/// Returns the strict form of a path, for servers that tell apart what [`normal_path`] does not: a slash
+/// at the end, parameters, backslashes and escaped slashes stay. Empty, `.` and `..` segments and needless
+/// escapes go. `None` if the result is longer than [`MAX_PATH`].
+///
+/// ```
+/// use tollgate_config::strict_path;
+///
+/// for path in ["/a/", "//a/", "/x/.././a/", "/%61/"] {
+///     assert_eq!(strict_path(path.as_bytes()).as_deref(), Some("/a/"));
+/// }
+/// assert_eq!(strict_path(b"/a;b=c/%2f").as_deref(), Some("/a;b=c/%2F"));
+/// ```
+#[must_use]
+pub fn strict_path(path: &[u8]) -> Option<String> {
+    let mut strict = String::with_capacity(path.len().min(MAX_PATH) + 1);
     let mut segments = path.split(|byte| *byte == b'/').peekable();
     // The text before the first slash is a segment too, so a path without a leading slash gets one.
     while let Some(segment) = segments.next() {
         let is_last = segments.peek().is_none();
-        let start = normal.len();
-        normal.push('/');
-        write_segment(segment, &mut normal);
-        match &normal[start + 1..] {
-            "" | "." => normal.truncate(start),
-            ".." => {
-                normal.truncate(start);
-                normal.truncate(normal.rfind('/').unwrap_or(0));
-            }
-            // `normal` may be longer than `MAX_PATH` for now: a later `..` can shorten it. The input
-            // bounds its length.
-            _ => continue,
+        let start = strict.len();
+        strict.push('/');
+        let mut rest = segment;
+        while let Some((byte, after)) = decoded(rest) {
+            rest = after;
+            write_byte(byte, &mut strict);
         }
         // `/a/`, `/a/.` and `/a/b/..` all mean the directory `/a/`.
-        if is_last {
-            normal.push('/');
+        if close_segment(&mut strict, start) && is_last {
+            strict.push('/');
         }
     }
-    (normal.len() <= MAX_PATH).then_some(normal)
+    (strict.len() <= MAX_PATH).then_some(strict)
 }
 
-fn write_segment(segment: &[u8], normal: &mut String) {
-    let mut rest = segment;
-    while let Some((&first, after)) = rest.split_first() {
-        let (byte, after) = match (first, after) {
-            (b'%', [high, low, after @ ..]) => match (hex(*high), hex(*low)) {
-                (Some(high), Some(low)) => (high << 4 | low, after),
-                _ => (first, &rest[1..]),
-            },
-            _ => (first, after),
-        };
-        rest = after;
-        if is_plain(byte) {
-            normal.push(char::from(byte));
-        } else {
-            const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-            normal.push('%');
-            normal.push(char::from(DIGITS[usize::from(byte >> 4)]));
-            normal.push(char::from(DIGITS[usize::from(byte & 15)]));
+/// Removes the segment that begins at `start` if it is empty or `.`, and also the one before it if it is
+/// `..`. Returns whether it did.
+fn close_segment(path: &mut String, start: usize) -> bool {
+    match &path[start + 1..] {
+        "" | "." => path.truncate(start),
+        ".." => {
+            path.truncate(start);
+            path.truncate(path.rfind('/').unwrap_or(0));
         }
+        _ => return false,
+    }
+    true
+}
+
+/// Returns the first byte of a text, without its escape, and the text after it. A `%` that starts no
+/// escape stands for itself.
+fn decoded(text: &[u8]) -> Option<(u8, &[u8])> {
+    let (&first, after) = text.split_first()?;
+    if let (b'%', [high, low, rest @ ..]) = (first, after)
+        && let (Some(high), Some(low)) = (hex(*high), hex(*low))
+    {
+        return Some((high << 4 | low, rest));
+    }
+    Some((first, after))
+}
+
+fn write_byte(byte: u8, path: &mut String) {
+    if is_plain(byte) {
+        path.push(char::from(byte));
+    } else {
+        const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+        path.push('%');
+        path.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        path.push(char::from(DIGITS[usize::from(byte & 15)]));
     }
 }
 
@@ -91,43 +144,97 @@ mod tests {
         normal_path(path.as_bytes()).unwrap()
     }
 
+    fn strict(path: &str) -> String {
+        strict_path(path.as_bytes()).unwrap()
+    }
+
+    /// Paths in both forms, if they are the same.
+    const SAME: [(&str, &str); 25] = [
+        ("", "/"),
+        ("/", "/"),
+        ("//", "/"),
+        ("a", "/a"),
+        ("/a", "/a"),
+        ("//a///b", "/a/b"),
+        ("/./a/./b", "/a/b"),
+        ("/a/b/../c", "/a/c"),
+        ("/../../a", "/a"),
+        ("/a/%2e%2E/b", "/b"),
+        ("/%2e", "/"),
+        ("/...", "/..."),
+        ("/%61%2D%7e", "/a-~"),
+        ("/a%3Fb%23c", "/a%3Fb%23c"),
+        ("/a%3ab%40c%2b", "/a:b@c+"),
+        ("/a b", "/a%20b"),
+        ("/100%", "/100%25"),
+        ("/%", "/%25"),
+        ("/%4", "/%254"),
+        ("/%zz", "/%25zz"),
+        ("/%2541", "/%2541"),
+        ("/%00\t", "/%00%09"),
+        ("/é", "/%C3%A9"),
+        ("/%c3%a9", "/%C3%A9"),
+        ("/A,b", "/A,b"),
+    ];
+
     #[test]
     fn one_path_has_one_spelling() {
+        for (path, expected) in SAME {
+            assert_eq!(normal(path), expected, "{path}");
+            assert_eq!(strict(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn spellings_of_one_place_have_one_normal_form() {
+        let login = [
+            "/login/",
+            "/login//",
+            "/login/.",
+            "/login/./",
+            "/login/x/..",
+            "/login;x=1",
+            "/login;",
+            "/login;a/",
+            "/login/;a=b",
+            "/;a/login",
+            "/x/..;/login",
+            "/x/..;a=b/login",
+            "/login%3bx=1",
+            "/login%2f",
+            "/login%2F.",
+            "/x%2f..%2flogin",
+            r"/login\",
+            r"\login",
+            r"/x\..\login",
+            "/login%5c",
+            "/login%5C%2f",
+            "/.;/login",
+            "/%6C%6fgin/",
+        ];
+        for path in login {
+            assert_eq!(normal(path), "/login", "{path}");
+        }
+        assert_eq!(normal("/a%2fb;c/d;e"), "/a/b/d");
+        assert_eq!(normal("/a%252fb"), "/a%252fb");
+        assert_eq!(normal(";x"), "/");
+        assert_eq!(normal("/LOGIN"), "/LOGIN");
+    }
+
+    #[test]
+    fn strict_form_tells_more_apart() {
         let table = [
-            ("", "/"),
-            ("/", "/"),
-            ("//", "/"),
-            ("a", "/a"),
-            ("/a", "/a"),
             ("/a/", "/a/"),
-            ("//a///b", "/a/b"),
             ("/./a/./b/.", "/a/b/"),
             ("/a/b/..", "/a/"),
-            ("/a/b/../c", "/a/c"),
-            ("/../../a", "/a"),
-            ("/a/%2e%2E/b", "/b"),
-            ("/%2e", "/"),
-            ("/...", "/..."),
-            ("/%61%2D%7e", "/a-~"),
             ("/a%2fb", "/a%2Fb"),
             ("/a%2f..%2fb", "/a%2F..%2Fb"),
-            ("/a%3Fb%23c", "/a%3Fb%23c"),
-            ("/a%3ab%40c%2b", "/a:b@c+"),
-            ("/a b", "/a%20b"),
-            ("/100%", "/100%25"),
-            ("/%", "/%25"),
-            ("/%4", "/%254"),
-            ("/%zz", "/%25zz"),
-            ("/%2541", "/%2541"),
-            ("/%00\t", "/%00%09"),
-            ("/é", "/%C3%A9"),
-            ("/%c3%a9", "/%C3%A9"),
-            ("/A", "/A"),
             ("/a;b=c,d", "/a;b=c,d"),
             (r"/a\..\b", r"/a\..\b"),
+            ("/a%5cb", r"/a\b"),
         ];
         for (path, expected) in table {
-            assert_eq!(normal(path), expected, "{path}");
+            assert_eq!(strict(path), expected, "{path}");
         }
     }
 
@@ -147,6 +254,10 @@ mod tests {
             let once = normal_path(&path).unwrap();
             prop_assert_eq!(normal(&once), once.as_str());
             prop_assert!(once.starts_with('/') && once.bytes().all(|byte| byte.is_ascii_graphic()));
+            let strict_once = strict_path(&path).unwrap();
+            prop_assert_eq!(strict(&strict_once), strict_once.as_str());
+            // Paths with the same strict form have the same normal form.
+            prop_assert_eq!(normal(&strict_once), once);
         }
 
         #[test]
@@ -161,6 +272,7 @@ mod tests {
                 }
             }).collect();
             prop_assert_eq!(normal(&spelled), normal(&path));
+            prop_assert_eq!(strict(&spelled), strict(&path));
         }
     }
 }

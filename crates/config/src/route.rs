@@ -1,13 +1,14 @@
 //! Routes: they give a request its action at doors that see only method, host and path.
 
+use std::cell::LazyCell;
 use std::sync::Arc;
 
 use tollgate_rules::Pattern;
 use tollgate_rules::document::{
-    At, BadValue, Field, List, Place, Problems, Short, Text, Texts, section,
+    At, BadValue, Field, Flag, List, Place, Problems, Short, Text, Texts, section,
 };
 
-use crate::path::normal_path;
+use crate::path::{MAX_PATH, normal_path, strict_path};
 
 /// The routes of a config, in order: the first route that matches names the action.
 ///
@@ -20,9 +21,10 @@ use crate::path::normal_path;
 /// rules: []
 /// "#, &|_| None)?;
 /// let routes = &config.routes;
-/// assert_eq!(routes.action("POST", None, "/login"), Some("login"));
-/// assert_eq!(routes.action("GET", Some("api.example.com"), "/search/all"), Some("search"));
-/// assert_eq!(routes.action("GET", None, "/login"), None);
+/// assert_eq!(routes.action("POST", None, b"/login"), Some("login"));
+/// assert_eq!(routes.action("POST", None, b"/login/;a=b"), Some("login"));
+/// assert_eq!(routes.action("GET", Some("api.example.com"), b"/search/all"), Some("search"));
+/// assert_eq!(routes.action("GET", None, b"/login"), None);
 /// # Ok::<(), tollgate_config::ConfigError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,16 +37,29 @@ pub(crate) struct Route {
     /// In lower case.
     pub(crate) hosts: Vec<Pattern>,
     pub(crate) paths: Vec<Pattern>,
+    /// Whether paths are compared in their strict form.
+    pub(crate) strict: bool,
     pub(crate) action: Arc<str>,
 }
 
 impl Routes {
     /// Returns the action of a request. Pass the host in lower case and without its port. Pass the path
-    /// in its [normal form](crate::normal_path) and without its query.
+    /// as the client wrote it, without its query.
     #[must_use]
-    pub fn action(&self, method: &str, host: Option<&str>, path: &str) -> Option<&str> {
+    pub fn action(&self, method: &str, host: Option<&str>, path: &[u8]) -> Option<&str> {
+        let normal = LazyCell::new(|| normal_path(path));
+        let strict = LazyCell::new(|| strict_path(path));
         let mut routes = self.0.iter();
-        let route = routes.find(|route| route.matches(method, host, path))?;
+        let route = routes.find(|route| {
+            route.concerns(method, host)
+                && (route.paths.is_empty() || {
+                    let path = match route.strict {
+                        true => strict.as_deref(),
+                        false => normal.as_deref(),
+                    };
+                    path.is_some_and(|path| one_of(&route.paths, path))
+                })
+        })?;
         Some(&route.action)
     }
 
@@ -62,19 +77,20 @@ impl Routes {
 }
 
 impl Route {
-    fn matches(&self, method: &str, host: Option<&str>, path: &str) -> bool {
-        let one_of = |patterns: &[Pattern], value: &str| {
-            patterns.is_empty() || patterns.iter().any(|it| it.matches(value))
-        };
+    /// Whether the route is for requests with this method and host.
+    fn concerns(&self, method: &str, host: Option<&str>) -> bool {
         (self.methods.is_empty() || self.methods.iter().any(|it| it == method))
-            && host.map_or(self.hosts.is_empty(), |host| one_of(&self.hosts, host))
-            && one_of(&self.paths, path)
+            && (self.hosts.is_empty() || host.is_some_and(|host| one_of(&self.hosts, host)))
     }
 
     /// Whether the route matches every request.
     pub(crate) fn matches_all(&self) -> bool {
         self.methods.is_empty() && self.hosts.is_empty() && self.paths.is_empty()
     }
+}
+
+fn one_of(patterns: &[Pattern], value: &str) -> bool {
+    patterns.iter().any(|it| it.matches(value))
 }
 
 section! {
@@ -86,6 +102,8 @@ section! {
         host: Texts = "host",
         /// Paths without their queries, as globs. Default: any.
         path: Texts = "path",
+        /// Whether a slash at the end, parameters after a semicolon, backslashes and escaped slashes make another path (default false).
+        strict: Flag = "strict",
         /// The value of the attribute action.
         action (required): Text = "action",
     }
@@ -130,7 +148,17 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
     // All fields are read, so that all problems are reported.
     let methods = values("method", &raw.method, method, problems);
     let hosts = values("host", &raw.host, host, problems);
-    let paths = values("path", &raw.path, path, problems);
+    let is_strict = raw.strict.value().is_some_and(|flag| flag.0);
+    let read = if is_strict { strict_pattern } else { path };
+    let paths = values("path", &raw.path, read, problems);
+    if let (Some(key), true) = (raw.strict.key(), raw.path.is_absent()) {
+        let message = "`strict` without `path` has no effect";
+        problems.report(
+            key,
+            message,
+            "add the `path` to compare, or remove `strict`",
+        );
+    }
     let action = raw.action.get()?;
     let name = action.value.0.as_str();
     let is_plain = |byte: u8| byte.is_ascii_graphic();
@@ -145,6 +173,7 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
         methods: methods?,
         hosts: hosts?,
         paths: paths?,
+        strict: is_strict,
         action: Arc::from(name),
     })
 }
@@ -208,31 +237,66 @@ fn host(text: &str) -> Result<Pattern, BadValue> {
     Ok(Pattern::parse(&text.to_ascii_lowercase())?)
 }
 
+/// Reads a glob of paths in their normal form. A slash at the end makes no difference.
 fn path(text: &str) -> Result<Pattern, BadValue> {
+    let pattern = Pattern::path(text)?;
+    let normal = normal_glob(text, normal_path);
+    let bare = |text: &str| text.strip_suffix('/').unwrap_or(text).to_owned();
+    match normal {
+        Some(normal) if bare(&normal) == bare(text) => Ok(pattern),
+        normal => unmatched(text, normal, normal_glob(text, strict_path)),
+    }
+}
+
+/// Reads a glob of paths in their strict form.
+fn strict_pattern(text: &str) -> Result<Pattern, BadValue> {
+    let pattern = Pattern::parse(text)?;
+    match normal_glob(text, strict_path) {
+        Some(normal) if normal == text => Ok(pattern),
+        normal => unmatched(text, normal, None),
+    }
+}
+
+/// Says why no path would match `text`, with its `normal` form as the remedy. If `text` is in its `strict`
+/// form, `strict: true` is a remedy too.
+fn unmatched(
+    text: &str,
+    normal: Option<String>,
+    strict: Option<String>,
+) -> Result<Pattern, BadValue> {
     let shown = Short(text);
     if !text.starts_with(['/', '*']) {
         let help = format!("paths start with a slash: write \"/{shown}\"");
         return wrong(format!("`{shown}` is not a path"), help);
     }
-    let normal = normal_pattern(text);
-    if normal != text {
-        let normal = Short(&normal);
-        let help = format!("paths are compared in their normal form: write \"{normal}\"");
-        return wrong(format!("no path would match `{shown}`"), help);
-    }
-    Ok(Pattern::parse(text)?)
+    let Some(normal) = normal else {
+        let help = format!("write at most {MAX_PATH} bytes");
+        return wrong(format!("`{shown}` is too long"), help);
+    };
+    let or = match strict {
+        Some(strict) if strict == text => ", or add `strict: true` to the route",
+        _ => "",
+    };
+    let normal = Short(&normal);
+    let help = format!("paths are compared in their normal form: write \"{normal}\"{or}");
+    wrong(format!("no path would match `{shown}`"), help)
 }
 
-/// Brings a glob of paths into the normal form of paths. Wildcards stay as they are.
-fn normal_pattern(text: &str) -> String {
-    // `?` is the only wildcard that the normal form would escape. A placeholder protects it.
-    const ONE: &str = "%01";
-    let normal = normal_path(text.replace('?', ONE).as_bytes());
-    let normal = normal.map(|normal| normal.replace(ONE, "?"));
-    match normal {
-        // A leading `*` may match the slash itself.
-        Some(normal) if text.starts_with('*') => normal[1..].to_owned(),
-        Some(normal) => normal,
-        None => text.to_owned(),
+/// Brings a glob of paths into a form of paths. Wildcards and their escapes stay as they are.
+fn normal_glob(text: &str, form: fn(&[u8]) -> Option<String>) -> Option<String> {
+    // The forms of paths would change these. Placeholders protect them.
+    const KEPT: [(&str, &str); 3] = [(r"\*", "%02"), (r"\?", "%03"), ("?", "%01")];
+    let mut glob = text.to_owned();
+    for (written, placeholder) in KEPT {
+        glob = glob.replace(written, placeholder);
+    }
+    let mut normal = form(glob.as_bytes())?;
+    for (written, placeholder) in KEPT {
+        normal = normal.replace(placeholder, written);
+    }
+    // A leading `*` may match the slash itself.
+    match text.starts_with('*') {
+        true => Some(normal.strip_prefix('/').unwrap_or(&normal).to_owned()),
+        false => Some(normal),
     }
 }

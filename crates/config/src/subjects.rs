@@ -288,47 +288,12 @@ fn previous_secrets(
 
 fn networks(field: &Field<List<Text>>, problems: &mut Problems<'_>) -> Vec<IpNet> {
     let list = field.value().map_or(&[][..], |list| &list.0);
-    let networks = list.iter().map(|at| (at.place, network(&at.value.0)));
+    let networks = list
+        .iter()
+        .map(|at| (at.place, tollgate_rules::parse_network(&at.value.0)));
     networks
         .filter_map(|(place, it)| problems.accept(place, it))
         .collect()
-}
-
-fn network(text: &str) -> Result<IpNet, BadValue> {
-    let Ok(network) = text.parse::<IpNet>() else {
-        let help = match text.parse::<IpAddr>() {
-            Ok(address) => format!("write {}", IpNet::from(address.to_canonical())),
-            Err(_) => "write one such as 10.0.0.0/8 or fd00::/8".to_owned(),
-        };
-        return Err(BadValue::new(
-            format!("`{}` is not a network", Short(text)),
-            help,
-        ));
-    };
-    let whole = network.trunc();
-    if whole != network {
-        let message = format!("`{text}` is an address inside a network");
-        return Err(BadValue::new(
-            message,
-            format!("write the network, {whole}"),
-        ));
-    }
-    let Some(plain) = as_ipv4(network) else {
-        return Ok(network);
-    };
-    let message = format!("`{text}` is an IPv4 network in IPv6 notation");
-    let help = format!("write {plain}: addresses are compared in their own notation");
-    Err(BadValue::new(message, help))
-}
-
-/// Returns the IPv4 network that an IPv4-mapped IPv6 network stands for.
-fn as_ipv4(network: IpNet) -> Option<IpNet> {
-    let IpNet::V6(network) = network else {
-        return None;
-    };
-    let address = network.addr().to_ipv4_mapped()?;
-    let prefix = network.prefix_len().checked_sub(96)?;
-    IpNet::new(address.into(), prefix).ok()
 }
 
 /// Reads the headers that the config names, and reports two fields with the same header.

@@ -207,13 +207,13 @@ fn the_first_route_that_matches_names_the_action() {
         ("OPTIONS", Some("[::1]"), "/", "local"),
     ];
     for (method, host, path, action) in table {
-        let found = routes.action(method, host, path);
+        let found = routes.action(method, host, path.as_bytes());
         assert_eq!(found, Some(action), "{method} {host:?} {path}");
     }
     assert_eq!(
         config("version: 1\nrules: []\n")
             .routes
-            .action("GET", None, "/"),
+            .action("GET", None, b"/"),
         None
     );
 }

@@ -268,7 +268,9 @@ fn a_store_is_checked_after_a_flag() {
 #[test]
 fn keys_are_placed_by_tenant_by_default() {
     let placement = |line: &str| {
-        let text = format!("version: 1\nrules: [{{ id: r, algorithm: gcra, rate: 1/s{line} }}]\n");
+        let text = format!(
+            "version: 1\nrules: [{{ id: r, per: [user], algorithm: gcra, rate: 1/s{line} }}]\n"
+        );
         parse("x", &text, &|_| None).unwrap().policy.rules[0].placement()
     };
     let sharded = |shards: u16| Placement::Sharded(shards.try_into().unwrap());

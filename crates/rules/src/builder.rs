@@ -232,6 +232,12 @@ impl RuleBuilder {
         self.with("overdraft", amount.to_string())
     }
 
+    /// Sets the longest time that a client may ask for when it takes or renews a slot of concurrency.
+    /// Without this, it is the lease of the limit.
+    pub fn max_lease(self, most: Span) -> Self {
+        self.with("max_lease", most.to_string())
+    }
+
     /// Takes the limit from an attribute of the request, up to `ceiling`. A request without the
     /// attribute gets the rule's own limit.
     pub fn limit_from(self, attribute: &str, ceiling: Ceiling) -> Self {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tollgate_core::{Enforcement, Key, Keyring};
 
-use crate::address;
-use crate::index::{Exact, Index};
+use crate::address::{self, NetworkMap};
+use crate::index::{Guards, Index};
 use crate::layers::{Layers, Tables, is_by_tenant};
 use crate::overrides::Override;
-use crate::pattern::Pattern;
+use crate::pattern::{Exact, Pattern};
 use crate::placement::Placement;
 use crate::policy::Policy;
 use crate::request_limits::Source;
@@ -164,7 +164,10 @@ impl RuleSet {
         let conditions = conditions.iter().map(|condition| {
             let accepted = match &*condition.accepted {
                 [one] => Accepted::One(one.clone()),
-                _ => Accepted::Any(Arc::clone(&condition.accepted)),
+                many => match networks(many) {
+                    Some(networks) => Accepted::Networks(networks),
+                    None => Accepted::Any(Arc::clone(&condition.accepted)),
+                },
             };
             (self.symbols.intern(&condition.attribute), accepted)
         });
@@ -203,13 +206,26 @@ fn candidates(rules: &[Rule]) -> Box<[(u32, u32)]> {
     pairs.collect()
 }
 
+/// Returns the set of networks, if all patterns are networks.
+fn networks(patterns: &[Pattern]) -> Option<NetworkMap<()>> {
+    let mut networks = NetworkMap::default();
+    for pattern in patterns {
+        match pattern.exact() {
+            Some(Exact::Network(network)) => networks.entry(network),
+            _ => return None,
+        };
+    }
+    Some(networks)
+}
+
 /// Returns the conditions of a rule that ask for exact values; `None` for a disabled rule.
-fn exact<'r>(rule: &'r Rule, symbols: &Symbols) -> Option<Exact<'r>> {
+fn exact<'r>(rule: &'r Rule, symbols: &Symbols) -> Option<Guards<'r>> {
     if rule.state == RuleState::Disabled {
         return None;
     }
     let conditions = rule.conditions.iter().filter_map(|condition| {
-        let values: Option<Vec<&str>> = condition.accepted.iter().map(Pattern::exact).collect();
+        let values: Option<Vec<Exact<'_>>> =
+            condition.accepted.iter().map(Pattern::exact).collect();
         Some((symbols.find(&condition.attribute)?, values?))
     });
     Some(conditions.collect())

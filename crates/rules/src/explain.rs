@@ -228,6 +228,9 @@ impl RuleSet {
         if let Some(overdraft) = &rule.overdraft {
             numbers.push(number(("overdraft", overdraft.to_string()), &own));
         }
+        if let Some(most) = &rule.max_lease {
+            numbers.push(number(("max_lease", most.to_string()), &own));
+        }
         if let Some(source) = &compiled.source
             && let Some(value) = request.values[source.id as usize]
         {

@@ -60,9 +60,10 @@ mod share;
 mod symbols;
 mod tiers;
 mod validate;
+mod warnings;
 mod zone;
 
-pub use address::network;
+pub use address::{network, parse_address, parse_network};
 pub use attributes::Attributes;
 pub use builder::{Rollout, RuleBuilder, RuleError, RuleProblem};
 pub use compile::CompileOptions;
@@ -81,3 +82,4 @@ pub use rule::{Ceiling, Durability, FailurePolicy, Missing, Rule, RuleState};
 pub use ruleset::RuleSet;
 pub use tiers::Tiers;
 pub use validate::{ID_HELP, is_attribute_name, is_id};
+pub use warnings::Warning;

@@ -1,18 +1,26 @@
-//! The values that a `match` accepts: text, or text with `*` (any characters) and `?` (any one
-//! character).
+//! The values that a `match` accepts: text, text with `*` (any characters) and `?` (any one character),
+//! and for the attribute `ip` also addresses and networks.
 //!
 //! A backslash escapes `*`, `?` and itself. A pattern matches only whole values, and matching allocates
 //! nothing. The common forms (`a`, `a*`, `*a`, `*`) are plain comparisons.
 
 use std::fmt;
 
+use ipnet::IpNet;
+
+use crate::address;
 use crate::document::BadValue;
+
+/// The attribute that holds the path of a request.
+const PATH: &str = "path";
 
 /// A value to match, or a glob of values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
     written: Box<str>,
     shape: Shape,
+    /// For a path: the same pattern without the slash at its end.
+    bare: Option<Shape>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +29,15 @@ enum Shape {
     Prefix(Box<str>),
     Suffix(Box<str>),
     Glob(Box<[Token]>),
+    /// An address, however it is written, that is in this network.
+    Network(IpNet),
+}
+
+/// A value that an index can look up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Exact<'p> {
+    Text(&'p str),
+    Network(IpNet),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,14 +88,53 @@ impl Pattern {
         Ok(Pattern {
             written: written.into(),
             shape,
+            bare: None,
         })
     }
 
-    /// Returns the value that the pattern matches; `None` if the pattern has wildcards.
-    pub(crate) fn exact(&self) -> Option<&str> {
+    /// Reads a glob of paths. A path and the same path with a slash at its end are one place: so `/a/*`
+    /// matches `/a` and everything below it, and `/a/` matches `/a`.
+    ///
+    /// # Errors
+    /// If a backslash stands before a character that needs no escape, or at the end.
+    ///
+    /// ```
+    /// let below = tollgate_rules::Pattern::path("/v1/*").unwrap();
+    /// assert!(below.matches("/v1/users") && below.matches("/v1/") && below.matches("/v1"));
+    /// assert!(!below.matches("/v10"));
+    /// ```
+    pub fn path(written: &str) -> Result<Pattern, StrayBackslash> {
+        let mut pattern = Pattern::parse(written)?;
+        let bare = written.strip_suffix('*').unwrap_or(written);
+        if let Some(bare) = bare.strip_suffix('/').filter(|bare| !bare.is_empty()) {
+            pattern.bare = Some(Pattern::parse(bare)?.shape);
+        }
+        Ok(pattern)
+    }
+
+    /// Reads a value or a glob of the attribute `attribute`. For `ip`, an address and a network match
+    /// every notation of an address.
+    pub(crate) fn of(attribute: &str, written: &str) -> Result<Pattern, BadValue> {
+        if attribute == PATH {
+            return Ok(Pattern::path(written)?);
+        }
+        let mut pattern = Pattern::parse(written)?;
+        if attribute == address::ATTRIBUTE
+            && let Shape::Exact(text) = &pattern.shape
+            && let Some(network) = address::matched_network(text)?
+        {
+            pattern.shape = Shape::Network(network);
+        }
+        Ok(pattern)
+    }
+
+    /// Returns the value or the network that the pattern matches; `None` if the pattern has wildcards.
+    pub(crate) fn exact(&self) -> Option<Exact<'_>> {
         match &self.shape {
-            Shape::Exact(text) => Some(text),
-            _ => None,
+            _ if self.bare.is_some() => None,
+            Shape::Exact(text) => Some(Exact::Text(text)),
+            Shape::Network(network) => Some(Exact::Network(*network)),
+            Shape::Prefix(_) | Shape::Suffix(_) | Shape::Glob(_) => None,
         }
     }
 
@@ -86,11 +142,22 @@ impl Pattern {
     #[inline]
     #[must_use]
     pub fn matches(&self, value: &str) -> bool {
-        match &self.shape {
+        let bare = self.bare.as_ref();
+        self.shape.matches(value) || bare.is_some_and(|bare| bare.matches(value))
+    }
+}
+
+impl Shape {
+    #[inline]
+    fn matches(&self, value: &str) -> bool {
+        match self {
             Shape::Exact(text) => **text == *value,
             Shape::Prefix(text) => value.starts_with(&**text),
             Shape::Suffix(text) => value.ends_with(&**text),
             Shape::Glob(tokens) => glob(tokens, value),
+            Shape::Network(network) => {
+                address::parse_address(value).is_some_and(|address| network.contains(&address))
+            }
         }
     }
 }
@@ -194,6 +261,47 @@ mod tests {
         assert!(matches(r"a\\b", r"a\b"));
         assert_eq!(Pattern::parse(r"a\n"), Err(StrayBackslash));
         assert_eq!(Pattern::parse(r"a\"), Err(StrayBackslash));
+    }
+
+    #[test]
+    fn only_the_attribute_ip_has_networks() {
+        let network = Pattern::of("ip", "10.0.0.0/8").unwrap();
+        for value in ["10.1.2.3", "10.1.2.3:80", "::ffff:10.1.2.3", " 10.1.2.3"] {
+            assert!(network.matches(value), "{value}");
+        }
+        for value in ["11.1.2.3", "10.0.0.0/8", "somebody", "", "fd00::1"] {
+            assert!(!network.matches(value), "{value}");
+        }
+        let path = Pattern::of("path", "10.0.0.0/8").unwrap();
+        assert!(path.matches("10.0.0.0/8") && !path.matches("10.1.2.3"));
+        let glob = Pattern::of("ip", "10.*").unwrap();
+        assert!(glob.matches("10.1.2.3"));
+        assert!(Pattern::of("ip", "10.0.0.0/40").is_err());
+    }
+
+    #[test]
+    fn slash_at_the_end_of_a_path_makes_no_difference() {
+        let matches = |pattern: &str, value: &str| Pattern::path(pattern).unwrap().matches(value);
+        for (pattern, value) in [
+            ("/a/*", "/a"),
+            ("/a/*", "/a/"),
+            ("/a/*", "/a/b"),
+            ("/a/", "/a"),
+            ("/a/", "/a/"),
+            ("/*/b/*", "/x/b"),
+            ("/*", "/"),
+            ("/*", "/a"),
+            ("/", "/"),
+        ] {
+            assert!(matches(pattern, value), "{pattern} {value}");
+        }
+        for (pattern, value) in [("/a/*", "/ab"), ("/a", "/a/"), ("/a/", "/ab"), ("/*", "a")] {
+            assert!(!matches(pattern, value), "{pattern} {value}");
+        }
+        let exact = Pattern::of("path", "/a").unwrap();
+        assert_eq!(exact.exact(), Some(Exact::Text("/a")));
+        assert_eq!(Pattern::of("path", "/a/").unwrap().exact(), None);
+        assert!(!Pattern::of("action", "/a/").unwrap().matches("/a"));
     }
 
     #[test]

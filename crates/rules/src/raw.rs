@@ -40,7 +40,7 @@ section! {
     pub(crate) struct RawRule is "a rule" {
         /// The name of the rule, unique and stable: state belongs to it.
         id (required): Text = "id",
-        /// Which requests the rule limits: names of attributes, each with a value, a list of values, or a glob. All attributes must match.
+        /// Which requests the rule limits: names of attributes, each with a value, a list of values, or a glob. The attribute ip also takes networks, such as 10.0.0.0/8. All attributes must match.
         matches: Conditions = "match",
         /// Which requests, as a CEL expression over the attributes that yields a bool.
         when: Formula = "when",
@@ -123,6 +123,8 @@ section! {
         durability: Durability = "durability",
         /// How far the allowance may be overdrawn when a reservation is settled for more than it held: an amount, a share of the limit such as 10%, or unlimited. Default: unlimited for quotas, 0 for rates.
         overdraft: Overdraft = "overdraft",
+        /// The longest time that a client may ask for when it takes or renews a slot of concurrency, up to 24h (default: lease).
+        max_lease: Lease = "max_lease",
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate};
+use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate, Span};
 
 use crate::document::words;
 use crate::expr::Expr;
@@ -88,6 +88,8 @@ pub struct Rule {
     pub(crate) durable_by_default: bool,
     /// As written; `None` if the text leaves `overdraft` out.
     pub(crate) overdraft: Option<Overdraft>,
+    /// As written; `None` if the text leaves `max_lease` out.
+    pub(crate) max_lease: Option<Span>,
     /// The back-off, if the rule has one.
     pub(crate) backoff: Option<Limit>,
     pub(crate) on_store_failure: Option<FailurePolicy>,
@@ -284,6 +286,13 @@ impl Rule {
             Algorithm::Quota => Overdraft::Unlimited,
             _ => Overdraft::Most(Share::NOTHING),
         })
+    }
+
+    /// The longest time that a client may ask for when it takes or renews a slot; `None` if that is the
+    /// lease.
+    #[must_use]
+    pub fn max_lease(&self) -> Option<Span> {
+        self.max_lease
     }
 
     /// How to decide when the store fails; `None` if the rule does not say.

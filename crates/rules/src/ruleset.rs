@@ -18,7 +18,7 @@ use tollgate_core::{
     SubjectKind, Tag,
 };
 
-use crate::address;
+use crate::address::{self, NetworkMap};
 use crate::attributes::Attributes;
 use crate::expr::{Expr, Failure};
 use crate::index::Index;
@@ -123,11 +123,12 @@ pub(crate) const TENANT: &str = "tenant";
 /// The attribute that names the action, which a ledger records.
 const ACTION: &str = "action";
 
-/// The patterns that a condition accepts: a single one needs no list.
+/// The patterns that a condition accepts: a single one needs no list, and networks need no search.
 #[derive(Debug)]
 pub(crate) enum Accepted {
     One(Pattern),
     Any(Arc<[Pattern]>),
+    Networks(NetworkMap<()>),
 }
 
 impl Accepted {
@@ -136,6 +137,8 @@ impl Accepted {
         value.is_some_and(|value| match self {
             Accepted::One(pattern) => pattern.matches(value),
             Accepted::Any(patterns) => patterns.iter().any(|pattern| pattern.matches(value)),
+            Accepted::Networks(networks) => address::parse_address(value)
+                .is_some_and(|address| networks.all(address).next().is_some()),
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_core::{CarryOver, Zone};
+use tollgate_core::{CarryOver, Span, Zone};
 
 use crate::limits::{Counting, Numbers};
 use crate::placement::Placement;
@@ -55,6 +55,7 @@ pub(crate) struct Allowance {
     /// Whether the text leaves `durability` out, so that it is `async` if there is a ledger.
     pub(crate) durable_by_default: bool,
     pub(crate) overdraft: Option<Overdraft>,
+    pub(crate) max_lease: Option<Span>,
 }
 
 impl Tiers {

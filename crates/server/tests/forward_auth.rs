@@ -103,13 +103,64 @@ fn other_spellings_of_a_path_match_the_same_route() {
         "/%6cogin",
         "/%4C/../log%69n#x",
         "https://other.example/login",
+        "/login/",
+        "/login/.",
+        "/login;x=1",
+        "/login;x=1/",
+        "/x/..;/login",
+        "/login%2f",
+        "/login%2F?x",
+        "/login\\",
+        "/login%5C",
+        "\\login",
     ];
-    for (spelling, expected) in spellings.iter().zip([200, 429, 429, 429, 429, 429, 429]) {
+    for (place, spelling) in spellings.iter().enumerate() {
+        let expected = if place == 0 { 200 } else { 429 };
         assert_eq!(
             ask(&server, "POST", spelling, &[]).status,
             expected,
             "{spelling}"
         );
+    }
+    // The rule matches the attribute `path`, in the same form.
+    for spelling in ["/queue/", "/queue;a", "/queue%2F", "/queue"] {
+        let status = ask(&server, "GET", spelling, &[]).status;
+        assert!(matches!(status, 200 | 503), "{spelling}: {status}");
+    }
+    assert_eq!(ask(&server, "GET", "/queue/", &[]).status, 503);
+    // `/t/*` is `/t` and everything below it.
+    for spelling in ["/t", "/t/", "/t/x"] {
+        assert_eq!(ask(&server, "GET", spelling, &[]).status, 429, "{spelling}");
+    }
+    assert_eq!(ask(&server, "GET", "/tx", &[]).status, 200);
+}
+
+#[test]
+fn strict_route_tells_spellings_apart() {
+    let server = Running::start(
+        "
+version: 1
+subjects: { trusted_proxies: [127.0.0.0/8] }
+routes:
+  - { path: /login, strict: true, action: closed }
+  - { path: /files/, strict: true, action: closed }
+rules:
+  - { id: closed, match: { action: closed }, algorithm: fixed-window, limit: 0, window: 1s }
+",
+    );
+    for (path, expected) in [
+        ("/login", 429),
+        ("//login", 429),
+        ("/%6cogin", 429),
+        ("/x/../login", 429),
+        ("/login/", 200),
+        ("/login;a", 200),
+        ("/login%2F", 200),
+        ("/files/", 429),
+        ("/files/.", 429),
+        ("/files", 200),
+    ] {
+        assert_eq!(ask(&server, "GET", path, &[]).status, expected, "{path}");
     }
 }
 

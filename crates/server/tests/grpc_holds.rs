@@ -15,7 +15,7 @@ const RULES: &str = r"
 version: 1
 rules:
   - { id: tokens, match: { action: llm }, per: [tenant], algorithm: fixed-window, limit: 1000, window: 365d }
-  - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 2, lease: 30s }
+  - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 2, lease: 30s, max_lease: 1h }
 ";
 
 async fn server() -> (Grpc, Client) {
@@ -205,6 +205,18 @@ async fn leases_are_acquired_renewed_and_released_by_their_owners() {
         .unwrap()
         .into_inner();
     assert!(renewed.expires_at_epoch_millis > lease.expires_at_epoch_millis);
+    let long = pb::RenewLeaseRequest {
+        ttl_millis: Some(3_600_001),
+        ..renew(&token)
+    };
+    let long = client.renew_lease(long).await.unwrap_err();
+    assert_eq!(long.code(), Code::InvalidArgument, "{long}");
+    let long = pb::AcquireLeaseRequest {
+        ttl_millis: Some(3_600_001),
+        ..job(0)
+    };
+    let long = client.acquire_lease(long).await.unwrap_err();
+    assert!(long.message().contains("max_lease"), "{long}");
     let stranger = client
         .renew_lease(renew(&"0".repeat(32)))
         .await

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 const RULES: &str = r"
 version: 1
 rules:
-  - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 2, lease: 30s }
+  - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 2, lease: 30s, max_lease: 1h }
   - { id: total, match: { action: job }, per: [tenant], algorithm: fixed-window, limit: 100, window: 365d }
 ";
 
@@ -44,6 +44,59 @@ fn renew(server: &Running, id: &str, body: &str) -> Answer {
 
 fn free(server: &Running, id: &str, token: &str) -> Answer {
     server.delete(&format!("/v1/leases/{id}"), &[("lease-token", token)])
+}
+
+/// A client cannot hold a slot for longer than the rule allows.
+#[test]
+fn ttl_is_at_most_the_lease_unless_max_lease_says_more() {
+    let server = Running::start(
+        "
+version: 1
+budgets: { pool: { per: [tenant], algorithm: concurrency, limit: 9, lease: 10s, max_lease: 20s } }
+rules:
+  - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 9, lease: 30s }
+  - { id: pooled, match: { action: pool }, budget: pool }
+",
+    );
+    let ask = |action: &str, ttl: &str| {
+        let attributes = json!({ "action": action, "tenant": "acme" });
+        let body = json!({ "attributes": attributes, "ttl": ttl });
+        server.post("/v1/leases", &body.to_string())
+    };
+    for (action, most, above, rule) in [
+        ("job", "30s", "30001ms", "jobs"),
+        ("pool", "20s", "1h", "pool"),
+    ] {
+        let long = ask(action, above);
+        assert_eq!(long.status, 400, "{}", long.text);
+        let said = long.json()["message"].as_str().unwrap().to_owned();
+        assert!(
+            said.contains(&format!(
+                "longer than {most}, the most that `{rule}` allows"
+            )),
+            "{said}"
+        );
+        assert!(said.contains("max_lease"), "{said}");
+        let lease = ask(action, most);
+        assert_eq!(lease.status, 201, "{}", lease.text);
+        let lease = lease.json();
+        let (id, token) = (lease["id"].as_str().unwrap(), &lease["token"]);
+        let long = renew(
+            &server,
+            id,
+            &json!({ "token": token, "ttl": above }).to_string(),
+        );
+        assert_eq!((long.status, &long.json()["message"]), (400, &json!(said)));
+        let renewed = renew(
+            &server,
+            id,
+            &json!({ "token": token, "ttl": most }).to_string(),
+        );
+        assert_eq!(renewed.status, 200, "{}", renewed.text);
+        // A stranger learns nothing about the rule.
+        let stranger = json!({ "token": "0".repeat(32), "ttl": above }).to_string();
+        assert_eq!(renew(&server, id, &stranger).status, 403);
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ const RULES: &str = "
 version: 1
 rules:
   - { id: tokens, match: { action: llm }, per: [tenant], algorithm: fixed-window, limit: 1000, window: 365d }
-  - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 2, lease: 30s }
+  - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 2, lease: 30s, max_lease: 1h }
 ";
 
 fn door() -> Door {
@@ -128,6 +128,10 @@ fn errors_start_with_a_word_for_programs() {
         (&format!("TG.RENEW {lease} {stranger}"), "-TGNOTYOURS "),
         (&format!("TG.FREE {lease} {stranger}"), "-TGNOTYOURS "),
         ("TG.ACQUIRE action none", "-TGNOLEASE "),
+        (
+            "TG.ACQUIRE action job tenant acme TTL 3600001",
+            "-ERR a time to live of 3600001ms is longer than 1h",
+        ),
         ("TG.USAGE acme", "-TGNOLEDGER "),
         ("TG.USAGE acme PERIOD July", "-ERR \"July\" is not a period"),
         ("TG.USAGE acme MONTH 7", "-ERR syntax error"),

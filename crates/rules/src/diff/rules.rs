@@ -159,6 +159,7 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
         let denied = if rule.charge_denied { "yes" } else { "no" };
         let policy = rule.on_store_failure.map_or("none", |it| it.name());
         let emergency = rule.emergency_limit.map(|it| it.to_string());
+        let most = rule.max_lease.map(|it| it.to_string());
         [
             ("missing", rule.missing.name().to_owned()),
             ("charge_denied", denied.to_owned()),
@@ -166,6 +167,7 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             ("carry_over", rule.carry_over.name().to_owned()),
             ("durability", rule.durability.name().to_owned()),
             ("overdraft", rule.overdraft().to_string()),
+            ("max_lease", most.unwrap_or_else(|| "lease".to_owned())),
             ("on_store_failure", policy.to_owned()),
             ("emergency_limit", emergency.unwrap_or_else(none)),
             ("limit_from", source(rule)),

@@ -4,6 +4,7 @@
 //! can only fail on the values of a request. A type that cannot be known is accepted. The checker finds
 //! every fault, not only the first.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use cel::Program;
@@ -11,8 +12,11 @@ use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SelectExpr,
 };
 
+use super::bound;
+use super::network::CIDR;
 use super::types::{FUNCTIONS, MACROS, Ty};
 use super::{Declared, Fault};
+use crate::address::parse_network;
 use crate::document::suggestion;
 use crate::raw::AttributeType;
 use crate::validate::is_attribute_name;
@@ -43,6 +47,8 @@ pub(super) struct Checked {
     pub(super) reads_map: bool,
     /// The attributes that the expression reads by name, each once.
     pub(super) names: Vec<String>,
+    /// The attributes that the expression reads without asking whether the request has them.
+    pub(super) needs: Vec<String>,
 }
 
 /// Checks a program, or returns all of its faults.
@@ -58,16 +64,30 @@ pub(super) fn check(
         scope: Vec::new(),
         names: Vec::new(),
         reads_map: false,
+        reads: BTreeSet::new(),
+        tested: BTreeSet::new(),
         faults: Vec::new(),
         depth: 0,
     };
     let ty = checker.ty(program.expression());
+    if checker.faults.is_empty()
+        && let Some((part, steps)) = bound::excess(program.expression())
+    {
+        let message = format!(
+            "this may take {steps} steps for one request, and {} is the most",
+            bound::MAX_STEPS
+        );
+        let help = "use fewer macros within macros, or shorter lists; `in` looks into a list without a macro: 'action in [\"a\", \"b\"]'";
+        checker.fault(part, message, help);
+    }
     let names = checker.take_names();
+    checker.reads.extend(names.iter().cloned());
     if checker.faults.is_empty() {
         Ok(Checked {
             ty,
             reads_map: checker.reads_map,
             names,
+            needs: checker.reads.difference(&checker.tested).cloned().collect(),
         })
     } else {
         Err(checker.faults)
@@ -83,6 +103,10 @@ pub(super) struct Checker<'p> {
     /// Attributes read by name.
     names: Vec<(String, Range<usize>)>,
     reads_map: bool,
+    /// Attributes that are read, by name or from the map of all attributes.
+    reads: BTreeSet<String>,
+    /// Attributes that the expression asks for with `has` or `in`.
+    tested: BTreeSet<String>,
     faults: Vec<Fault>,
     depth: usize,
 }
@@ -231,6 +255,14 @@ impl Checker<'_> {
         }
         let operand = self.ty(&select.operand);
         let (test, field) = (select.test, &select.field);
+        if self.is_map(&select.operand) {
+            let set = if test {
+                &mut self.tested
+            } else {
+                &mut self.reads
+            };
+            set.insert(field.clone());
+        }
         match operand {
             Ty::Map(_, _) | Ty::Any if test => Ty::Bool,
             Ty::Map(_, value) => *value,
@@ -243,6 +275,27 @@ impl Checker<'_> {
                 let help = "attributes are text: compare them, or convert with int(…)";
                 self.fault(expr, format!("{other} has no field `{field}`"), help)
             }
+        }
+    }
+
+    /// Whether `expr` is the map of all attributes.
+    fn is_map(&self, expr: &IdedExpr) -> bool {
+        let name = "attributes";
+        matches!(&expr.expr, Expr::Ident(it) if it == name)
+            && !self.scope.iter().any(|(known, _)| known == name)
+    }
+
+    /// Notes `"name" in attributes` as a test, and `attributes["name"]` as a read.
+    pub(super) fn note_lookup(&mut self, map: &IdedExpr, key: &IdedExpr, test: bool) {
+        if let Expr::Literal(LiteralValue::String(name)) = &key.expr
+            && self.is_map(map)
+        {
+            let set = if test {
+                &mut self.tested
+            } else {
+                &mut self.reads
+            };
+            set.insert(name.inner().to_owned());
         }
     }
 
@@ -339,6 +392,7 @@ impl Checker<'_> {
                 && pairs.all(|(wanted, ty)| wanted.takes(ty))
         });
         match result {
+            Some(_) if name == CIDR => self.network(expr, &call.args),
             Some(function) => function.result.clone(),
             None => {
                 let given: Vec<String> = types.iter().map(ToString::to_string).collect();
@@ -352,6 +406,22 @@ impl Checker<'_> {
                 self.fault(expr, message, format!("write it as in {usage}"))
             }
         }
+    }
+
+    /// Checks the argument of `cidr`: a network that is written in the expression, so that it is checked
+    /// before any request.
+    fn network(&mut self, expr: &IdedExpr, arguments: &[IdedExpr]) -> Ty {
+        if let [argument] = arguments {
+            if let Expr::Literal(LiteralValue::String(text)) = &argument.expr {
+                if let Err(bad) = parse_network(text.inner()) {
+                    self.fault(argument, bad.message, bad.help);
+                }
+                return Ty::Network;
+            }
+            let help = "write it in quotes, as in cidr(\"10.0.0.0/8\")";
+            self.fault(expr, "the network must be written in the expression", help);
+        }
+        Ty::Network
     }
 
     fn unknown_function(&mut self, expr: &IdedExpr, name: &str) -> Ty {

@@ -14,11 +14,16 @@ use cel::context::VariableResolver;
 use cel::{Context, Env, ExecutionError, Value};
 use tollgate_core::MAX_AMOUNT;
 
-use super::Expr;
+use super::{Expr, network};
 use crate::attributes::Attributes;
 use crate::raw::AttributeType;
 
-static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
+    let mut env = Env::stdlib();
+    // Only a name that is taken is an error, and a test shows that this name is free.
+    let _ = network::declare(&mut env);
+    Arc::new(env)
+});
 /// Marks the error of a missing attribute. The mark is recognised by its memory address, so a request
 /// cannot forge the error.
 static ABSENT: LazyLock<Arc<String>> = LazyLock::new(|| Arc::new("attributes".to_owned()));

@@ -7,8 +7,10 @@
 //! For a request an expression can fail in two ways. Either the request lacks an attribute
 //! ([`Failure::Missing`]), or the expression fails on the request's values ([`Failure::Broken`]).
 
+mod bound;
 mod check;
 mod eval;
+mod network;
 mod operators;
 mod types;
 
@@ -51,6 +53,8 @@ pub(crate) struct Expr {
     types: Vec<Option<AttributeType>>,
     /// Whether the expression reads the map of all attributes.
     reads_map: bool,
+    /// The attributes that the expression reads without asking whether the request has them.
+    needs: Vec<String>,
 }
 
 /// A fault of an expression, and its place in the text.
@@ -130,12 +134,18 @@ fn parse_and_check(text: &str, want: Want, declared: &Declared) -> Result<Expr, 
         types: found.names.iter().map(ty).collect(),
         names: found.names,
         reads_map: found.reads_map,
+        needs: found.needs,
     })
 }
 
 impl Expr {
     pub(crate) fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The attributes that the expression reads without asking whether the request has them.
+    pub(crate) fn needs(&self) -> &[String] {
+        &self.needs
     }
 
     /// Whether the expression reads no attribute at all.

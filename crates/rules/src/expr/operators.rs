@@ -76,9 +76,16 @@ impl Checker<'_> {
                 }
             }
             ("@in", [element, container]) => {
+                self.note_lookup(container, element, true);
                 let (element, container) = (self.ty(element), self.ty(container));
                 match &container {
                     Ty::Any => {}
+                    Ty::Network if element.may_be(&Ty::String) => {}
+                    Ty::Network => {
+                        let message = format!("{element} is not an address");
+                        let help = "write it as in 'ip in cidr(\"10.0.0.0/8\")'";
+                        self.fault(expr, message, help);
+                    }
                     Ty::List(of) | Ty::Map(of, _) if element.may_equal(of) => {}
                     Ty::List(of) | Ty::Map(of, _) => {
                         self.never_equal(expr, &element, &of.clone());
@@ -91,6 +98,7 @@ impl Checker<'_> {
                 Ty::Bool
             }
             ("_[_]", [container, index]) => {
+                self.note_lookup(container, index, false);
                 let (container, index) = (self.ty(container), self.ty(index));
                 match container {
                     Ty::Any => Ty::Any,
@@ -129,6 +137,9 @@ impl Checker<'_> {
         let help = match (left, right) {
             (Ty::Null, _) | (_, Ty::Null) => {
                 "attributes are never null: ask with '\"name\" in attributes'"
+            }
+            (Ty::Network, _) | (_, Ty::Network) => {
+                "ask for each network, as in 'ip in cidr(\"10.0.0.0/8\") || ip in cidr(\"fd00::/8\")'"
             }
             _ => convert_one(left, right),
         };

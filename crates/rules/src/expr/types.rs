@@ -14,6 +14,8 @@ pub(crate) enum Ty {
     Null,
     List(Box<Ty>),
     Map(Box<Ty>, Box<Ty>),
+    /// A network of addresses.
+    Network,
     /// Not known before evaluation.
     Any,
 }
@@ -30,6 +32,7 @@ impl fmt::Display for Ty {
             Ty::Null => "null",
             Ty::List(_) => "a list",
             Ty::Map(..) => "a map",
+            Ty::Network => "a network",
             Ty::Any => "anything",
         })
     }
@@ -171,6 +174,7 @@ pub(crate) const FUNCTIONS: &[Function] = functions! {
     global "string" (Printable) -> String, "string(3)";
     global "bool" (BoolOrString) -> Bool, "bool(premium)";
     global "bytes" (StringOrBytes) -> Bytes, "bytes(name)";
+    global "cidr" (String) -> Network, "ip in cidr(\"10.0.0.0/8\")";
     global "dyn" (Anything) -> Any, "dyn(name)";
 };
 

@@ -9,6 +9,7 @@ use crate::document::{
 };
 use crate::layers::is_by_tenant;
 use crate::limits;
+use crate::placement::Placement;
 use crate::raw::{RawAlgorithm, RawAllowance, RawBackoff, RawRule};
 use crate::rule::{Ceiling, Durability, LimitFrom};
 use crate::share::Carried;
@@ -48,6 +49,9 @@ impl RawAllowance {
         // here.
         if !candidate {
             self.check_zone(&per, problems);
+            if let Some(at) = self.placement.get() {
+                check_placement(at, &per, problems);
+            }
         }
         let counting = limits::counting(algorithm, &self.written(), what, start, problems)?;
         let algorithm = counting.algorithm;
@@ -59,6 +63,14 @@ impl RawAllowance {
         };
         let ledgered = ledger && durability != Durability::None;
         self.check_terms(algorithm, ledger, ledgered, problems);
+        if let (Some(at), Limit::Concurrency(slots)) = (self.max_lease.get(), &counting.limit)
+            && at.value.0 < slots.lease()
+        {
+            let (most, lease) = (at.value, slots.lease());
+            let message = format!("{most} is shorter than the lease of {lease}");
+            let help = "write a `max_lease` that is at least the `lease`, or remove it";
+            problems.report(at.place, message, help);
+        }
         Some(Allowance {
             per,
             counting,
@@ -70,6 +82,7 @@ impl RawAllowance {
             durability,
             durable_by_default: self.durability.is_absent() && by_default,
             overdraft: self.overdraft.value().copied(),
+            max_lease: self.max_lease.value().map(|it| it.0),
         })
     }
 
@@ -109,6 +122,11 @@ impl RawAllowance {
                 problems.report(at.place, message, help);
             }
         }
+        if let (Some(key), false) = (self.max_lease.key(), slots) {
+            let message = format!("`max_lease` is for concurrency, and this is {name}");
+            let help = "write `algorithm: concurrency`, or remove `max_lease`";
+            problems.report(key, message, help);
+        }
         if let (Some(at), true) = (self.overdraft.get(), slots) {
             let help = "remove `overdraft`: a slot is held or not, and has no amount";
             problems.report(at.place, "slots have no overdraft", help);
@@ -128,6 +146,17 @@ impl RawAllowance {
     }
 }
 
+/// Reports `sharded` without subjects: one key cannot be divided.
+pub(super) fn check_placement(at: &At<Placement>, per: &[String], problems: &mut Problems<'_>) {
+    if let (Placement::Sharded(parts), []) = (at.value, per) {
+        let message =
+            format!("`sharded({parts})` divides subjects, and without `per` there is only one");
+        let help =
+            "add `per`, or write `placement: rule`: the count of one subject cannot be divided";
+        problems.report(at.place, message, help);
+    }
+}
+
 /// Returns the allowance of a rule that draws on a budget.
 pub(super) fn drawing(
     raw: &RawRule,
@@ -143,6 +172,7 @@ pub(super) fn drawing(
         ("carry_over", given.carry_over.key()),
         ("durability", given.durability.key()),
         ("overdraft", given.overdraft.key()),
+        ("max_lease", given.max_lease.key()),
     ];
     let mut of_budget = of_budget.into_iter();
     let of_budget = of_budget.find_map(|(name, key)| Some((name, key?)));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tollgate_core::{Algorithm, Rate};
 
-use super::allowance::{backoff, drawing, limit_from, own};
+use super::allowance::{backoff, check_placement, drawing, limit_from, own};
 use super::formula;
 use super::{ID_HELP, is_attribute_name, is_id};
 use crate::document::{At, Field, List, Place, Problems, Short, Text, suggestion};
@@ -127,6 +127,9 @@ fn candidate(
     }
     if raw.allowance.placement.is_absent() && rule.budget.is_none() {
         rule.placement = current.placement;
+    }
+    if let Some(at) = raw.allowance.placement.get() {
+        check_placement(at, &rule.per, problems);
     }
     if let Some(at) = raw.rollout.get()
         && rule.per.is_empty()
@@ -271,6 +274,7 @@ fn rule(
         durability: allowance.durability,
         durable_by_default: allowance.durable_by_default,
         overdraft: allowance.overdraft,
+        max_lease: allowance.max_lease,
         on_store_failure: raw.on_store_failure.value().copied(),
         emergency_limit,
         placement: allowance.placement,
@@ -313,8 +317,8 @@ pub(super) fn conditions(raw: Option<&Conditions>, problems: &mut Problems<'_>) 
     for (attribute, values) in given {
         check_attribute(&attribute.value, attribute.place, problems);
         let accepted = values.iter();
-        let accepted =
-            accepted.filter_map(|at| problems.accept(at.place, Pattern::parse(&at.value)));
+        let accepted = accepted
+            .filter_map(|at| problems.accept(at.place, Pattern::of(&attribute.value, &at.value)));
         conditions.push(Condition {
             accepted: accepted.collect(),
             attribute: attribute.value.clone(),

@@ -7,7 +7,7 @@
 //!
 //! If an address cannot be read, the search ends, and the last readable address counts as the client.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName};
 use tollgate_config::{ClientHeader, Subjects};
@@ -18,8 +18,6 @@ const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
 /// The most proxies that are followed.
 const MAX_HOPS: usize = 32;
-/// The longest text of an address, with brackets, a zone and a port.
-const MAX_ADDRESS: usize = 128;
 
 /// Returns the client behind `peer`, which is a trusted proxy.
 pub(super) fn behind(peer: IpAddr, headers: &HeaderMap, subjects: &Subjects) -> IpAddr {
@@ -72,44 +70,9 @@ fn follow<'h>(peer: IpAddr, hops: impl Iterator<Item = &'h [u8]>, subjects: &Sub
     known
 }
 
-/// Parses an address as proxies write it: with or without brackets, a zone and a port.
+/// Parses an address as proxies write it.
 fn address(text: &[u8]) -> Option<IpAddr> {
-    let text = std::str::from_utf8(text).ok()?;
-    if text.len() > MAX_ADDRESS {
-        return None;
-    }
-    let address = if let Some(bracketed) = text.strip_prefix('[') {
-        let (address, port) = bracketed.split_once(']')?;
-        let port = port.strip_prefix(':').map_or(port.is_empty(), is_port);
-        port.then(|| ipv6(address)).flatten()?.into()
-    } else if text.matches(':').count() > 1 {
-        ipv6(text)?.into()
-    } else {
-        let (address, port) = text.split_once(':').unwrap_or((text, "0"));
-        let address: Ipv4Addr = is_port(port).then(|| address.parse().ok()).flatten()?;
-        IpAddr::V4(address)
-    };
-    Some(address.to_canonical())
-}
-
-/// Parses an IPv6 address. Drops its zone, which has a meaning only on the machine that wrote the
-/// address.
-fn ipv6(text: &str) -> Option<Ipv6Addr> {
-    let address = match text.split_once('%') {
-        Some((_, "")) => return None,
-        Some((address, _)) => address,
-        None => text,
-    };
-    address.parse().ok()
-}
-
-/// Returns whether `text` is a port, or one of the forms in RFC 7239 that hide a port.
-fn is_port(text: &str) -> bool {
-    let hidden = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    match text.strip_prefix('_') {
-        Some(name) => !name.is_empty() && name.bytes().all(hidden),
-        None => text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok(),
-    }
+    tollgate_rules::parse_address(std::str::from_utf8(text).ok()?)
 }
 
 /// Splits a `Forwarded` line, and returns its parts, the last first. A separator in quotes does not

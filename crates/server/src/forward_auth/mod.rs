@@ -94,7 +94,8 @@ impl ForwardAuth {
         let original = Original::read(parts)?;
         let client = self.clients.find(peer, &parts.headers)?;
         let host = original.host.as_deref();
-        let action = self.routes.action(original.method, host, &original.path);
+        let written = original.written.as_bytes();
+        let action = self.routes.action(original.method, host, written);
         let described = [
             ("method", Some(original.method.into())),
             ("path", Some(original.path.into())),

@@ -55,6 +55,8 @@ pub(super) struct Original<'r> {
     pub(super) method: &'r str,
     /// The normalised path, without the query.
     pub(super) path: String,
+    /// The path as the client wrote it, without the query.
+    pub(super) written: &'r str,
     /// The host in lower case, without the port.
     pub(super) host: Option<Cow<'r, str>>,
     pub(super) scheme: Option<&'static str>,
@@ -78,6 +80,7 @@ impl<'r> Original<'r> {
         Ok(Original {
             method: method(parts.method.as_str())?,
             path: normal(path)?,
+            written: path,
             host: host.map(self::host).transpose()?,
             scheme: one(&parts.headers, &X_FORWARDED_PROTO)?.and_then(scheme),
         })
@@ -116,6 +119,7 @@ impl<'r> Original<'r> {
         Ok(Original {
             method: self::method(method)?,
             path: normal(path)?,
+            written: path,
             host: named.map(host).transpose()?,
             scheme: scheme.and_then(self::scheme),
         })

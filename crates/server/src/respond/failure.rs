@@ -91,7 +91,10 @@ fn hold_codes(kind: HoldKind, error: &HoldError) -> Codes {
             (429, "TOO_MANY_HOLDS", Code::ResourceExhausted, "TGTOOMANY")
         }
         HoldError::NothingToLease => (422, "NOTHING_TO_LEASE", precondition, "TGNOLEASE"),
-        HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => BAD_REQUEST,
+        HoldError::OutOfRange { .. }
+        | HoldError::AboveLease { .. }
+        | HoldError::TooLong { .. }
+        | HoldError::BadKey => BAD_REQUEST,
         HoldError::Store(_) => NO_STORE,
     }
 }

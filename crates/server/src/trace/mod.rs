@@ -265,9 +265,10 @@ impl SpanOutcome for HoldError {
             HoldError::Ended(_) => "ended",
             HoldError::TooManyOpen { .. } => "too_many_holds",
             HoldError::NothingToLease => "nothing_to_lease",
-            HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
-                "bad_request"
-            }
+            HoldError::OutOfRange { .. }
+            | HoldError::AboveLease { .. }
+            | HoldError::TooLong { .. }
+            | HoldError::BadKey => "bad_request",
             HoldError::Store(error) => return error.record_in(span),
         };
         failed(span, kind);

@@ -10,7 +10,8 @@ use tollgate_store::{
 };
 
 use super::{
-    DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, ended, within,
+    DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, ended,
+    lease_for, within,
 };
 use crate::active_config::ActiveConfig;
 use crate::limiter::{Limiter, now};
@@ -87,24 +88,24 @@ impl<S: Store> Limiter<S> {
     /// Keeps a lease until `ttl` from now. The default is the shortest `lease` of its rules.
     ///
     /// # Errors
-    /// If there is no such lease, it has ended, or the token belongs to another lease.
+    /// If there is no such lease, it has ended, `ttl` is longer than a rule allows, or the token belongs to
+    /// another lease.
     pub async fn renew(
         &self,
         name: &HoldName,
         token: LeaseToken,
         ttl: Option<Span>,
     ) -> Result<Hold, HoldError> {
-        let ttl = match (ttl, name) {
-            (Some(ttl), _) => ttl,
-            (None, HoldName::Unheld) => DEFAULT_TTL,
-            (None, HoldName::Held(id)) => {
+        let ttl = match name {
+            HoldName::Unheld => ttl.unwrap_or(DEFAULT_TTL),
+            HoldName::Held(id) => {
                 let record = self.store.find_hold(*id).await?;
                 let record = record.ok_or(HoldError::Unknown)?;
-                let leases = record.charges.iter().filter_map(|it| match &it.limit {
-                    Limit::Concurrency(concurrency) => Some(concurrency.lease()),
-                    _ => None,
-                });
-                leases.min().unwrap_or(DEFAULT_TTL)
+                // The store rejects other callers. Only the owner learns how long a lease may be.
+                let asked = ttl.filter(|_| record.may_extend(Some(Token::new(token.0))));
+                let charges = record.charges.iter().map(|it| (&*it.rule, &it.limit));
+                let active = self.once();
+                lease_for(asked, charges, active.active.rules().rules())?
             }
         };
         self.prolong(name, ttl, Some(Token::new(token.0))).await

@@ -12,7 +12,7 @@ use tollgate_store::{
 
 use super::{
     Acquire, AcquireOutcome, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_TTL,
-    PATIENCE, Reserve, ReserveOutcome, ended, random, valid_key, within,
+    PATIENCE, Reserve, ReserveOutcome, ended, lease_for, random, valid_key, within,
 };
 use crate::active_config::ActiveConfig;
 use crate::limiter::{Limiter, now};
@@ -132,7 +132,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
                 let first = resolution.rules.iter().position(has_subject);
                 resolution.charges.get(first.unwrap_or(0))?.subject()
             }
-            tenant => self.limiter.names.tenant(tenant),
+            tenant => self.active.keyed().names.tenant(tenant),
         };
         let slots = resolution.charges.iter().map(|it| match it.limit {
             Limit::Concurrency(_) if it.enforces() => it.limit.capacity(),
@@ -176,11 +176,12 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             Limit::Concurrency(concurrency) => Some((it.tag, concurrency.lease())),
             _ => None,
         });
-        let Some((tag, lease)) = leases.min_by_key(|(_, lease)| *lease) else {
+        let Some((tag, _)) = leases.min_by_key(|(_, lease)| *lease) else {
             return Err(HoldError::NothingToLease);
         };
-        let ttl = acquire.ttl.unwrap_or(lease);
-        let ttl = within("a time to live", ttl, LEAST_TTL, MOST_TTL)?;
+        let rules = self.active.rules().rules();
+        let charges = resolution.charges.iter().map(|it| (it.rule, it.limit));
+        let ttl = lease_for(acquire.ttl, charges, rules)?;
         let token = Token::new(random());
         let new = NewHold {
             id: self.active.keyed().names.name(&[tag], "", None),

@@ -19,8 +19,9 @@ mod wait;
 
 use std::sync::Arc;
 
+use tollgate_config::Rule;
 use tollgate_core::concurrency::Holder;
-use tollgate_core::{Enforcement, Span, Time};
+use tollgate_core::{Enforcement, Limit, Span, Time};
 use tollgate_store::{HeldCharge, HoldRecord, HoldState, StoreError};
 
 pub use name::{BadHoldName, HoldName, LeaseToken};
@@ -196,6 +197,18 @@ pub enum HoldError {
         /// The largest value.
         most: Span,
     },
+    /// A client asks for a lease that is longer than a rule allows.
+    #[error(
+        "a time to live of {span} is longer than {most}, the most that `{rule}` allows: ask for less and renew the lease, or set `max_lease` in the config"
+    )]
+    AboveLease {
+        /// The rule or the budget.
+        rule: String,
+        /// The value of the request.
+        span: Span,
+        /// The largest value.
+        most: Span,
+    },
     /// A text is too long.
     #[error("{what} has more than {most} bytes")]
     TooLong {
@@ -275,6 +288,37 @@ fn within(what: &'static str, span: Span, least: Span, most: Span) -> Result<Spa
         least,
         most,
     })
+}
+
+/// Returns how long a lease lasts: as long as the client asks for, or the shortest `lease` of the charges
+/// of concurrency rules. Rejects a time that is longer than the lease of a charge and the `max_lease` of
+/// its rule.
+fn lease_for<'c>(
+    asked: Option<Span>,
+    charges: impl Iterator<Item = (&'c str, &'c Limit)>,
+    rules: &[Rule],
+) -> Result<Span, HoldError> {
+    let mut shortest: Option<Span> = None;
+    for (name, limit) in charges {
+        let Limit::Concurrency(slots) = limit else {
+            continue;
+        };
+        let lease = slots.lease();
+        shortest = Some(shortest.map_or(lease, |known| known.min(lease)));
+        let Some(span) = asked else { continue };
+        let mut rules = rules.iter();
+        // A charge has the name of its rule, or of the budget that the rule draws on.
+        let rule = rules.find(|rule| rule.id() == name || **rule.allowance() == *name);
+        let most = rule
+            .and_then(Rule::max_lease)
+            .map_or(lease, |it| it.max(lease));
+        if span > most {
+            let rule = name.to_owned();
+            return Err(HoldError::AboveLease { rule, span, most });
+        }
+    }
+    let span = asked.or(shortest).unwrap_or(DEFAULT_TTL);
+    within("a time to live", span, LEAST_TTL, MOST_TTL)
 }
 
 /// Rejects keys that a ledger cannot store. Otherwise the ledger's error would count as a failure of
