@@ -233,7 +233,7 @@ fn redis_error(record: &tollgate_redis::Deployment, error: &StoreError) -> Start
         "store.redis: cannot read or write {}: {error}",
         record.name()
     );
-    StartError::passing(what, passing)
+    StartError::of_store(what, passing)
 }
 
 /// The store and the ledger of an instance, and how the instance hashes subjects there.

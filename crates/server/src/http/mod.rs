@@ -296,7 +296,8 @@ pub(crate) fn ready(control: &ControlPlane, draining: &AtomicBool) -> Response {
     if draining.load(Ordering::Relaxed) {
         return respond::error(&RequestError::Draining);
     }
-    respond::ready(&control.engine().rules(), &control.status())
+    let engine = control.engine();
+    respond::ready(&engine.rules(), engine.store_problem(), &control.status())
 }
 
 async fn description(State(app): AppState) -> Response {
