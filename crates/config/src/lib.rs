@@ -66,4 +66,5 @@ pub use tollgate_rules::{
     Durability, Effect, Explanation, FailurePolicy, Missing, NumberFrom, Overridden, Override,
     Placement, Policy, Problem, RequestLimits, Resolution, Rollout, Rule, RuleBuilder, RuleDenial,
     RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, Scope, Tiers, is_attribute_name,
+    summary,
 };
