@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tollgate::{Decision, RuleDecision};
+use tollgate::{Decision, RuleDecision, Span, wait_in_words};
 
 use crate::CommandResult;
 use crate::admin::{agent, url};
-use crate::config::{self, ConfigArgs};
+use crate::config::{self, TrialArgs};
 use crate::request::RequestArgs;
-use crate::terminal;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -17,10 +16,10 @@ pub(crate) struct Args {
     request: RequestArgs,
 
     #[command(flatten)]
-    config: ConfigArgs,
+    config: TrialArgs,
 
     /// Let a running server decide, such as http://127.0.0.1:8080
-    #[arg(long, short, value_name = "URL")]
+    #[arg(long, short, value_name = "URL", conflicts_with_all = ["live", "store"])]
     server: Option<String>,
 
     /// Send the request this many times; the exit code is that of the last decision
@@ -49,6 +48,7 @@ async fn ask_rules(args: &Args) -> CommandResult {
         println!("{}", describe(&decision, args.request.up_to));
         allowed = decision.is_allowed();
     }
+    limiter.close().await;
     Ok(allowed)
 }
 
@@ -69,32 +69,8 @@ fn describe(decision: &Decision, up_to: bool) -> String {
 }
 
 fn describe_rule(rule: &RuleDecision<'_>) -> String {
-    let word = match (rule.is_allowed(), rule.is_shadow()) {
-        (true, _) => "allows",
-        (false, false) => "denies",
-        (false, true) => "would deny",
-    };
-    let mut text = format!(
-        "{} ({}) {word}",
-        rule.rule().id(),
-        rule.rule().algorithm().name()
-    );
-    match (rule.remaining(), rule.limit()) {
-        (Some(remaining), Some(limit)) => text += &format!(", {remaining} of {limit} left"),
-        _ => text += ", unlimited",
-    }
-    if let Some(wait) = rule.retry_after() {
-        text += &format!(", retry in {}", terminal::wait(wait.as_millis_ceil()));
-    } else if let Some(reason) = rule.reason() {
-        text += &format!(" ({})", reason.name().replace('_', " "));
-    }
-    if rule.delay().as_micros() > 0 {
-        text += &format!(", wait {} ms first", rule.delay().as_millis_ceil());
-    }
-    if let Some(policy) = rule.fallback() {
-        text += &format!(", decided by its failure policy {}", policy.name());
-    }
-    text
+    let (id, algorithm) = (rule.rule().id(), rule.rule().algorithm().name());
+    format!("{id} ({algorithm}) {rule}")
 }
 
 fn ask_server(args: &Args, server: &str) -> CommandResult {
@@ -129,17 +105,27 @@ fn describe_answer(answer: &Value) -> String {
     let Some(rule) = answer["ruleId"].as_str() else {
         return text + ": no rule applies";
     };
-    text += &format!(
-        " by {rule} ({}), {} of {} left",
-        answer["algorithm"].as_str().unwrap_or("?"),
-        answer["remaining"],
-        answer["limit"]
-    );
-    if let Some(wait) = answer["retryAfterMillis"].as_u64() {
-        text += &format!(", retry in {}", terminal::wait(wait));
+    let algorithm = answer["algorithm"].as_str().unwrap_or("?");
+    text += &format!(" by {rule} ({algorithm})");
+    match (answer["remaining"].as_u64(), answer["limit"].as_u64()) {
+        (Some(remaining), Some(limit)) => text += &format!(", {remaining} of {limit} left"),
+        (_, None) if allowed => text += ", unlimited",
+        // The store did not decide.
+        _ => {}
     }
-    if let Some(delay @ 1..) = answer["delayMillis"].as_u64() {
-        text += &format!(", wait {delay} ms first");
+    let reason = answer["reason"].as_str().filter(|it| *it != "exceeded");
+    if let Some(reason) = reason {
+        text += &format!(" ({})", reason.replace('_', " "));
+    }
+    let wait = |name: &str| answer[name].as_u64().map(Span::from_millis);
+    if let Some(wait) = wait("retryAfterMillis") {
+        text += &format!(", retry in {}", wait_in_words(wait));
+    }
+    if let Some(delay) = wait("delayMillis").filter(|it| *it > Span::ZERO) {
+        text += &format!(", wait {} first", wait_in_words(delay));
+    }
+    if let Some(policy) = answer["fallback"].as_str() {
+        text += &format!(", decided by its failure policy {policy}");
     }
     text
 }

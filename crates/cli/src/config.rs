@@ -58,6 +58,59 @@ impl ConfigArgs {
     }
 }
 
+/// The rules for a command that only tries a request. The store and the ledger that the config names
+/// may be those of a production server, so they are used only if a flag asks for them.
+#[derive(clap::Args)]
+pub(crate) struct TrialArgs {
+    /// The config file [default: starter rules that show several algorithms]
+    #[arg(long, short, value_name = "FILE", env = "TOLLGATE_CONFIG")]
+    config: Option<PathBuf>,
+
+    /// Use the state of the server: the store and the ledger that the config file names, or the
+    /// store of TOLLGATE_STORE. `check` then charges real usage
+    #[arg(long)]
+    live: bool,
+
+    /// Use this store, such as redis://host:6379 [default: an empty store in memory]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+}
+
+impl TrialArgs {
+    /// Loads the config, without the state that no flag asks for. Says which state is not used.
+    pub(crate) fn load(&self) -> Result<Config, String> {
+        let of_server = || std::env::var("TOLLGATE_STORE").ok();
+        let store = self.store.clone();
+        let args = ConfigArgs {
+            config: self.config.clone(),
+            store: store.or_else(|| of_server().filter(|_| self.live)),
+        };
+        let mut config = args.load()?;
+        if self.live {
+            return Ok(config);
+        }
+        let has_store = self.store.is_none() && config.store != Store::Memory;
+        let not_used = match (has_store, config.ledger.is_some()) {
+            (true, true) => "the store and the ledger of the config are not used",
+            (true, false) => "the store of the config is not used",
+            (false, true) => "the ledger of the config is not used",
+            (false, false) => "",
+        };
+        if has_store {
+            config.store = Store::Memory;
+        }
+        config.keep_in(None);
+        if !not_used.is_empty() {
+            let instead = match config.store {
+                Store::Memory => "an empty store in memory decides",
+                _ => "the store of --store decides",
+            };
+            eprintln!("note: {not_used}, {instead}; --live uses the state of the server");
+        }
+        Ok(config)
+    }
+}
+
 /// Starts the engine of a config, and checks that its store answers.
 pub(crate) async fn start(config: &Config) -> Result<Engine, String> {
     let mut config = config.clone();

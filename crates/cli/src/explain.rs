@@ -1,9 +1,10 @@
-//! `tollgate explain`: shows which rules apply to a request, and why the others do not.
+//! `tollgate explain`: shows which rules apply to a request and what they would decide, and why the
+//! others do not apply.
 
 use tollgate_config::Store;
 
 use crate::CommandResult;
-use crate::config::{self, ConfigArgs};
+use crate::config::{self, TrialArgs};
 use crate::request::RequestArgs;
 
 #[derive(clap::Args)]
@@ -12,31 +13,35 @@ pub(crate) struct Args {
     request: RequestArgs,
 
     #[command(flatten)]
-    config: ConfigArgs,
+    config: TrialArgs,
 }
 
 pub(crate) async fn run(args: &Args) -> CommandResult {
     let config = args.config.load()?;
     let limiter = config::start(&config).await?;
     let attributes = args.request.attributes();
-    let rules = limiter.rules();
-    println!("rules version {}", rules.version());
-    for explanation in rules.explain(&attributes) {
+    let decision = limiter.peek(&attributes, args.request.ask()).await;
+    println!("rules version {}", decision.config_version());
+    for explanation in decision.rule_set().explain(&attributes) {
         println!("{explanation}");
-        if explanation.applies() {
-            let rule = &rules.rules()[explanation.rule as usize];
-            println!("    {}", rule.summary());
+        if let Some(rule) = decision.applied(&explanation) {
+            println!("    {}", rule.limit);
+            // Without a secret, every process hashes in its own way.
+            if config.subjects.hash_secret.is_some() {
+                println!("    subject {} in the log", rule.subject);
+            }
+            println!("    now: {}", rule.now);
         }
     }
-    let decision = limiter.peek(&attributes, args.request.ask()).await;
     let word = match decision.is_allowed() {
         true => "allowed",
         false => "denied",
     };
-    let used = match config.store {
-        Store::Memory => "with no usage so far",
+    let used = match (&config.store, &config.ledger) {
+        (Store::Memory, None) => "with no usage so far",
         _ => "with the current usage",
     };
     println!("{used}, the request would be {word}");
+    limiter.close().await;
     Ok(decision.is_allowed())
 }

@@ -25,21 +25,6 @@ pub(crate) fn count_rules(count: usize) -> String {
     format!("{count} rule{}", if count == 1 { "" } else { "s" })
 }
 
-/// Writes a wait for a person: in one unit, rounded up.
-pub(crate) fn wait(millis: u64) -> String {
-    const UNITS: [(&str, u64); 5] = [
-        ("ms", 1),
-        ("s", 1_000),
-        ("min", 60_000),
-        ("h", 3_600_000),
-        ("days", 86_400_000),
-    ];
-    // Ten of the next unit are the most, so that rounding adds at most a tenth.
-    let fits = |pair: &&[(&str, u64)]| millis <= pair[1].1.saturating_mul(10);
-    let unit = UNITS.windows(2).find(fits).map_or(UNITS[4], |pair| pair[0]);
-    format!("{} {}", millis.div_ceil(unit.1), unit.0)
-}
-
 /// Writes a table with a line of names and a line for each row, without control characters.
 pub(crate) fn table<const N: usize>(columns: [Column; N], rows: &[[String; N]]) -> String {
     let rows = rows.iter();
@@ -86,22 +71,5 @@ mod tests {
             table([("tenant", false), ("used", true), ("", false)], &rows),
             "tenant   used\nacme        5  x\na b     12345\n"
         );
-    }
-
-    #[test]
-    fn waits_are_short_and_never_too_short() {
-        let waits = [
-            1,
-            9_999,
-            10_001,
-            600_000,
-            600_001,
-            40_000_000,
-            1_346_566_588,
-        ];
-        let expected = [
-            "1 ms", "9999 ms", "11 s", "600 s", "11 min", "12 h", "16 days",
-        ];
-        assert_eq!(waits.map(wait), expected);
     }
 }

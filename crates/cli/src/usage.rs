@@ -75,7 +75,12 @@ fn row(it: &Value) -> [String; 8] {
         None => ("-".to_owned(), "-".to_owned()),
         // Each subject of the rule has its own limit. A share of one limit would mean nothing here.
         Some(limit) if counters > 1 => (format!("{counters} x {limit}"), "-".to_owned()),
-        Some(limit) => (limit.to_string(), share(number("used"), limit)),
+        Some(limit) => {
+            // Only the current period has a share: a limit or an extra of an earlier one is not known.
+            let extra = it["extra"].as_u64();
+            let share = extra.map(|extra| share(number("used"), limit.saturating_add(extra)));
+            (limit.to_string(), share.unwrap_or_else(|| "-".to_owned()))
+        }
     };
     [
         cell(&it["action"]),
@@ -89,11 +94,11 @@ fn row(it: &Value) -> [String; 8] {
     ]
 }
 
-/// Returns the share of the limit in percent, rounded down.
-fn share(used: i64, limit: u64) -> String {
-    match limit {
+/// Returns the share of an allowance in percent, rounded down.
+fn share(used: i64, allowance: u64) -> String {
+    match allowance {
         0 => "-".to_owned(),
-        limit => format!("{}%", i128::from(used) * 100 / i128::from(limit)),
+        allowance => format!("{}%", i128::from(used) * 100 / i128::from(allowance)),
     }
 }
 
@@ -108,6 +113,18 @@ mod tests {
         assert_eq!(share(-20, 1000), "-2%");
         assert_eq!(share(i64::MAX, 1), "922337203685477580700%");
         assert_eq!(share(1, 0), "-");
+    }
+
+    #[test]
+    fn share_is_of_the_limit_and_the_units_beyond_it() {
+        let mut it = serde_json::json!({
+            "action": "", "rule": "monthly", "period": "2026-07", "used": 170, "reserved": 0,
+            "granted": 0, "counters": 1, "limit": 100, "extra": 70,
+        });
+        assert_eq!(row(&it)[6..], ["100", "100%"]);
+        // The extra of an earlier period is not known.
+        it["extra"] = Value::Null;
+        assert_eq!(row(&it)[6..], ["100", "-"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::CommandResult;
 use crate::terminal::count_rules;
 
-/// Checks config files.
+/// Checks config files. A `${VAR}` that is not set is a warning: no secrets need to be at hand.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The files to check
@@ -17,11 +17,18 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> CommandResult {
     let mut all_valid = true;
     for file in &args.files {
-        match tollgate_config::load(file) {
-            Ok(config) => {
-                let rules = count_rules(config.policy.rules.len());
-                let version = &config.policy.version;
-                println!("{}: ok, {rules}, version {version}", file.display());
+        match tollgate_config::check(file) {
+            Ok(checked) => {
+                let name = file.display();
+                for problem in &checked.unset {
+                    let (line, column) = problem.position().unwrap_or((1, 1));
+                    let message = problem.message();
+                    eprintln!(
+                        "{name}:{line}:{column}: warning: {message}: its value was not checked"
+                    );
+                }
+                let (rules, version) = (count_rules(checked.rules), &checked.version);
+                println!("{name}: ok, {rules}, version {version}");
             }
             Err(error) => {
                 eprintln!("{}", crate::config::render(&error).trim_end());

@@ -160,8 +160,9 @@ fn ledger_commands(server: &Server) {
         &said,
         &[
             "action  rule    period  used  reserved  granted  limit  share",
-            "export  yearly  ....       5         0        0    100     5%",
-            "search  yearly  ....      18         0       50    100    18%",
+            // The share is of the limit and the grant, under whichever action the grant was made.
+            "export  yearly  ....       5         0        0    100     3%",
+            "search  yearly  ....      18         0       50    100    12%",
         ],
     );
     let (said, _) = server.run(&["usage", "acme", "--action", "export", "--json"]);

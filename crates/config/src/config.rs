@@ -8,8 +8,8 @@ use tollgate_rules::document::{
     Field, List, Node, Place, Problems, Read, Short, Text, parse_document, section,
 };
 use tollgate_rules::{
-    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Override, Policy, RawPolicy, Rule, RuleSet,
-    is_id,
+    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Override, Policy, Problem, RawPolicy, Rule,
+    RuleSet, is_id,
 };
 
 use crate::events::{self, Events, RawEvents};
@@ -140,11 +140,51 @@ impl Config {
 /// # Errors
 /// If a file cannot be read or is not valid. The error has every problem.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    load_with(path, Unset::Rejected).map(|(config, _)| config)
+}
+
+/// A config that was read without the environment of its server.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Checked {
+    /// How many rules it has.
+    pub rules: usize,
+    /// The version of the config.
+    pub version: String,
+    /// A problem for each `${VAR}` that is not set, in the order of the file. Its value was not checked.
+    pub unset: Vec<Problem>,
+}
+
+/// Checks the config at `path`, and the tenant files that it names, as [`load`] does. But a `${VAR}`
+/// that is not set is not an error, so that secrets need not be at hand.
+///
+/// # Errors
+/// As [`load`].
+pub fn check(path: &Path) -> Result<Checked, ConfigError> {
+    let (config, unset) = load_with(path, Unset::Returned)?;
+    Ok(Checked {
+        rules: config.policy.rules.len(),
+        version: config.policy.version,
+        unset,
+    })
+}
+
+/// What happens if a variable of the environment is not set.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unset {
+    /// The config is rejected.
+    Rejected,
+    /// The problem is returned with the config, which must not be used.
+    Returned,
+}
+
+fn load_with(path: &Path, unset: Unset) -> Result<(Config, Vec<Problem>), ConfigError> {
     let text = read_text(path)?;
-    let mut config = read(&path.display().to_string(), &text, &process_env, true)?;
+    let name = path.display().to_string();
+    let (mut config, problems) = read(&name, &text, &process_env, true, unset)?;
     let folder = path.parent().unwrap_or(Path::new(""));
     tenant_files::add_tenants(&mut config, &text, folder)?;
-    Ok(config)
+    Ok((config, problems))
 }
 
 fn process_env(variable: &str) -> Option<String> {
@@ -189,11 +229,17 @@ pub fn parse(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Config, ConfigError> {
-    read(name, text, env, false)
+    read(name, text, env, false, Unset::Rejected).map(|(config, _)| config)
 }
 
 /// Reads a config. `files` says whether it may name other files.
-fn read(name: &str, text: &str, env: Env<'_>, files: bool) -> Result<Config, ConfigError> {
+fn read(
+    name: &str,
+    text: &str,
+    env: Env<'_>,
+    files: bool,
+    unset: Unset,
+) -> Result<(Config, Vec<Problem>), ConfigError> {
     if text.len() as u64 > MAX_BYTES {
         return Err(tenant_files::too_large(name, "config", MAX_BYTES));
     }
@@ -209,8 +255,12 @@ fn read(name: &str, text: &str, env: Env<'_>, files: bool) -> Result<Config, Con
             None
         }
     };
+    let outside = match unset {
+        Unset::Rejected => Vec::new(),
+        Unset::Returned => problems.take_outside(),
+    };
     match config {
-        Some(config) if problems.is_empty() => Ok(config),
+        Some(config) if problems.is_empty() => Ok((config, outside)),
         _ => Err(problems.into_error(name)),
     }
 }

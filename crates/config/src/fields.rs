@@ -105,7 +105,7 @@ pub(crate) fn expand(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -
             None => {
                 let message = format!("the environment variable {name} is not set");
                 let help = format!("set {name}, or write the value here");
-                problems.report(at.place, message, help);
+                problems.report_outside(at.place, message, help);
                 complete = false;
             }
         }

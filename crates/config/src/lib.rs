@@ -44,7 +44,7 @@ mod tenant_files;
 
 #[cfg(feature = "schema")]
 pub use config::json_schema;
-pub use config::{Config, load, parse, read_text, tenant_paths};
+pub use config::{Checked, Config, check, load, parse, read_text, tenant_paths};
 pub use diff::diff;
 pub use events::{Events, Webhook, WebhookUrl};
 pub use headers::{Families, Headers};
@@ -67,4 +67,5 @@ pub use tollgate_rules::{
     Durability, Effect, Explanation, FailurePolicy, Missing, NumberFrom, Overridden, Override,
     Placement, Policy, Problem, RequestLimits, Resolution, Rollout, Rule, RuleBuilder, RuleDenial,
     RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, Scope, Tiers, is_attribute_name,
+    summary,
 };

@@ -634,7 +634,7 @@ fn rules_are_summarised_in_words() {
             .iter()
             .find(|rule| rule.id() == id)
             .unwrap();
-        rule.summary()
+        tollgate_rules::summary(rule.limit())
     };
     assert_eq!(
         summary("monthly"),

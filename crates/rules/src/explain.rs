@@ -3,16 +3,18 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, Enforcement, Zone};
+use tollgate_core::{Algorithm, Enforcement, Limit, Subject, Zone};
 
 use crate::attributes::Attributes;
 use crate::document::percentage;
 use crate::layers::{Layer, Step, is_by_tenant, replaced};
 use crate::limits::Numbers;
 use crate::overrides::WHOLE;
+use crate::period::Every;
+use crate::request_limits::RequestLimits;
 use crate::resolution::RuleDenialReason;
 use crate::rule::{Rule, RuleState};
-use crate::ruleset::{Compiled, Request, RuleSet, Verdict};
+use crate::ruleset::{Compiled, Request, RuleSet, Verdict, limit};
 use crate::zone::ZoneFrom;
 
 /// The effect of one rule on a request, explained.
@@ -38,8 +40,12 @@ pub enum Effect {
     Applies {
         /// The cost of one unit of the request.
         cost: u64,
-        /// The rule's numbers, and where each comes from.
+        /// The numbers of all layers, and where each comes from.
         numbers: Vec<NumberFrom>,
+        /// The limit that decides: the result of all layers.
+        limit: Limit,
+        /// The hashed subject.
+        subject: Subject,
     },
     /// The rule does not concern the request.
     Skips {
@@ -104,7 +110,7 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.id)?;
         match &self.effect {
-            Effect::Applies { cost, numbers } => {
+            Effect::Applies { cost, numbers, .. } => {
                 match self.per.as_slice() {
                     [] => write!(f, "applies, cost {cost}, one allowance for all")?,
                     per => write!(f, "applies, cost {cost}, per {}", per.join(" + "))?,
@@ -150,9 +156,11 @@ impl RuleSet {
         let explain = |(index, (compiled, rule)): (u32, (_, &Rule))| {
             let verdict = self.consider(compiled, &mut request);
             let effect = match (&verdict, compiled.denies(&verdict)) {
-                (Verdict::Applies { cost, .. }, _) => Effect::Applies {
+                (Verdict::Applies { cost, subject }, _) => Effect::Applies {
                     cost: *cost,
                     numbers: self.numbers(rule, compiled, &request),
+                    limit: self.limit_of(compiled, &request),
+                    subject: *subject,
                 },
                 (_, Some(reason)) => Effect::Denies {
                     reason,
@@ -172,6 +180,12 @@ impl RuleSet {
             }
         };
         rules.map(explain).collect()
+    }
+
+    /// Returns the limit of a request under a rule, after all layers.
+    fn limit_of(&self, compiled: &Compiled, request: &Request<'_, '_>) -> Limit {
+        let resolved = self.resolved(compiled, self.tier(request));
+        limit(compiled, resolved, request, &RequestLimits::default()).clone()
     }
 
     /// Returns the numbers of a rule for a request, and where each comes from.
@@ -284,6 +298,32 @@ impl RuleSet {
                     }
                 })
             }
+        }
+    }
+}
+
+/// Describes a limit in words: `gcra: 10 at once, all back in 10h`.
+#[must_use]
+pub fn summary(limit: &Limit) -> String {
+    let name = limit.algorithm().name();
+    match limit {
+        Limit::Unlimited(_) => format!("{name}: unlimited"),
+        Limit::Quota(quota) => {
+            let (count, unit) = quota.calendar().unit();
+            let (limit, every) = (quota.limit(), Every { count, unit });
+            let grace = match quota.grace() {
+                0 => String::new(),
+                grace => format!(", and {grace} more with a warning"),
+            };
+            format!("{name}: {limit} in each {every}{grace}")
+        }
+        Limit::Concurrency(slots) => {
+            let (limit, lease) = (slots.limit(), slots.lease());
+            format!("{name}: {limit} at once, each held for {lease} unless renewed")
+        }
+        limit => {
+            let (capacity, window) = (limit.capacity(), limit.window());
+            format!("{name}: {capacity} at once, all back in {window}")
         }
     }
 }

@@ -70,7 +70,7 @@ pub use compile::CompileOptions;
 pub use counters::Counter;
 pub use diff::{Difference, diff};
 pub use document::{ConfigError, Problem};
-pub use explain::{Effect, Explanation, NumberFrom};
+pub use explain::{Effect, Explanation, NumberFrom, summary};
 pub use overrides::{Override, Scope};
 pub use pattern::{Pattern, StrayBackslash};
 pub use placement::Placement;

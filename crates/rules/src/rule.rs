@@ -9,7 +9,6 @@ use crate::document::words;
 use crate::expr::Expr;
 use crate::limits::Counting;
 use crate::pattern::Pattern;
-use crate::period::Every;
 use crate::placement::Placement;
 use crate::share::{Overdraft, Share};
 
@@ -167,32 +166,6 @@ impl Rule {
     #[must_use]
     pub fn limit(&self) -> &Limit {
         &self.counting.limit
-    }
-
-    /// Describes the limit in words: `gcra: 10 at once, all back in 10h`.
-    #[must_use]
-    pub fn summary(&self) -> String {
-        let name = self.algorithm().name();
-        match self.limit() {
-            Limit::Unlimited(_) => format!("{name}: unlimited"),
-            Limit::Quota(quota) => {
-                let (count, unit) = quota.calendar().unit();
-                let (limit, every) = (quota.limit(), Every { count, unit });
-                let grace = match quota.grace() {
-                    0 => String::new(),
-                    grace => format!(", and {grace} more with a warning"),
-                };
-                format!("{name}: {limit} in each {every}{grace}")
-            }
-            Limit::Concurrency(slots) => {
-                let (limit, lease) = (slots.limit(), slots.lease());
-                format!("{name}: {limit} at once, each held for {lease} unless renewed")
-            }
-            limit => {
-                let (capacity, window) = (limit.capacity(), limit.window());
-                format!("{name}: {capacity} at once, all back in {window}")
-            }
-        }
     }
 
     /// The budget that the rule draws on, if there is one.

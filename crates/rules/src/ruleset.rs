@@ -513,7 +513,7 @@ impl Compiled {
 
 /// Returns the limit of a request under a rule.
 #[inline]
-fn limit<'r>(
+pub(crate) fn limit<'r>(
     rule: &Compiled,
     resolved: &'r Resolved,
     request: &Request<'_, '_>,

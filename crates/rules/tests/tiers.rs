@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tollgate_core::{Keyring, Limit, Outcome, Rate, Span};
-use tollgate_rules::{Attributes, Override, Policy, RequestLimits, RuleSet};
+use tollgate_rules::{Attributes, Effect, Override, Policy, RequestLimits, RuleSet};
 
 const CONFIG: &str = "
 version: 1
@@ -82,7 +82,14 @@ fn limit(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> Limit {
     let resolution = rules.resolve(&request.iter().copied().collect(), &request_limits);
     let mut charges = resolution.charges.iter().zip(&resolution.rules);
     let charge = charges.find(|(_, index)| rules.rules()[**index as usize].id() == rule);
-    charge.expect("the rule applies").0.limit.clone()
+    let limit = charge.expect("the rule applies").0.limit.clone();
+    let explained = rules.explain(&request.iter().copied().collect());
+    let it = explained.iter().find(|it| &*it.id == rule).unwrap();
+    assert!(
+        matches!(&it.effect, Effect::Applies { limit: told, .. } if *told == limit),
+        "{it:?}"
+    );
+    limit
 }
 
 fn cost(rules: &RuleSet, rule: &str, request: &[(&str, &str)]) -> Option<u64> {

@@ -182,11 +182,18 @@ fn operators_override_and_see_the_result() {
     let explained = json!({ "attributes": { "tenant": "acme", "action": "api" } });
     let explained = server.ask("", "/v1/explain", Some(&explained.to_string()));
     let line = explained.json()["rules"][0].as_str().unwrap().to_owned();
+    let decision = explained.json()["decision"].clone();
     assert_eq!(
         line,
-        "api: applies, cost 1, per tenant: limit 50 (plan pro), window 30d (rule), \
-         scale 20% (override everyone/*: fire)"
+        format!(
+            "api: applies, cost 1, per tenant: limit 50 (plan pro), window 30d (rule), \
+             scale 20% (override everyone/*: fire); fixed-window: 10 at once, all back in 30d; \
+             subject {}; allows, {} of 10 left",
+            &decision["subject"].as_str().unwrap()[..8],
+            decision["remaining"]
+        )
     );
+    assert_eq!(decision["rules"][0]["limit"], 10);
     let listed = server.ask("", "/v1/overrides", None).json();
     let names: Vec<&str> = listed["overrides"]
         .as_array()

@@ -42,7 +42,7 @@
 //! | take an estimate, and settle it later | [`reserve`](Limiter::reserve), [`commit`](Limiter::commit), [`release`](Limiter::release) |
 //! | hold a slot of a concurrency limit | [`try_acquire`](Limiter::try_acquire), [`renew`](Limiter::renew), [`free`](Limiter::free) |
 //! | put another config in force | [`reload`](Limiter::reload) |
-//! | learn why a rule applies or not | [`explain`](Limiter::explain) |
+//! | learn why a rule applies or not, and what it would decide | [`explain`](Limiter::explain), [`applied`](Decision::applied) |
 //! | count decisions by rule | [`metrics`](Limiter::metrics) |
 //! | limit a key without a rule | [`throttle`](Limiter::throttle) |
 //!
@@ -243,6 +243,7 @@ mod snapshot;
 mod start;
 mod stores;
 mod throttle;
+mod words;
 
 #[cfg(feature = "ledger")]
 pub use accounts::Accounts;
@@ -294,3 +295,4 @@ pub use tollgate_store::{
     HoldState, Immediate, ManualClock, MemoryStore, NewHold, Outcomes, Purpose, RETAIN, Reply,
     Settle, Settled, Store, StoreError, SystemClock, Usage, Wait,
 };
+pub use words::{AppliedRule, wait_in_words};

@@ -27,7 +27,7 @@ const TENANT: &str = "tenant";
 const MAX_TENANT: usize = 128;
 
 /// The digits of the hashed subject that are logged.
-const SUBJECT_DIGITS: usize = 8;
+pub(crate) const SUBJECT_DIGITS: usize = 8;
 
 /// Logs denials, up to a bound per second.
 pub(crate) struct DenialLog(Pace);

@@ -95,6 +95,8 @@ pub struct Problems<'s> {
     /// Where each line starts.
     lines: Vec<usize>,
     found: Vec<Problem>,
+    /// Problems of the environment, not of the text.
+    outside: Vec<Problem>,
     secrets: Vec<Place>,
     /// Where secrets start.
     hidden: HashSet<usize>,
@@ -108,6 +110,7 @@ impl<'s> Problems<'s> {
             source,
             lines: line_starts(source),
             found: Vec::new(),
+            outside: Vec::new(),
             secrets: Vec::new(),
             hidden: HashSet::new(),
         }
@@ -121,14 +124,40 @@ impl<'s> Problems<'s> {
 
     /// Records a problem and its remedy.
     pub fn report(&mut self, place: Place, message: impl Into<String>, help: impl Into<String>) {
-        let help = help.into();
-        self.found.push(Problem {
-            place: Some(place),
-            line: 0,
-            column: 0,
-            message: message.into(),
-            help: (!help.is_empty()).then_some(help),
-        });
+        self.found.push(problem(place, message.into(), help.into()));
+    }
+
+    /// Records a problem of the environment that the text is read in, and its remedy. The problem is an
+    /// error like any other, unless [`take_outside`](Self::take_outside) takes it away.
+    pub fn report_outside(
+        &mut self,
+        place: Place,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        self.outside
+            .push(problem(place, message.into(), help.into()));
+    }
+
+    /// Takes the problems of the environment away, so that only problems of the text remain.
+    pub fn take_outside(&mut self) -> Vec<Problem> {
+        let mut outside = std::mem::take(&mut self.outside);
+        self.locate(&mut outside);
+        outside
+    }
+
+    /// Puts problems into the order of the source, keeps those that are shown, and sets their positions.
+    /// Returns how many are not shown.
+    fn locate(&self, problems: &mut Vec<Problem>) -> usize {
+        problems.sort_by_key(|problem| problem.place.map(|place| place.start));
+        let more = problems.len().saturating_sub(SHOWN);
+        problems.truncate(SHOWN);
+        for problem in problems {
+            if let Some(place) = problem.place {
+                (problem.line, problem.column) = self.position(place);
+            }
+        }
+        more
     }
 
     /// Returns the value that was read at `place`, or reports why it was rejected.
@@ -167,7 +196,7 @@ impl<'s> Problems<'s> {
     /// Whether nothing was reported.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.found.is_empty()
+        self.found.is_empty() && self.outside.is_empty()
     }
 
     /// Whether further problems would be counted but not shown.
@@ -177,22 +206,26 @@ impl<'s> Problems<'s> {
 
     /// Turns everything that was reported into an error. `name` is the name of the source.
     #[must_use]
-    pub fn into_error(self, name: &str) -> ConfigError {
-        let (source, mut problems) = (self.source, self.found);
-        problems.sort_by_key(|problem| problem.place.map(|place| place.start));
-        let more = problems.len().saturating_sub(SHOWN);
-        problems.truncate(SHOWN);
-        for problem in &mut problems {
-            if let Some(place) = problem.place {
-                (problem.line, problem.column) = position(source, &self.lines, place.start);
-            }
-        }
+    pub fn into_error(mut self, name: &str) -> ConfigError {
+        let mut problems = std::mem::take(&mut self.found);
+        problems.append(&mut self.outside);
+        let more = self.locate(&mut problems);
         ConfigError {
             name: name.to_owned(),
-            source: mask(source, &self.secrets),
+            source: mask(self.source, &self.secrets),
             problems,
             more,
         }
+    }
+}
+
+fn problem(place: Place, message: String, help: String) -> Problem {
+    Problem {
+        place: Some(place),
+        line: 0,
+        column: 0,
+        message,
+        help: (!help.is_empty()).then_some(help),
     }
 }
 

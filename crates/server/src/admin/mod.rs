@@ -44,6 +44,7 @@ use crate::http::{self, bounds, connection, read_body};
 use crate::net::{Listener, Peer};
 use crate::per_config::PerConfig;
 use crate::question::{Check, Refund};
+use crate::respond::answers::DecisionBody;
 use crate::respond::{self, RequestError};
 
 struct Admin {
@@ -227,22 +228,36 @@ impl RuleBody<'_> {
     }
 }
 
-/// Why rules apply or do not.
+/// Why rules apply or do not, and what they would decide now.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct ExplainedBody {
-    config_version: String,
+struct ExplainedBody<'a> {
+    config_version: &'a str,
+    /// For people: a line for each rule. A rule that applies has its numbers and where each comes from,
+    /// the limit in force, the start of the hashed subject as in the log, and its decision.
     rules: Vec<String>,
+    /// The answer that a check would get now.
+    decision: DecisionBody<'a>,
 }
 
 async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
     let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-    let check = parse::<CheckBody<'_>>(&body)?.check()?;
+    let Check { attributes, ask } = parse::<CheckBody<'_>>(&body)?.check()?;
+    let attributes = attributes.attributes();
     let snapshot = admin.control.engine().snapshot();
-    let explanations = snapshot.explain(&check.attributes.attributes());
+    let decision = snapshot.peek(&attributes, ask).await;
+    let explanations = snapshot.explain(&attributes);
+    let rules = explanations.iter().map(|it| match decision.applied(it) {
+        Some(rule) => format!(
+            "{it}; {}; subject {}; {}",
+            rule.limit, rule.subject, rule.now
+        ),
+        None => it.to_string(),
+    });
     Ok(respond::report(&ExplainedBody {
-        config_version: snapshot.active().rules().version().to_owned(),
-        rules: explanations.iter().map(ToString::to_string).collect(),
+        config_version: decision.config_version(),
+        rules: rules.collect(),
+        decision: DecisionBody::new(&decision),
     }))
 }
 

@@ -85,7 +85,7 @@ pub(super) fn render() -> Bytes {
         .schema_from::<answers::GraceBody>()
         .schema_from::<Rules<'_>>()
         .schema_from::<RuleBody<'_>>()
-        .schema_from::<ExplainedBody>()
+        .schema_from::<ExplainedBody<'_>>()
         .schema_from::<Ready<'_>>()
         .schema_from::<ReadyConfig<'_>>()
         .schema_from::<ErrorBody>()
@@ -105,10 +105,11 @@ fn rules() -> OperationBuilder {
 }
 
 fn explain() -> OperationBuilder {
-    let summary = "Which rules apply to a request, and why the others do not.";
+    let summary =
+        "Which rules apply to a request and what they would decide, and why the others do not.";
     asking::<CheckBody<'_>>("explain")
         .summary(Some(summary))
-        .ok::<ExplainedBody>("A line for each rule.")
+        .ok::<ExplainedBody<'_>>("A line for each rule, and the decision.")
 }
 
 fn peek() -> OperationBuilder {

@@ -15,11 +15,14 @@ use futures_util::TryFutureExt as _;
 use futures_util::future::join_all;
 use tokio::sync::MutexGuard;
 use tokio::time::{Instant, timeout};
+use tollgate_core::quota::Quota;
 use tollgate_core::{Balance, Charge, Limit, Time};
 use tollgate_store::{Applied, HoldRecord, RETAIN, Store, StoreError};
 
+use super::posting::PostError;
 use super::reservations::record_of;
 use super::{LedgerSync, STRIPES, UNRESTORED, unavailable};
+use crate::accounts::Accounts;
 
 /// How many earlier periods are read to compute the amount that is carried over into the current
 /// period.
@@ -172,10 +175,20 @@ impl LedgerSync {
         charge: &Charge<'_>,
         now: Time,
     ) -> Result<LedgerCount, StoreError> {
-        let Limit::Quota(quota) = charge.limit else {
-            return Ok(LedgerCount::default());
-        };
-        let periods = self.ledger.history(charge.key.bits(), PERIODS).await;
+        match charge.limit {
+            Limit::Quota(quota) => self.count_at(charge.key.bits(), quota, now).await,
+            _ => Ok(LedgerCount::default()),
+        }
+    }
+
+    /// Reads the count of a counter of `quota` from the ledger.
+    async fn count_at(
+        &self,
+        key: u128,
+        quota: &Quota,
+        now: Time,
+    ) -> Result<LedgerCount, StoreError> {
+        let periods = self.ledger.history(key, PERIODS).await;
         let mut periods = periods.map_err(unavailable)?;
         periods.retain(|it| it.period.start <= now);
         let current = quota.period_at(now);
@@ -212,6 +225,18 @@ impl LedgerSync {
             // A grant is negative if a counter had less than the amount that was carried over.
             extra: carried.extra.saturating_add_signed(granted),
         })
+    }
+}
+
+impl<S: Store> Accounts<'_, S> {
+    /// Returns the units that a counter of `quota` has in addition to its limit at `now`: granted, or
+    /// carried over. The counter has the key `key`.
+    ///
+    /// # Errors
+    /// If the ledger does not answer.
+    pub async fn extra(&self, key: u128, quota: &Quota, now: Time) -> Result<u64, PostError> {
+        let count = self.sync.count_at(key, quota, now).await?;
+        Ok(count.extra)
     }
 }
 

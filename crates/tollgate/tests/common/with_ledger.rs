@@ -47,7 +47,7 @@ impl<S: Store> WithLedger<S> {
         self.sync.ledger()
     }
 
-    fn accounts(&self) -> Accounts<'_, Ledgered<S>> {
+    pub(crate) fn accounts(&self) -> Accounts<'_, Ledgered<S>> {
         Accounts::new(&self.limiter, &self.sync)
     }
 

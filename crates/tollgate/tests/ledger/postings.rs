@@ -127,6 +127,19 @@ async fn drift_of_grants_is_found_and_repaired() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn extra_is_what_was_granted_and_carried_over() {
+    let rules = QUOTA.replace("period: month", "period: month\n    carry_over: 200");
+    let setup = LedgerSetup::new(&rules).await;
+    setup.ask(900).await;
+    assert_eq!(setup.extra().await, 0);
+    setup.clock.advance(tollgate::Span::from_secs(31 * 86_400));
+    setup.ask(10).await;
+    assert_eq!(setup.extra().await, 100);
+    let granted = setup.post(&posting(Posted::Grant(50), "ticket-7")).await;
+    assert_eq!((setup.extra().await, granted.unwrap().extra), (150, 150));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn comparison_waits_once_for_all_differences() {
     let setup = LedgerSetup::flushed_every(Duration::from_secs(1), QUOTA).await;
     let tenants: Vec<String> = (0..60).map(|it| format!("tenant-{it}")).collect();

@@ -132,6 +132,16 @@ impl LedgerSetup {
         self.ledger().balance(key, start).await.unwrap()
     }
 
+    /// Returns the units in addition to the limit, according to the ledger.
+    pub(crate) async fn extra(&self) -> u64 {
+        let (key, limit) = self.with_charge(|charge| (charge.key.bits(), charge.limit.clone()));
+        let Limit::Quota(quota) = limit else {
+            panic!("the limit is a quota");
+        };
+        let accounts = self.limiter.accounts();
+        accounts.extra(key, &quota, self.clock_now()).await.unwrap()
+    }
+
     /// Returns the usage in the ledger.
     pub(crate) async fn used(&self) -> i64 {
         self.balance(self.period()).await.used

@@ -12,6 +12,7 @@ mod post;
 mod query;
 mod rows;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::extract::{RawQuery, State};
@@ -27,6 +28,9 @@ use self::query::{ENTRIES, Format, USAGE, Wanted};
 use self::rows::{EntryBody, Total};
 use super::{Admin, Answer};
 use crate::respond::{self, RequestError};
+
+/// For how many counters an answer says how much they have in addition to their limits.
+const MOST_EXTRA: usize = 256;
 
 /// Returns the ledger of the engine, or an error if the config names none.
 fn accounts(admin: &Admin) -> Result<Accounts<'_>, RequestError> {
@@ -115,7 +119,32 @@ pub(super) async fn usage(
     }
     let is_cut = usage.len() > wanted.limit;
     usage.truncate(wanted.limit);
+    if wanted.tenant.is_some() {
+        add_extra(&admin, &mut usage).await?;
+    }
     Ok(respond::report(&LedgerUsages { usage, is_cut }))
+}
+
+/// Adds to each total of one counter in its current period the units that the counter has in addition
+/// to its limit. Reads at most [`MOST_EXTRA`] counters.
+async fn add_extra(admin: &Admin, usage: &mut [Total]) -> Result<(), RequestError> {
+    let (accounts, now) = (accounts(admin)?, admin.control.now());
+    let mut known: HashMap<u128, u64> = HashMap::new();
+    for total in usage {
+        let Some(it) = &total.counter else { continue };
+        if it.quota.period_at(now).start != it.period_start {
+            continue;
+        }
+        if !known.contains_key(&it.key) {
+            if known.len() == MOST_EXTRA {
+                continue;
+            }
+            let extra = accounts.extra(it.key, &it.quota, now).await?;
+            known.insert(it.key, extra);
+        }
+        total.extra = known.get(&it.key).copied();
+    }
+    Ok(())
 }
 
 /// A page of entries.

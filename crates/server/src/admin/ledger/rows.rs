@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 use tollgate::ActiveConfig;
-use tollgate_core::{Calendar, Limit};
+use tollgate_core::quota::Quota;
+use tollgate_core::{Calendar, Limit, Time};
 use tollgate_ledger::{Entry, UsageRow};
 use utoipa::ToSchema;
 
@@ -50,12 +51,37 @@ pub(crate) struct Total {
     /// The limit in force of each counter; null if the rule is gone.
     #[schema(required = true)]
     limit: Option<u64>,
+    /// The units that the counter has in addition to the limit: granted under any action, or carried
+    /// over. Only in JSON, for a query that names a tenant, in rows of one counter in its current
+    /// period.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub(super) extra: Option<u64>,
+    /// The counter that the total is of, if it is one.
+    #[serde(skip)]
+    pub(super) counter: Option<Counted>,
+}
+
+/// A counter, and the start of the period in which it counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Counted {
+    pub(super) key: u128,
+    pub(super) period_start: Time,
+    pub(super) quota: Quota,
 }
 
 impl Total {
     /// Makes a total from a row that adds up this many counters.
     pub(super) fn of(row: &UsageRow, counters: u64, live: &ActiveConfig) -> Total {
         let limit = limit(live, &row.allowance, &row.tenant, row.key);
+        let counter = match limit {
+            Some(Limit::Quota(quota)) if counters == 1 => Some(Counted {
+                key: row.key,
+                period_start: row.period.start,
+                quota: quota.clone(),
+            }),
+            _ => None,
+        };
         Total {
             tenant: row.tenant.to_string(),
             action: row.action.to_string(),
@@ -74,6 +100,8 @@ impl Total {
                 Limit::Quota(quota) => quota.limit(),
                 other => other.capacity(),
             }),
+            extra: None,
+            counter,
         }
     }
 }
