@@ -33,7 +33,7 @@ use self::body::{RefundBody, ReloadBody, ResetBody};
 use self::token::{Operator, Tokens};
 use crate::audit::{self, Entry, MAX_NAMED};
 use crate::control::{ControlPlane, ReloadError};
-use crate::exposition;
+use crate::exposition::Pages;
 use crate::http::body::{CheckBody, parse};
 use crate::http::{bounds, connection, read_body};
 use crate::net::Listener;
@@ -46,7 +46,7 @@ struct Admin {
     /// The tokens. Without tokens, every client may do everything. The config allows that on loopback
     /// only.
     tokens: PerConfig<Tokens>,
-    stream_bodies: Semaphore,
+    metrics: Pages,
     /// How many large reads of the ledger may run at a time. Further reads get an error at once.
     ledger_reads: Arc<Semaphore>,
     /// How many comparisons of the ledger with the counters may run at a time. Further comparisons get
@@ -66,7 +66,9 @@ impl IntoResponse for RequestError {
 /// Serves on `listener` until `stop` is ready, then lets open requests finish. A listener with TLS
 /// must offer [`PROTOCOLS`](crate::http::PROTOCOLS). The tokens follow the config in force.
 pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
-    connection::serve(listener, router(control), stop).await;
+    // Only the answer to a probe is known to be small.
+    let is_large = |path: &str| path != "/healthz";
+    connection::serve(listener, router(control), is_large, stop).await;
 }
 
 /// Returns the routes of the admin door.
@@ -77,7 +79,7 @@ pub fn router(control: Arc<ControlPlane>) -> Router {
             Tokens::new(admin.map_or(&[], |admin| &admin.tokens))
         }),
         control,
-        stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
+        metrics: Pages::default(),
         ledger_reads: Arc::new(Semaphore::new(4)),
         ledger_comparisons: Semaphore::new(1),
     });
@@ -202,7 +204,7 @@ struct ExplainedBody {
 }
 
 async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
-    let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+    let body = read_body(request, bounds::MAX_BODY).await?;
     let check = parse::<CheckBody<'_>>(&body)?.check()?;
     let snapshot = admin.control.engine().snapshot();
     let explanations = snapshot.explain(&check.attributes.attributes());
@@ -213,7 +215,7 @@ async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
 }
 
 async fn peek(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
-    let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+    let body = read_body(request, bounds::MAX_BODY).await?;
     let Check { attributes, ask } = parse::<CheckBody<'_>>(&body)?.check()?;
     let engine = admin.control.engine();
     let decision = engine.peek(&attributes.attributes(), ask).await;
@@ -296,8 +298,8 @@ fn change<F: Future<Output = Answer> + Send + 'static>(
 ) -> MethodRouter<Arc<Admin>> {
     let handle = move |State(admin): State<Arc<Admin>>, Extension(who), request| {
         run_to_end(async move {
-            let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-            change(admin, who, body).await
+            let body = read_body(request, bounds::MAX_BODY).await?;
+            change(admin, who, body.bytes).await
         })
     };
     post(handle)
@@ -317,7 +319,7 @@ async fn run_to_end(doing: impl Future<Output = Answer> + Send + 'static) -> Ans
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
-    respond::metrics(exposition::render(&admin.control))
+    respond::metrics(admin.metrics.render(&admin.control))
 }
 
 #[cfg(test)]
