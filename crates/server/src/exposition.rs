@@ -4,7 +4,10 @@
 //! subjects appear, each as the beginning of its hash.
 
 use std::fmt::{Display, Write};
+use std::sync::Arc;
 
+use axum::body::Bytes;
+use parking_lot::Mutex;
 use tollgate::{Accounts, ActiveConfig, Kind, Reason, RuleCounts, Span, Time, Usage};
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
@@ -16,8 +19,59 @@ const HOT_KEYS: usize = 10;
 /// How many digits of a subject's hash: enough to find it in a log, too few to guess it.
 const HOT_KEY_DIGITS: usize = 8;
 
+/// How many pages a door renders while the earlier ones are still being sent. Beyond that, requests
+/// share a page for [`SHARED_FOR`].
+const MAX_PAGES: usize = 8;
+/// How old a shared page may be.
+const SHARED_FOR: Span = Span::from_millis(1000);
+
+/// The pages of a door that are being sent. A page for each of many clients that do not take it would
+/// fill the memory, so they share pages.
+#[derive(Default)]
+pub(crate) struct Pages {
+    last: Mutex<Option<(Time, Bytes)>>,
+    /// Has a clone in each page.
+    unsent: Arc<()>,
+}
+
+/// A page that was rendered.
+struct Rendered {
+    text: String,
+    _unsent: Arc<()>,
+}
+
+impl AsRef<[u8]> for Rendered {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+impl Pages {
+    /// Returns all metrics, as they are now unless too many pages are being sent.
+    pub(crate) fn render(&self, control: &ControlPlane) -> Bytes {
+        let mut last = self.last.lock();
+        let now = control.now();
+        if Arc::strong_count(&self.unsent) > MAX_PAGES
+            && let Some((made, page)) = &*last
+            && now.since(*made) < SHARED_FOR
+        {
+            return page.clone();
+        }
+        *last = None;
+        let page = Bytes::from_owner(Rendered {
+            text: render(control),
+            _unsent: Arc::clone(&self.unsent),
+        });
+        // A page that nobody shares is not kept.
+        if Arc::strong_count(&self.unsent) > MAX_PAGES {
+            *last = Some((now, page.clone()));
+        }
+        page
+    }
+}
+
 /// Renders all metrics.
-pub(crate) fn render(control: &ControlPlane) -> String {
+fn render(control: &ControlPlane) -> String {
     let engine = control.engine();
     // All rules and counts come from one config, even if a reload puts another config in force now.
     let live = engine.active();

@@ -4,7 +4,10 @@
 //! configured, and calls the door's handler for each connection. When the server stops, it waits for
 //! open connections.
 
+mod answer;
+mod memory;
 mod peers;
+mod request;
 mod stream;
 
 use std::future::poll_fn;
@@ -21,7 +24,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tollgate_config::{Listen, Subjects};
 
+pub(crate) use self::answer::Answer;
+pub(crate) use self::memory::{Account, Charge, Memory};
+pub use self::memory::{FREE, LARGE_ANSWER, MAX_HELD, MAX_HELD_BY_CONNECTION};
 pub(crate) use self::peers::{Peers, client_of};
+pub(crate) use self::request::{NoRoom, ReadError, Received, read_whole};
 pub(crate) use self::stream::{Stream, Transport};
 use crate::http::guard::{Guard, GuardedDoor};
 use crate::tls::{Tls, TlsError};
@@ -174,6 +181,11 @@ impl Listener {
         }
     }
 }
+
+/// The client did not take an answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the client did not take an answer for {READ_TIMEOUT:?}")]
+pub(crate) struct AnswerNotTaken;
 
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -75,7 +75,7 @@ pub(crate) fn alive() -> Response {
 }
 
 /// Makes a response with the metrics page.
-pub(crate) fn metrics(page: String) -> Response {
+pub(crate) fn metrics(page: Bytes) -> Response {
     with_body(StatusCode::OK, PROMETHEUS, page.into())
 }
 

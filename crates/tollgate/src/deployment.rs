@@ -98,7 +98,7 @@ enum Place {
     #[cfg(feature = "ledger")]
     Ledger(Ledger, String),
     #[cfg(feature = "redis")]
-    Redis(RedisStore, tollgate_redis::Deployment),
+    Redis(RedisStore, Box<tollgate_redis::Deployment>),
 }
 
 /// How to change a record.
@@ -271,7 +271,8 @@ impl Deployment {
 
     #[cfg(feature = "redis")]
     pub(crate) fn add_redis(&mut self, redis: &RedisStore, namespace: &str) {
-        self.add(Place::Redis(redis.clone(), redis.deployment(namespace)));
+        let record = Box::new(redis.deployment(namespace));
+        self.add(Place::Redis(redis.clone(), record));
     }
 
     fn add(&mut self, place: Place) {

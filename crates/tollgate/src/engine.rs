@@ -134,7 +134,7 @@ impl Parts {
         #[cfg(feature = "ledger")]
         if let Some(options) = ledger_options(config)? {
             let ledger = Ledger::open(options).await;
-            self.ledger = Some(ledger.map_err(ledger_error)?);
+            self.ledger = Some(ledger.map_err(|error| ledger_error(&error))?);
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Engine {
         parts.skip_store(config)?;
         #[cfg(feature = "ledger")]
         if let Some(options) = ledger_options(config)? {
-            parts.ledger = Some(Ledger::start(options).map_err(ledger_error)?);
+            parts.ledger = Some(Ledger::start(options).map_err(|error| ledger_error(&error))?);
         }
         Ok(Engine::build_unchecked(config, parts))
     }
@@ -552,7 +552,7 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
 }
 
 #[cfg(feature = "ledger")]
-fn ledger_error(error: tollgate_ledger::OpenError) -> StartError {
+fn ledger_error(error: &tollgate_ledger::OpenError) -> StartError {
     StartError::passing(format!("ledger: {error}"), error.is_passing())
 }
 

@@ -37,7 +37,7 @@ use self::body::{RefundBody, ReloadBody, ResetBody};
 use self::token::{Operator, Tokens};
 use crate::audit::{self, Entry, MAX_NAMED};
 use crate::control::{ControlPlane, ReloadError};
-use crate::exposition;
+use crate::exposition::Pages;
 use crate::http::body::{CheckBody, parse};
 use crate::http::guard::GuardedDoor;
 use crate::http::{self, bounds, connection, read_body};
@@ -54,7 +54,7 @@ struct Admin {
     tokens: PerConfig<Tokens>,
     attempts: Attempts,
     draining: AtomicBool,
-    stream_bodies: Semaphore,
+    metrics: Pages,
     /// How many large reads of the ledger may run at a time. Further reads get an error at once.
     ledger_reads: Arc<Semaphore>,
     /// How many comparisons of the ledger with the counters may run at a time. Further comparisons get
@@ -81,7 +81,9 @@ pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Fu
         stop.await;
         admin.draining.store(true, Ordering::Relaxed);
     };
-    connection::serve(listener, routes, guard, stop).await;
+    // Only the answers to probes are known to be small.
+    let is_large = |path: &str| !matches!(path, "/healthz" | "/readyz");
+    connection::serve(listener, routes, is_large, guard, stop).await;
 }
 
 /// Returns the routes of the admin door. They answer requests of any web page and for any host: only
@@ -100,7 +102,7 @@ impl Admin {
             attempts: Attempts::new(),
             control,
             draining: AtomicBool::new(false),
-            stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
+            metrics: Pages::default(),
             ledger_reads: Arc::new(Semaphore::new(4)),
             ledger_comparisons: Semaphore::new(1),
         })
@@ -241,7 +243,7 @@ struct ExplainedBody<'a> {
 }
 
 async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
-    let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+    let body = read_body(request, bounds::MAX_BODY).await?;
     let Check { attributes, ask } = parse::<CheckBody<'_>>(&body)?.check()?;
     let attributes = attributes.attributes();
     let snapshot = admin.control.engine().snapshot();
@@ -262,7 +264,7 @@ async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
 }
 
 async fn peek(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
-    let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
+    let body = read_body(request, bounds::MAX_BODY).await?;
     let Check { attributes, ask } = parse::<CheckBody<'_>>(&body)?.check()?;
     let engine = admin.control.engine();
     let decision = engine.peek(&attributes.attributes(), ask).await;
@@ -345,8 +347,8 @@ fn change<F: Future<Output = Answer> + Send + 'static>(
 ) -> MethodRouter<Arc<Admin>> {
     let handle = move |State(admin): State<Arc<Admin>>, Extension(who), request| {
         run_to_end(async move {
-            let body = read_body(&admin.stream_bodies, request, bounds::MAX_BODY).await?;
-            change(admin, who, body).await
+            let body = read_body(request, bounds::MAX_BODY).await?;
+            change(admin, who, body.bytes).await
         })
     };
     post(handle)
@@ -370,7 +372,7 @@ async fn readyz(State(admin): State<Arc<Admin>>) -> Response {
 }
 
 async fn metrics(State(admin): State<Arc<Admin>>) -> Response {
-    respond::metrics(exposition::render(&admin.control))
+    respond::metrics(admin.metrics.render(&admin.control))
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! Bounds on what a gRPC client may send and how long it may take. A message beyond a bound is
 //! rejected with an error that names the bound. A connection beyond a bound is closed.
 //!
-//! All bounds together limit memory to 1.9 GiB in the worst case: `MAX_IN_FLIGHT` messages of
-//! `MAX_MESSAGE`, `MAX_BATCHES` messages of `MAX_BATCH_MESSAGE`, and a `CONNECTION_WINDOW` for each
-//! of [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS).
+//! The memory of requests that have not arrived in full, and of answers that were not taken, is
+//! limited to [`MAX_HELD`](crate::net::MAX_HELD) in all and
+//! [`MAX_HELD_BY_CONNECTION`](crate::net::MAX_HELD_BY_CONNECTION). In addition, each connection has
+//! [`FREE`](crate::net::FREE) bytes, and the answers that are being made exist before they are
+//! counted.
 //!
 //! Attributes in Tollgate's own service have the bounds of the [HTTP door](crate::http::bounds).
 
@@ -13,7 +15,8 @@ use std::time::Duration;
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// The largest batch of Tollgate's own service, in bytes.
 pub const MAX_BATCH_MESSAGE: usize = 1024 * 1024;
-/// The most batches that are read or decided at a time. Other batches wait.
+/// The most batches that are decided at a time. Other batches wait. A batch that has not arrived
+/// takes no place; a batch whose answer was not taken counts in `MAX_HELD`.
 pub const MAX_BATCHES: usize = 128;
 /// The most descriptors in a request.
 pub const MAX_DESCRIPTORS: usize = 64;
@@ -21,7 +24,8 @@ pub const MAX_DESCRIPTORS: usize = 64;
 pub const MAX_ENTRIES: usize = 32;
 /// The longest value of an entry, and the longest domain, in bytes.
 pub const MAX_VALUE: usize = 1024;
-/// The most requests that are read or decided at a time. Other requests wait.
+/// The most requests that are decided at a time. Other requests wait. A request that has not arrived
+/// takes no place.
 pub const MAX_IN_FLIGHT: usize = 8192;
 /// The most open streams of a connection.
 pub const MAX_STREAMS: u32 = 1024;
@@ -29,6 +33,8 @@ pub const MAX_STREAMS: u32 = 1024;
 pub const CONNECTION_WINDOW: u32 = 128 * 1024;
 /// The most bytes of a stream that wait to be read.
 pub const STREAM_WINDOW: u32 = 64 * 1024;
+/// The most bytes of a stream that are offered to the client at a time.
+pub const SEND_BUFFER: usize = 64 * 1024;
 /// The most header bytes of a request.
 pub const MAX_HEADER_BYTES: u32 = 16 * 1024;
 /// How long a client may take to send the first bytes of HTTP/2.

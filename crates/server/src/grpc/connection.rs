@@ -9,9 +9,9 @@ use tokio::io::AsyncWriteExt;
 
 use super::bounds::{
     CONNECTION_WINDOW, IDLE_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MAX_HEADER_BYTES,
-    MAX_STREAMS, PREFACE_TIMEOUT, STREAM_WINDOW,
+    MAX_STREAMS, PREFACE_TIMEOUT, SEND_BUFFER, STREAM_WINDOW,
 };
-use super::service::Services;
+use super::service::{Connection, Services};
 use super::streams::Streams;
 use crate::net::{self, ConnectionError, Listener, Stopping, Stream};
 
@@ -36,6 +36,7 @@ async fn connection(
         greeted = expect_preface(&mut stream) => greeted?,
     }
     let streams = Streams::default();
+    let account = services.memory.account();
     let mut builder = http2::Builder::new(streams.clone());
     builder
         .timer(TokioTimer::new())
@@ -43,9 +44,14 @@ async fn connection(
         .max_header_list_size(MAX_HEADER_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .initial_stream_window_size(STREAM_WINDOW)
+        .max_send_buf_size(SEND_BUFFER)
         .keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), services));
+    let service = Connection {
+        services,
+        account: account.clone(),
+    };
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let serving = async {
         tokio::select! {
             biased;
@@ -56,7 +62,11 @@ async fn connection(
         connection.as_mut().graceful_shutdown();
         connection.await
     };
-    Ok(streams.drive(serving).await?)
+    tokio::select! {
+        biased;
+        ended = streams.drive(serving) => Ok(ended?),
+        () = account.untaken() => Err(net::AnswerNotTaken.into()),
+    }
 }
 
 /// Waits for the first bytes of HTTP/2. A client that sends anything else, or nothing, is cut off

@@ -11,8 +11,10 @@ use crate::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_server
     RateLimitService, RateLimitServiceServer, SERVICE_NAME,
 };
 use crate::grpc::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 use tollgate::{ActiveConfig, Engine};
@@ -31,7 +33,7 @@ use super::pb::tollgate_server::{SERVICE_NAME as OWN_NAME, TollgateServer};
 use super::proto::DESCRIPTORS;
 use super::{UnknownDomain, request};
 use crate::backend::Backend;
-use crate::net;
+use crate::net::{self, Account, Answer, LARGE_ANSWER, Memory, ReadError, Received, read_whole};
 use crate::per_config::PerConfig;
 use crate::question::Question;
 use crate::respond::EnvoyResponder;
@@ -39,6 +41,9 @@ use crate::trace::Origin;
 
 /// The services that make decisions, as health and reflection know them.
 const SERVICES: [&str; 2] = [SERVICE_NAME, OWN_NAME];
+
+/// The bytes before each message: whether it is compressed, and its length.
+const MESSAGE_HEAD: usize = 5;
 
 /// All services of the gRPC door. Each connection has a clone.
 #[derive(Clone)]
@@ -53,6 +58,14 @@ pub(super) struct Services {
     batches: Arc<Semaphore>,
     /// Health and reflection.
     others: Routes,
+    pub(super) memory: Memory,
+}
+
+/// The services, for one connection.
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) services: Services,
+    pub(super) account: Account,
 }
 
 impl Services {
@@ -70,36 +83,52 @@ impl Services {
             requests: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
             batches: Arc::new(Semaphore::new(MAX_BATCHES)),
             others,
+            memory: Memory::default(),
         }
     }
 }
 
-type Answering = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+type Answered = Result<Response<Answer<Body>>, Infallible>;
+type Answering = Pin<Box<dyn Future<Output = Answered> + Send>>;
 
-impl hyper::service::Service<Request<Incoming>> for Services {
-    type Response = Response<Body>;
+impl hyper::service::Service<Request<Incoming>> for Connection {
+    type Response = Response<Answer<Body>>;
     type Error = Infallible;
     type Future = Answering;
 
     fn call(&self, request: Request<Incoming>) -> Answering {
         if !is_grpc(request.headers()) {
-            return Box::pin(ready(Ok(wrong_content_type())));
+            let charge = self.account.charge(0);
+            let answer = wrong_content_type().map(|body| Answer::stream(body, charge));
+            return Box::pin(ready(Ok(answer)));
         }
+        let services = &self.services;
         let path = request.uri().path();
-        let (requests, batches) = (&self.requests, &self.batches);
+        let mut bounds = Bounds {
+            places: &services.requests,
+            message: MAX_MESSAGE,
+            answer: 0,
+            timeout: REQUEST_TIMEOUT,
+        };
         match method_of(OWN_NAME, path) {
             Some("/CheckBatch") => {
-                bounded(self.own_batches.clone(), request, batches, REQUEST_TIMEOUT)
+                bounds.places = &services.batches;
+                bounds.message = MAX_BATCH_MESSAGE;
+                bounds.answer = LARGE_ANSWER;
+                self.bounded(services.own_batches.clone(), request, &bounds)
             }
-            Some("/AcquireLease") => {
-                let timeout = REQUEST_TIMEOUT + MAX_WAIT;
-                bounded(self.own.clone(), request, requests, timeout)
+            Some(method) => {
+                match method {
+                    "/AcquireLease" => bounds.timeout += MAX_WAIT,
+                    "/ListHolders" | "/GetUsage" => bounds.answer = LARGE_ANSWER,
+                    _ => {}
+                }
+                self.bounded(services.own.clone(), request, &bounds)
             }
-            Some(_) => bounded(self.own.clone(), request, requests, REQUEST_TIMEOUT),
             None if method_of(SERVICE_NAME, path).is_some() => {
-                bounded(self.limits.clone(), request, requests, REQUEST_TIMEOUT)
+                self.bounded(services.limits.clone(), request, &bounds)
             }
-            None => Box::pin(self.others.clone().call(request)),
+            None => self.other(request),
         }
     }
 }
@@ -117,24 +146,83 @@ fn wrong_content_type() -> Response<Body> {
     response
 }
 
-/// Answers once there is a permit, and within `timeout`.
-fn bounded<S>(
-    mut service: S,
-    request: Request<Incoming>,
-    permits: &Arc<Semaphore>,
+/// The bounds of a method.
+struct Bounds<'a> {
+    places: &'a Arc<Semaphore>,
+    /// The largest message, in bytes.
+    message: usize,
+    /// What the request counts as until its answer is made, in bytes.
+    answer: usize,
     timeout: Duration,
-) -> Answering
-where
-    S: Service<Request<Incoming>, Response = Response<Body>, Error = Infallible>,
-    S: Send + 'static,
-    S::Future: Send,
-{
-    let permits = Arc::clone(permits);
-    Box::pin(async move {
-        // The semaphore is never closed.
-        let _permit = permits.acquire().await;
-        in_time(timeout, service.call(request)).await
-    })
+}
+
+impl Connection {
+    /// Answers once the request has arrived, there is room for its answer, and a place is free. All
+    /// within the timeout.
+    fn bounded<S>(
+        &self,
+        mut service: S,
+        request: Request<Incoming>,
+        bounds: &Bounds<'_>,
+    ) -> Answering
+    where
+        S: Service<Request<Full<Bytes>>, Response = Response<Body>, Error = Infallible>,
+        S: Send + 'static,
+        S::Future: Send,
+    {
+        let account = self.account.clone();
+        let places = Arc::clone(bounds.places);
+        let &Bounds {
+            message,
+            answer,
+            timeout,
+            ..
+        } = bounds;
+        Box::pin(async move {
+            let mut charge = account.charge(0);
+            let answering = async {
+                let (head, body) = request.into_parts();
+                // Counts until the answer is made.
+                let mut body = Received::new(body, &head.headers, &account);
+                let read = read_whole(&mut body, MESSAGE_HEAD + message).await;
+                let whole = match read {
+                    Ok(whole) => whole,
+                    Err(ReadError::TooLarge) => {
+                        return Ok(EnvoyResponder::too_large(message).into_http());
+                    }
+                    // No room, or the client is gone.
+                    Err(ReadError::Body(_)) => return Ok(EnvoyResponder::no_room().into_http()),
+                };
+                account.wait_for_room(answer).await;
+                charge.set(answer);
+                // The semaphore is never closed.
+                let _place = places.acquire().await;
+                let request = Request::from_parts(head, Full::new(whole));
+                service.call(request).await
+            };
+            let answer = in_time(timeout, answering).await?;
+            Ok(answer.map(|body| Answer::stream(body, charge)))
+        })
+    }
+
+    /// Answers for health and reflection. Their streams may be open for long, so their answers are
+    /// counted part by part.
+    fn other(&self, request: Request<Incoming>) -> Answering {
+        let charge = self.account.charge(0);
+        if !self.account.has_room_for(0) {
+            let answer = EnvoyResponder::no_room().into_http();
+            let answer = answer.map(|body: Body| Answer::stream(body, charge));
+            return Box::pin(std::future::ready(Ok(answer)));
+        }
+        let mut others = self.services.others.clone();
+        let (head, body) = request.into_parts();
+        let body = Received::new(body, &head.headers, &self.account);
+        let answering = others.call(Request::from_parts(head, body));
+        Box::pin(async move {
+            let answer = answering.await?;
+            Ok(answer.map(|body| Answer::stream(body, charge)))
+        })
+    }
 }
 
 /// Returns the method in `path`, with its slash, if `path` belongs to `service`.

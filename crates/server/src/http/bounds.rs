@@ -1,8 +1,9 @@
 //! Bounds on what a client may send and how long it may take. Requests beyond a bound get an error
 //! that names the bound, or are cut off.
 //!
-//! Together the bounds limit memory to 1 GiB in the worst case: `MAX_CONNECTIONS` and
-//! `MAX_STREAM_BODIES` bodies of `MAX_BODY`, and `MAX_BATCHES` bodies of `MAX_BATCH_BODY`.
+//! The memory of requests that have not arrived in full, and of answers that were not taken, is
+//! limited to `MAX_HELD` in all and `MAX_HELD_BY_CONNECTION`. In addition, each connection has
+//! `FREE` bytes, and the answers that are being made exist before they are counted.
 
 use std::time::Duration;
 
@@ -20,17 +21,19 @@ pub const MAX_VALUE: usize = 1024;
 pub const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// The most headers of a request.
 pub const MAX_HEADERS: usize = 64;
-pub use crate::net::{DRAIN_TIMEOUT, MAX_CONNECTIONS, READ_TIMEOUT};
+pub use crate::net::{
+    DRAIN_TIMEOUT, FREE, LARGE_ANSWER, MAX_CONNECTIONS, MAX_HELD, MAX_HELD_BY_CONNECTION,
+    READ_TIMEOUT,
+};
 /// The most open requests on an HTTP/2 connection. A client that opens more breaks the protocol.
 pub const MAX_STREAMS: u32 = 100;
-/// How many HTTP/2 bodies may be read at a time, over all connections. Further bodies wait.
-pub const MAX_STREAM_BODIES: usize = 4096;
 /// How long an HTTP/2 connection may be without a request before it is closed. For HTTP/1 this is
 /// [`HEAD_TIMEOUT`].
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a client may take to send the head of a request.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many batches may be read and answered at a time. Further batches wait.
+/// How many batches may be decided at a time. Further batches wait. A batch whose body has not
+/// arrived takes no place; a batch whose answer was not taken counts in `MAX_HELD`.
 pub const MAX_BATCHES: usize = 128;
 /// How long a client may take to send the body of a request.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);

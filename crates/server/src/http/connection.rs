@@ -3,6 +3,7 @@
 //! With TLS both sides agree on the protocol during the handshake. In plain text the client's first
 //! bytes decide.
 
+use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,18 +22,25 @@ use super::bounds::{
     HEAD_TIMEOUT, IDLE_TIMEOUT, MAX_BODY, MAX_HEADER_BYTES, MAX_HEADERS, MAX_STREAMS, READ_TIMEOUT,
 };
 use super::guard::Guard;
-use crate::net::{self, ConnectionError, Listener, Peer, Stopping, Stream};
+use crate::net::{
+    self, Account, Answer, Charge, ConnectionError, LARGE_ANSWER, Listener, Memory, Peer, Received,
+    Stopping, Stream,
+};
 use crate::respond::{self, RequestError};
+
+/// Returns whether the answer to a request for this path may be large.
+pub(crate) type IsLarge = fn(&str) -> bool;
 
 /// Serves `routes` on `listener` until `stop` is ready, then lets open requests finish.
 /// `guard` refuses requests of foreign web pages.
 pub(crate) async fn serve(
     listener: Listener,
     routes: Router,
+    is_large: IsLarge,
     guard: Guard,
     stop: impl Future<Output = ()>,
 ) {
-    let protocols = Arc::new(Protocols::new(routes, guard));
+    let protocols = Arc::new(Protocols::new(routes, is_large, guard));
     let handle = move |stream, peer, stopping| {
         let protocols = Arc::clone(&protocols);
         async move { protocols.serve(stream, Peer(peer), stopping).await }
@@ -45,11 +53,13 @@ struct Protocols {
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
     routes: TowerToHyperService<Router>,
+    is_large: IsLarge,
+    memory: Memory,
     guard: Arc<Guard>,
 }
 
 impl Protocols {
-    fn new(routes: Router, guard: Guard) -> Protocols {
+    fn new(routes: Router, is_large: IsLarge, guard: Guard) -> Protocols {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
@@ -73,6 +83,8 @@ impl Protocols {
             http1,
             http2,
             routes: TowerToHyperService::new(routes),
+            is_large,
+            memory: Memory::default(),
             guard: Arc::new(guard),
         }
     }
@@ -96,12 +108,25 @@ impl Protocols {
         if is_http2 {
             return self.serve_http2(stream, peer, stopping).await;
         }
+        let account = self.memory.account();
         let service = service_fn(|mut request: Request<Incoming>| {
             if let Err(error) = self.guard.check(&request) {
-                return Either::Left(ready(Ok(respond::error(&error))));
+                let answer = respond::error(&error);
+                let answer = answer.map(|body| Answer::single(body, &account, None));
+                return Either::Left(ready(Ok(answer)));
             }
             request.extensions_mut().insert(peer);
-            Either::Right(self.routes.call(request))
+            let large = (self.is_large)(request.uri().path());
+            let charge = large.then(|| admit(&account, true)).transpose();
+            let answering = self.routes.call(received(request, &account));
+            let account = account.clone();
+            Either::Right(async move {
+                let (answer, charge) = match charge {
+                    Ok(charge) => (answering.await?, charge),
+                    Err(error) => (respond::error(&error), None),
+                };
+                Ok::<_, Infallible>(answer.map(|body| Answer::single(body, &account, charge)))
+            })
         });
         let mut connection = pin!(self.http1.serve_connection(TokioIo::new(stream), service));
         tokio::select! {
@@ -119,10 +144,13 @@ impl Protocols {
         mut stopping: Stopping,
     ) -> Result<(), ConnectionError> {
         let activity = Activity::default();
+        let account = self.memory.account();
         let (routes, counted) = (self.routes.clone(), activity.clone());
+        let (is_large, counting) = (self.is_large, account.clone());
         let guard = Arc::clone(&self.guard);
         let service = service_fn(move |mut request: Request<Incoming>| {
             let active = counted.start();
+            let is_large = is_large(request.uri().path());
             // HTTP/1 checks the number of headers while it reads the head.
             let checked = match request.headers().len() > MAX_HEADERS {
                 true => Err(RequestError::TooManyHeaders),
@@ -130,20 +158,27 @@ impl Protocols {
             };
             let answering = checked.map(|()| {
                 request.extensions_mut().insert(peer);
-                routes.call(request)
+                routes.call(received(request, &counting))
             });
+            let account = counting.clone();
             async move {
                 let _active = active;
-                match answering {
-                    Ok(answering) => answering.await,
-                    Err(error) => Ok(respond::error(&error)),
-                }
+                // Not before: the answers to earlier requests count now.
+                let admitted = admit(&account, is_large);
+                let (charge, answer) = match (admitted, answering) {
+                    (Ok(charge), Ok(answering)) => (charge, answering.await?),
+                    (Err(error), _) | (_, Err(error)) => {
+                        (account.charge(0), respond::error(&error))
+                    }
+                };
+                Ok::<_, Infallible>(answer.map(|body| Answer::stream(body, charge)))
             }
         });
         let mut connection = pin!(self.http2.serve_connection(TokioIo::new(stream), service));
         tokio::select! {
             biased;
             ended = connection.as_mut() => return Ok(ended?),
+            () = account.untaken() => return Err(net::AnswerNotTaken.into()),
             () = stopping.wait() => {}
             () = activity.idle_for(IDLE_TIMEOUT) => {}
         }
@@ -152,4 +187,20 @@ impl Protocols {
         let ended = tokio::time::timeout(READ_TIMEOUT, connection).await;
         Ok(ended.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??)
     }
+}
+
+/// Lets a request in if its connection has room for the answer.
+fn admit(account: &Account, is_large: bool) -> Result<Charge, RequestError> {
+    let bytes = if is_large { LARGE_ANSWER } else { 0 };
+    match account.has_room_for(bytes) {
+        true => Ok(account.charge(bytes)),
+        false => Err(RequestError::NoRoom),
+    }
+}
+
+/// Counts the body of a request while it arrives.
+fn received(request: Request<Incoming>, account: &Account) -> Request<Received> {
+    let (head, body) = request.into_parts();
+    let body = Received::new(body, &head.headers, account);
+    Request::from_parts(head, body)
 }

@@ -12,20 +12,17 @@ mod hold_body;
 mod openapi;
 mod openapi_holds;
 
-use std::future::poll_fn;
-use std::pin::pin;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::Poll;
 
 use axum::Router;
-use axum::body::{Bytes, HttpBody};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
-use http::{HeaderMap, HeaderName, Version};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http::{HeaderMap, HeaderName};
 use tokio::sync::Semaphore;
 use tollgate::{ActiveConfig, HoldName, Snapshot};
 use tollgate_config::Families;
@@ -35,9 +32,9 @@ use self::bounds::{MAX_BATCH_BODY, MAX_BODY};
 use self::guard::GuardedDoor;
 use crate::backend::{Answer, Backend};
 use crate::control::ControlPlane;
-use crate::exposition;
+use crate::exposition::Pages;
 use crate::forward_auth::ForwardAuth;
-use crate::net::{Listener, Peer};
+use crate::net::{self, Listener, NoRoom, Peer, ReadError};
 use crate::per_config::{Made, PerConfig};
 use crate::question::{self, BadQuestion, Question, UsageQuestion};
 use crate::respond::{self, RequestError, Responder, accepts_problem};
@@ -59,7 +56,7 @@ struct App {
     per_config: PerConfig<DoorConfig>,
     draining: AtomicBool,
     batches: Semaphore,
-    stream_bodies: Semaphore,
+    metrics: Pages,
 }
 
 /// Values that this door derives from a config.
@@ -91,7 +88,7 @@ impl App {
             control,
             draining: AtomicBool::new(false),
             batches: Semaphore::new(bounds::MAX_BATCHES),
-            stream_bodies: Semaphore::new(bounds::MAX_STREAM_BODIES),
+            metrics: Pages::default(),
         })
     }
 
@@ -104,15 +101,26 @@ impl App {
         (snapshot, door_config)
     }
 
-    /// Answers the question that `read` finds in the body.
-    async fn ask<R>(&self, max_body: usize, request: Request, read: R) -> Response
+    /// Answers the question that `read` finds in the body. The question is decided once it has one
+    /// of the `places`, if there are any. It takes the place when its body is there.
+    async fn ask<R>(
+        &self,
+        max_body: usize,
+        places: Option<&Semaphore>,
+        request: Request,
+        read: R,
+    ) -> Response
     where
         R: for<'b> FnOnce(&'b [u8]) -> Read<'b>,
     {
         let accepts_problem = accepts_problem(request.headers());
         let origin = Origin::new(DOOR, request.headers());
         respond::answer(async {
-            let body = read_body(&self.stream_bodies, request, max_body).await?;
+            let body = read_body(request, max_body).await?;
+            let _place = match places {
+                Some(places) => Some(places.acquire().await),
+                None => None,
+            };
             let question = read(&body)?;
             self.answer(&question, &origin, accepts_problem).await
         })
@@ -137,8 +145,9 @@ impl App {
     }
 }
 
-/// Returns the routes alone, to mount in your own server. Your server must bound connections and
-/// headers, and must refuse requests of foreign web pages. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`],
+/// Returns the routes alone, to mount in your own server. Your server must bound connections,
+/// headers, and the memory of requests and answers that clients leave unfinished. It must refuse
+/// requests of foreign web pages. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`],
 /// and must put a [`Peer`] into the extensions of requests for `/auth`.
 pub fn router(control: Arc<ControlPlane>) -> Router {
     routes(App::new(control))
@@ -157,7 +166,15 @@ pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Fu
         app.draining.store(true, Ordering::Relaxed);
     };
     let guard = listener.guard(GuardedDoor::Http);
-    connection::serve(listener, routes, guard, stop).await;
+    connection::serve(listener, routes, is_large, guard, stop).await;
+}
+
+/// Returns whether the answer to a request for this path may be larger than a decision.
+fn is_large(path: &str) -> bool {
+    matches!(
+        path,
+        "/v1/check/batch" | "/v1/leases/holders" | "/metrics" | "/openapi.json"
+    ) || path.starts_with("/v1/usage/")
 }
 
 fn routes(app: Arc<App>) -> Router {
@@ -208,7 +225,7 @@ where
     R: for<'b> FnOnce(&'b [u8]) -> Read<'b> + Copy + Send + Sync + 'static,
 {
     post(move |State(app): AppState, request: Request| async move {
-        app.ask(MAX_BODY, request, read).await
+        app.ask(MAX_BODY, None, request, read).await
     })
 }
 
@@ -220,15 +237,15 @@ where
 {
     post(
         move |State(app): AppState, id: PathText, request: Request| async move {
-            app.ask(MAX_BODY, request, |body| read(hold_name(id)?, body))
+            app.ask(MAX_BODY, None, request, |body| read(hold_name(id)?, body))
                 .await
         },
     )
 }
 
 async fn check_batch(State(app): AppState, request: Request) -> Response {
-    let _permit = app.batches.acquire().await;
-    app.ask(MAX_BATCH_BODY, request, body::batch).await
+    let places = Some(&app.batches);
+    app.ask(MAX_BATCH_BODY, places, request, body::batch).await
 }
 
 async fn reservation(State(app): AppState, id: PathText, headers: HeaderMap) -> Response {
@@ -238,7 +255,7 @@ async fn reservation(State(app): AppState, id: PathText, headers: HeaderMap) -> 
 
 async fn release_lease(State(app): AppState, id: PathText, request: Request) -> Response {
     let Some(token) = request.headers().get(&LEASE_TOKEN) else {
-        let asking = app.ask(MAX_BODY, request, |body| {
+        let asking = app.ask(MAX_BODY, None, request, |body| {
             hold_body::free(hold_name(id)?, body)
         });
         return asking.await;
@@ -284,7 +301,7 @@ async fn auth(State(app): AppState, request: Request) -> Response {
 }
 
 async fn metrics(State(app): AppState) -> Response {
-    respond::metrics(exposition::render(&app.control))
+    respond::metrics(app.metrics.render(&app.control))
 }
 
 async fn readyz(State(app): AppState) -> Response {
@@ -340,39 +357,39 @@ fn usage_question(tenant: String, query: &str) -> Result<UsageQuestion<'static>,
     Ok(wanted.within_bounds()?)
 }
 
-/// Reads a body within its bounds. A body that arrives in parts on a connection with other requests
-/// (HTTP/2) needs a permit of `stream_bodies`.
-pub(crate) async fn read_body(
-    stream_bodies: &Semaphore,
-    request: Request,
-    limit: usize,
-) -> Result<Bytes, RequestError> {
+/// A body that has arrived. It counts as held memory until it is dropped.
+pub(crate) struct Whole {
+    pub(crate) bytes: Bytes,
+    _counted: Body,
+}
+
+impl Deref for Whole {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Reads a body within its bounds.
+pub(crate) async fn read_body(request: Request, limit: usize) -> Result<Whole, RequestError> {
     // An announced length is refused before the client is asked to send the body (`100 Continue`).
     if request.body().size_hint().lower() > limit as u64 {
         return Err(RequestError::BodyTooLarge { limit });
     }
-    let is_stream = request.version() == Version::HTTP_2;
-    let mut reading = pin!(Limited::new(request.into_body(), limit).collect());
+    let mut body = request.into_body();
     // Most bodies have arrived together with the head, and need no timer.
-    let at_once = poll_fn(|context| Poll::Ready(reading.as_mut().poll(context))).await;
-    let read = match at_once {
-        Poll::Ready(read) => read,
-        Poll::Pending => {
-            let rest = async {
-                let _permit = match is_stream {
-                    true => Some(stream_bodies.acquire().await),
-                    false => None,
-                };
-                reading.await
-            };
-            let read = tokio::time::timeout(bounds::BODY_TIMEOUT, rest).await;
-            read.map_err(|_| RequestError::BodyTooSlow)?
-        }
-    };
-    match read {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(RequestError::BodyTooLarge { limit }),
-        Err(_) => Err(RequestError::BodyCutShort),
+    let read = net::within(bounds::BODY_TIMEOUT, net::read_whole(&mut body, limit)).await;
+    match read.ok_or(RequestError::BodyTooSlow)? {
+        Ok(bytes) => Ok(Whole {
+            bytes,
+            _counted: body,
+        }),
+        Err(ReadError::TooLarge) => Err(RequestError::BodyTooLarge { limit }),
+        Err(ReadError::Body(error)) => match error.into_inner().is::<NoRoom>() {
+            true => Err(RequestError::NoRoom),
+            false => Err(RequestError::BodyCutShort),
+        },
     }
 }
 

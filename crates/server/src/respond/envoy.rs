@@ -92,6 +92,19 @@ impl EnvoyResponder {
         Status::invalid_argument(error.to_string())
     }
 
+    /// Makes the status of a message beyond the bound of its method.
+    pub(crate) fn too_large(limit: usize) -> Status {
+        Status::out_of_range(format!("the message is larger than {limit} bytes"))
+    }
+
+    /// Makes the status of a request for which the server has no memory left.
+    pub(crate) fn no_room() -> Status {
+        Status::resource_exhausted(
+            "the server holds too many unfinished requests and unread answers for this \
+             connection; read the answers, send fewer requests at a time, and try again",
+        )
+    }
+
     /// Returns the status of a request that took too long.
     pub(crate) fn too_slow() -> Status {
         Status::deadline_exceeded("the request took too long to arrive or to be decided")

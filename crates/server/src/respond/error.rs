@@ -30,6 +30,11 @@ pub(crate) enum RequestError {
     BodyCutShort,
     #[error("the body took too long to arrive")]
     BodyTooSlow,
+    #[error(
+        "the server holds too many unfinished requests and unread answers for this connection; \
+         read the answers, send fewer requests at a time, and try again"
+    )]
+    NoRoom,
     #[error("the request has more than {MAX_HEADERS} headers")]
     TooManyHeaders,
     #[error("the request must have exactly one Host header")]
@@ -149,6 +154,7 @@ impl RequestError {
             Self::NoEffect(_) => (422, "NO_EFFECT"),
             Self::TooManyHeaders => (431, "TOO_LARGE"),
             Self::Internal => (500, "INTERNAL"),
+            Self::NoRoom => (503, "NO_ROOM"),
             Self::OverridesUnavailable => (503, "OVERRIDES_UNAVAILABLE"),
             Self::Audit(_) => (503, "AUDIT_UNAVAILABLE"),
             Self::Ledger(_) => (503, "LEDGER_UNAVAILABLE"),
@@ -230,7 +236,10 @@ pub(crate) fn error(error: &RequestError) -> Response {
     let mut response = json(status, JSON, &ErrorBody { code, message });
     let headers = response.headers_mut();
     match error {
-        RequestError::Store(_) | RequestError::Ledger(_) | RequestError::LedgerBusy => {
+        RequestError::Store(_)
+        | RequestError::Ledger(_)
+        | RequestError::LedgerBusy
+        | RequestError::NoRoom => {
             headers.insert(RETRY_AFTER, 5.into());
         }
         RequestError::Ask(_) if status == StatusCode::SERVICE_UNAVAILABLE => {

@@ -1,0 +1,154 @@
+//! The body of an answer. It counts as held memory until the client has taken it.
+//!
+//! The count belongs to the bytes, not to the stream: HTTP/2 keeps bytes that the client does not
+//! take, also when the stream that made them has ended.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use hyper::body::{Body, Frame, SizeHint};
+
+use super::memory::{Account, Charge, FREE, Untaken};
+
+/// The most bytes of an HTTP/2 answer that are offered at a time. The client has to take each part in
+/// time, so a client that takes a byte now and then cannot hold a large answer.
+const PART: usize = 16 * 1024;
+/// What an answer on HTTP/2 counts as, in addition to its body: its head and its stream.
+const OVERHEAD: usize = 1024;
+
+/// The body of an answer.
+pub(crate) struct Answer<B> {
+    body: B,
+    /// `None` if the answer need not be counted, or if its last part has the charge.
+    charge: Option<Charge>,
+    /// Bytes of `body` that were not offered yet.
+    rest: Bytes,
+    is_stream: bool,
+}
+
+impl<B: Body> Answer<B> {
+    /// Makes an answer on HTTP/1. There is one answer at a time, so small ones are not counted.
+    pub(crate) fn single(body: B, account: &Account, charge: Option<Charge>) -> Answer<B> {
+        let bytes = known_bytes(&body);
+        let charge = match charge {
+            Some(mut charge) => {
+                charge.set(bytes);
+                Some(charge)
+            }
+            None => (bytes > FREE).then(|| account.charge(bytes)),
+        };
+        Answer {
+            body,
+            charge,
+            rest: Bytes::new(),
+            is_stream: false,
+        }
+    }
+
+    /// Makes an answer on HTTP/2. `charge` is that of the request.
+    pub(crate) fn stream(body: B, mut charge: Charge) -> Answer<B> {
+        charge.set(OVERHEAD + known_bytes(&body));
+        Answer {
+            body,
+            charge: Some(charge),
+            rest: Bytes::new(),
+            is_stream: true,
+        }
+    }
+
+    /// Offers the next part of `rest`.
+    fn next_part(&mut self) -> Part {
+        if !self.is_stream {
+            let bytes = std::mem::take(&mut self.rest);
+            let charge = self.charge.as_mut().map(|charge| charge.split(bytes.len()));
+            // TCP notices a client that does not read.
+            let held = charge.map(Charge::at_any_time);
+            return Part { bytes, _held: held };
+        }
+        let bytes = self.rest.split_to(self.rest.len().min(PART));
+        let is_last = self.rest.is_empty() && self.body.is_end_stream();
+        let charge = match &mut self.charge {
+            Some(charge) if !is_last => Some(charge.split(bytes.len())),
+            charge => charge.take(),
+        };
+        let held = charge.map(Charge::in_time);
+        Part { bytes, _held: held }
+    }
+}
+
+fn known_bytes(body: &impl Body) -> usize {
+    usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX / 2)
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
+    type Data = Part;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Part>, B::Error>>> {
+        let this = self.get_mut();
+        if this.rest.is_empty() {
+            let frame = match ready!(Pin::new(&mut this.body).poll_frame(context)) {
+                Some(Ok(frame)) => frame,
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            };
+            match frame.into_data() {
+                Ok(data) => {
+                    // The size of this body was not known before.
+                    if let Some(charge) = &mut this.charge
+                        && charge.bytes() < data.len()
+                    {
+                        charge.set(data.len());
+                    }
+                    this.rest = data;
+                }
+                Err(frame) => return Poll::Ready(Some(Ok(frame.map_data(Part::uncounted)))),
+            }
+        }
+        Poll::Ready(Some(Ok(Frame::data(this.next_part()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = self.body.size_hint();
+        let rest = self.rest.len() as u64;
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint.set_lower(hint.lower() + rest);
+        hint
+    }
+}
+
+/// A part of an answer. It counts until it is sent or dropped.
+pub(crate) struct Part {
+    bytes: Bytes,
+    _held: Option<Untaken>,
+}
+
+impl Part {
+    fn uncounted(bytes: Bytes) -> Part {
+        Part { bytes, _held: None }
+    }
+}
+
+impl Buf for Part {
+    fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+    }
+}

@@ -1,0 +1,352 @@
+//! The memory that the clients of a door hold: requests that have not arrived in full, and answers
+//! that were not taken.
+//!
+//! Each connection has an [`Account`]. The first [`FREE`] bytes of an account cost nothing, so most
+//! connections never touch the sum of the door. Beyond that, an account may grow to a quarter of the
+//! bytes that are left at the door. So many connections that hold as much as they may still leave
+//! something to the next connection: no client can take it all.
+//!
+//! Bytes are counted when they exist. A request is refused, or waits, before it makes more of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::READ_TIMEOUT;
+
+/// The most bytes that the connections of a door may hold in all, beyond [`FREE`] of each. Answers
+/// that are being made when the bound is reached come on top.
+pub const MAX_HELD: usize = 128 * 1024 * 1024;
+/// The part of [`MAX_HELD`] that is kept for small answers.
+const KEPT_FOR_SMALL: usize = MAX_HELD / 4;
+/// The most bytes that a connection may hold. It may hold less while others hold much.
+pub const MAX_HELD_BY_CONNECTION: usize = 16 * 1024 * 1024;
+/// The bytes of a connection that do not count.
+pub const FREE: usize = 32 * 1024;
+/// The bytes that a request for a large answer counts as, until the answer is made. Then the bytes
+/// of the answer count.
+pub const LARGE_ANSWER: usize = 128 * 1024;
+/// A part of the bytes that are left: what one connection may hold.
+const SHARE: usize = 4;
+/// How often the age of answers is looked at.
+const TICK: Duration = Duration::from_secs(4);
+/// An answer that was not taken in so many ticks is [`READ_TIMEOUT`] old, or up to a tick older.
+const TICKS: usize = 6;
+const _: () = assert!(TICK.as_secs() * (TICKS as u64 - 1) == READ_TIMEOUT.as_secs());
+
+/// The memory of a door.
+#[derive(Clone, Default)]
+pub(crate) struct Memory(Arc<AtomicUsize>);
+
+impl Memory {
+    /// Opens the account of a connection.
+    pub(crate) fn account(&self) -> Account {
+        Account(Arc::new(Held {
+            memory: self.clone(),
+            bytes: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            released: Notify::new(),
+            tick: AtomicUsize::new(0),
+            untaken: std::array::from_fn(|_| AtomicUsize::new(0)),
+        }))
+    }
+}
+
+/// The bytes that a connection holds.
+#[derive(Clone)]
+pub(crate) struct Account(Arc<Held>);
+
+struct Held {
+    memory: Memory,
+    bytes: AtomicUsize,
+    /// How many requests wait for room.
+    waiting: AtomicUsize,
+    released: Notify,
+    tick: AtomicUsize,
+    /// The parts of answers that were not taken, by the tick in which they were made.
+    untaken: [AtomicUsize; TICKS],
+}
+
+impl Account {
+    /// Counts `bytes` until the charge is dropped.
+    pub(crate) fn charge(&self, bytes: usize) -> Charge {
+        self.add(bytes);
+        Charge {
+            account: self.clone(),
+            bytes,
+        }
+    }
+
+    /// Returns whether `bytes` more may be held now; 0 stands for a small answer.
+    pub(crate) fn has_room_for(&self, bytes: usize) -> bool {
+        let held = beyond_free(self.0.bytes.load(Ordering::Relaxed) + bytes);
+        if held == 0 {
+            return true;
+        }
+        let most = match bytes {
+            0 => MAX_HELD,
+            _ => MAX_HELD - KEPT_FOR_SMALL,
+        };
+        let left = most.saturating_sub(self.0.memory.0.load(Ordering::Relaxed));
+        held <= MAX_HELD_BY_CONNECTION.min(left / SHARE)
+    }
+
+    /// Waits until `bytes` more may be held. Released bytes of other connections are noticed at the
+    /// next tick.
+    pub(crate) async fn wait_for_room(&self, bytes: usize) {
+        if self.has_room_for(bytes) {
+            return;
+        }
+        let _waiting = Waiting::new(&self.0.waiting);
+        loop {
+            let mut released = std::pin::pin!(self.0.released.notified());
+            released.as_mut().enable();
+            if self.has_room_for(bytes) {
+                return;
+            }
+            released.await;
+        }
+    }
+
+    /// Returns once a part of an answer was not taken for [`READ_TIMEOUT`].
+    pub(crate) async fn untaken(&self) {
+        loop {
+            tokio::time::sleep(TICK).await;
+            let tick = self.0.tick.load(Ordering::Relaxed) + 1;
+            // The counts form a ring: this one holds the parts of the oldest tick.
+            if self.0.untaken[tick % TICKS].load(Ordering::Relaxed) > 0 {
+                return;
+            }
+            self.0.tick.store(tick, Ordering::Relaxed);
+            self.0.released.notify_waiters();
+        }
+    }
+
+    fn add(&self, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        let before = self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let more = beyond_free(before + bytes) - beyond_free(before);
+        if more > 0 {
+            self.0.memory.0.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
+    fn remove(&self, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        let before = self.0.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        let less = beyond_free(before) - beyond_free(before - bytes);
+        if less > 0 {
+            self.0.memory.0.fetch_sub(less, Ordering::Relaxed);
+        }
+        if self.0.waiting.load(Ordering::Relaxed) > 0 {
+            self.0.released.notify_waiters();
+        }
+    }
+}
+
+fn beyond_free(bytes: usize) -> usize {
+    bytes.saturating_sub(FREE)
+}
+
+/// Bytes that count until this is dropped.
+pub(crate) struct Charge {
+    account: Account,
+    bytes: usize,
+}
+
+impl Charge {
+    pub(crate) fn account(&self) -> &Account {
+        &self.account
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Counts `bytes` from now on.
+    pub(crate) fn set(&mut self, bytes: usize) {
+        if bytes > self.bytes {
+            self.account.add(bytes - self.bytes);
+        } else {
+            self.account.remove(self.bytes - bytes);
+        }
+        self.bytes = bytes;
+    }
+
+    /// Splits off a charge of `bytes`. They count anew as far as this charge has fewer.
+    pub(crate) fn split(&mut self, bytes: usize) -> Charge {
+        let mut part = Charge {
+            account: self.account.clone(),
+            bytes: bytes.min(self.bytes),
+        };
+        self.bytes -= part.bytes;
+        part.set(bytes);
+        part
+    }
+
+    /// Marks these bytes as a part of an answer that has to be taken in time.
+    pub(crate) fn in_time(self) -> Untaken {
+        let tick = self.account.0.tick.load(Ordering::Relaxed) % TICKS;
+        self.account.0.untaken[tick].fetch_add(1, Ordering::Relaxed);
+        Untaken {
+            charge: self,
+            tick: Some(tick),
+        }
+    }
+
+    /// Marks these bytes as a part of an answer that may be taken at any time.
+    pub(crate) fn at_any_time(self) -> Untaken {
+        Untaken {
+            charge: self,
+            tick: None,
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.account.remove(self.bytes);
+    }
+}
+
+/// Bytes of an answer that was not taken yet.
+pub(crate) struct Untaken {
+    charge: Charge,
+    /// The tick in which it was made, if it has to be taken in time.
+    tick: Option<usize>,
+}
+
+impl Drop for Untaken {
+    fn drop(&mut self) {
+        if let Some(tick) = self.tick {
+            self.charge.account.0.untaken[tick].fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Counts a request that waits for room.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Waiting<'_> {
+    fn new(count: &AtomicUsize) -> Waiting<'_> {
+        count.fetch_add(1, Ordering::SeqCst);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn total(memory: &Memory) -> usize {
+        memory.0.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn first_bytes_of_a_connection_are_free_and_the_rest_counts_once() {
+        let memory = Memory::default();
+        let (one, other) = (memory.account(), memory.account());
+        let mut free = one.charge(FREE);
+        let _free = other.charge(FREE);
+        assert_eq!(total(&memory), 0);
+        let more = one.charge(1000);
+        assert_eq!(total(&memory), 1000);
+        let part = free.split(FREE / 2);
+        assert_eq!(total(&memory), 1000);
+        drop(part);
+        assert_eq!(total(&memory), 0);
+        free.set(FREE);
+        assert_eq!(total(&memory), 1000);
+        drop((free, more));
+        assert_eq!(total(&memory), 0);
+    }
+
+    #[test]
+    fn connection_beyond_its_bound_has_no_room_and_others_have() {
+        let memory = Memory::default();
+        let (one, other) = (memory.account(), memory.account());
+        let charge = one.charge(FREE + MAX_HELD_BY_CONNECTION);
+        assert!(one.has_room_for(0) && !one.has_room_for(1));
+        let _more = one.charge(1);
+        assert!(!one.has_room_for(0));
+        assert!(other.has_room_for(LARGE_ANSWER));
+        drop(charge);
+        assert!(one.has_room_for(LARGE_ANSWER));
+    }
+
+    /// However many connections hold as much as they may, the next connection has room: for a large
+    /// answer beside hundreds of connections, for small answers beside thousands.
+    #[test]
+    fn greedy_connections_leave_room_for_others() {
+        for (connections, step, need) in [(400, LARGE_ANSWER, LARGE_ANSWER), (10_000, 4096, FREE)] {
+            let memory = Memory::default();
+            let mut charges = Vec::new();
+            let accounts: Vec<Account> = (0..connections).map(|_| memory.account()).collect();
+            loop {
+                let before = charges.len();
+                for account in &accounts {
+                    if account.has_room_for(step) {
+                        charges.push(account.charge(step));
+                    }
+                }
+                if charges.len() == before {
+                    break;
+                }
+            }
+            assert!(total(&memory) <= MAX_HELD - KEPT_FOR_SMALL);
+            let next = memory.account();
+            assert!(next.has_room_for(need), "{connections}");
+            // Small answers have room of their own.
+            let _small = next.charge(FREE + 100 * 1024);
+            assert!(next.has_room_for(0), "{connections}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn request_waits_until_its_connection_has_room() {
+        let account = Memory::default().account();
+        let charge = account.charge(MAX_HELD);
+        let waiting = tokio::spawn({
+            let account = account.clone();
+            async move { account.wait_for_room(LARGE_ANSWER).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        drop(charge);
+        waiting.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn part_that_nobody_takes_is_noticed_after_the_read_timeout() {
+        let account = Memory::default().account();
+        // Parts that are taken in time do not matter, however many there are.
+        let taking = async {
+            for _ in 0..20 {
+                let part = account.charge(1).in_time();
+                tokio::time::sleep(READ_TIMEOUT - Duration::from_secs(1)).await;
+                drop(part);
+            }
+        };
+        tokio::select! {
+            () = account.untaken() => panic!("all parts were taken"),
+            () = taking => {}
+        }
+        let start = tokio::time::Instant::now();
+        let _part = account.charge(1).in_time();
+        account.untaken().await;
+        assert!(start.elapsed() >= READ_TIMEOUT);
+        assert!(start.elapsed() <= READ_TIMEOUT + TICK);
+    }
+}
