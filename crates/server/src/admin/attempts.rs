@@ -20,8 +20,8 @@ use crate::outbound::Seldom;
 pub(super) const BURST: u64 = 10;
 /// How many wrong tokens of a client are answered in a second after that.
 pub(super) const PER_SECOND: u64 = 5;
-/// The longest time that an answer waits. More requests at a time than this time has turns for all wait
-/// as long.
+/// The longest time that an answer waits. If a client has more wrong tokens in flight than this time has
+/// turns, the last of them wait this long and no longer.
 pub(super) const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// The time of one turn, in milliseconds.
