@@ -240,6 +240,7 @@ macro_rules! conformance_suite {
             a_capacity_of_zero_has_no_shares
             an_unlimited_time_changes_no_state
             another_algorithm_starts_fresh
+            an_expired_log_keeps_the_latest_instant
             denials_beyond_the_free_ones_block_for_longer_and_longer
             a_block_takes_nothing_from_the_watched_limit
             strikes_are_forgotten_after_a_quiet_time

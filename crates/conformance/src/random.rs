@@ -389,7 +389,7 @@ impl Random {
     fn time(&mut self, now: Time, promised: Time) -> Time {
         let now = now.as_micros();
         let promised = promised.as_micros().max(now);
-        Time::from_micros(match self.below(24) {
+        let time = Time::from_micros(match self.below(24) {
             0..4 => now + self.below(10),
             4..8 => now + self.below(2_000),
             8..12 => now + self.below(400_000),
@@ -401,6 +401,8 @@ impl Random {
             21 => now - self.below(5_000),
             22 => now - self.below(900_000),
             _ => now - self.below(40_000_000),
-        })
+        });
+        // At the end of time, no store decides anything.
+        time.min(Time::MAX - Span::from_micros(1))
     }
 }

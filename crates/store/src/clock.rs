@@ -79,7 +79,8 @@ impl Clock for SystemClock {
         if elapsed >= due {
             self.look(elapsed, due);
         }
-        Time::from_micros(self.start_micros.load(Ordering::Relaxed) + elapsed)
+        let start = self.start_micros.load(Ordering::Relaxed);
+        Time::from_micros(start.saturating_add(elapsed))
     }
 }
 

@@ -40,13 +40,21 @@ impl Fixture for Reference {
     }
 }
 
+/// Returns `steps`, and ten times as many in a long run.
+fn steps(steps: usize) -> usize {
+    match std::env::var("TOLLGATE_PROOF_CASES") {
+        Ok(_) => steps * 10,
+        Err(_) => steps,
+    }
+}
+
 mod many_shards {
     use super::*;
 
     tollgate_conformance::conformance_suite! {
         fixture: Memory::of(1_000_000),
         block_on: block_on,
-        steps: 50_000,
+        steps: steps(50_000),
     }
 }
 
@@ -57,7 +65,7 @@ mod one_shard {
     tollgate_conformance::conformance_suite! {
         fixture: Memory::of(2_047),
         block_on: block_on,
-        steps: 20_000,
+        steps: steps(20_000),
     }
 }
 

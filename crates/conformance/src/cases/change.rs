@@ -1,8 +1,8 @@
 //! Checks the usage of a key after the numbers of its limit have changed.
 
-use tollgate_core::{CarryOver, Charge, Limit, Span};
+use tollgate_core::{CarryOver, Charge, Limit, OnDenied, Span};
 
-use super::{CAPACITY, WINDOW, apply, charge, denied, kinds, left, limits, promised, take};
+use super::{CAPACITY, WINDOW, apply, charge, denied, kinds, left, limits, promised, refund, take};
 use crate::random::Range;
 use crate::{Fixture, Kind, START};
 use tollgate_store::Ask;
@@ -176,4 +176,28 @@ pub async fn another_algorithm_starts_fresh(fixture: &impl Fixture) {
         denied(fixture, carried(how, number, &log), 1).await;
         denied(fixture, carried(how, number, &window), 1).await;
     }
+}
+
+/// A log may expire because its window gets shorter. Even then it keeps the latest instant that it has seen:
+/// after a step back of the clock, a charge is written at that instant, so it leaves late and never early.
+pub async fn an_expired_log_keeps_the_latest_instant(fixture: &impl Fixture) {
+    if fixture.range() == Range::Steady {
+        return;
+    }
+    let long = Kind::SlidingLog.limit(CAPACITY, Span::from_secs(30));
+    let short = Kind::SlidingLog.limit(CAPACITY, Span::from_micros(10));
+    let first = take(fixture, charge(1, &long), 1).await.now;
+    let latest = first + Span::from_secs(3);
+    fixture.set_time(latest);
+    take(fixture, charge(1, &long), 1).await;
+    refund(fixture, &[charge(1, &long)], 1, latest).await;
+    fixture.set_time(first + Span::from_millis(500));
+    let counted = Charge {
+        on_denied: OnDenied::Charge,
+        ..charge(1, &short)
+    };
+    let applied = apply(fixture, &[counted], Ask::Exactly(CAPACITY + 1)).await;
+    assert!(!applied.allowed);
+    let leaves_at = latest + Span::from_micros(10);
+    assert_eq!(applied.outcomes[0].reset_at, leaves_at);
 }

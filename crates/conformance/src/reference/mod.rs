@@ -296,8 +296,9 @@ impl States {
         with_kept!(self, charge.limit, |numbers, kept| {
             let fresh = || (numbers.clone(), Default::default());
             let (own, state) = kept.entry(charge.key).or_insert_with(fresh);
-            if own.expires_at(state) <= now {
-                // An expired state is the same as a missing state.
+            if own != numbers && own.expires_at(state) <= now {
+                // An expired state of other numbers is the same as a missing state. An expired state of these
+                // numbers is not: after a step back of the clock, it may have seen a later instant.
                 numbers.carry_over(own, state, CarryOver::Reset, now);
                 *own = numbers.clone();
             }

@@ -14,6 +14,11 @@
 //! being new.
 //!
 //! Holds have their own bound: `max_keys`, at most a million.
+//!
+//! # The end of time
+//! Instants are exact up to [`Time::MAX`], in the year 2112. A clock at or beyond this instant is wrong, and
+//! would stand still. The store then decides nothing: each call is an error, admits nothing and changes
+//! nothing.
 
 mod all_charges;
 mod holds;
@@ -30,7 +35,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tollgate_core::concurrency::Holder;
-use tollgate_core::{Balance, Charge, HoldId, Key, Outcome, Span, Time, Token};
+use tollgate_core::{Admission, Balance, Charge, Denial, HoldId, Key, Outcome, Span, Time, Token};
 
 use self::all_charges::{
     Looks, all_allow, available_units, is_unrestored, result_for, units_within, weight,
@@ -145,6 +150,9 @@ impl<C: Clock> MemoryStore<C> {
         let mut shard = self.shards[self.shard_of(charge.key)].0.lock();
         // Read the clock under the lock, so that later writes have later times.
         let now = self.clock.now();
+        if now >= Time::MAX {
+            return at_end_of_time(std::slice::from_ref(charge), now, applied);
+        }
         let allowed = shard.apply_one(charge, cost, now, &mut applied.outcomes);
         drop(shard);
         applied.settle(now, allowed || !charge.enforces(), units);
@@ -153,6 +161,9 @@ impl<C: Clock> MemoryStore<C> {
     fn apply_all(&self, charges: &[Charge<'_>], ask: Ask, applied: &mut Applied) {
         let mut shards = self.lock(charges);
         let now = self.clock.now();
+        if now >= Time::MAX {
+            return at_end_of_time(charges, now, applied);
+        }
         let mut units = ask.units();
         if shards.charge_meters(charges, units, now, &mut applied.outcomes) {
             return applied.settle(now, true, units);
@@ -182,6 +193,11 @@ impl<C: Clock> MemoryStore<C> {
     pub fn peek(&self, charges: &[Charge<'_>], ask: Ask) -> Applied {
         let mut shards = self.lock(charges);
         let now = self.clock.now();
+        let mut applied = Applied::default();
+        if now >= Time::MAX {
+            at_end_of_time(charges, now, &mut applied);
+            return applied;
+        }
         let mut look = |units: u64| -> Outcomes {
             let weighed = charges.iter().enumerate().map(|(i, charge)| {
                 let cost = weight(charges, i).saturating_mul(units);
@@ -206,7 +222,6 @@ impl<C: Clock> MemoryStore<C> {
                 outcomes = look(units);
             }
         }
-        let mut applied = Applied::default();
         applied.settle(now, allow(&outcomes), units);
         applied.outcomes = outcomes;
         applied
@@ -293,6 +308,14 @@ impl<C: Clock> MemoryStore<C> {
         self.records.sweep(now);
     }
 
+    /// Fails if the clock is at the end of time.
+    fn check_clock(&self) -> Result<(), StoreError> {
+        match self.clock.now() < Time::MAX {
+            true => Ok(()),
+            false => Err(end_of_time()),
+        }
+    }
+
     /// Returns the index of the shard of `key`. It comes from the 32 bits of the key that tables do not
     /// store.
     #[inline]
@@ -317,6 +340,36 @@ impl<C: Clock> MemoryStore<C> {
             wanted,
             guards,
         }
+    }
+}
+
+/// Returns the error for a clock at the end of time.
+#[cold]
+fn end_of_time() -> StoreError {
+    let why = "the clock of this machine shows the year 2112 or a later one: set the clock";
+    StoreError::Unavailable(why.into())
+}
+
+/// Denies a request at the end of time.
+#[cold]
+fn at_end_of_time(charges: &[Charge<'_>], now: Time, applied: &mut Applied) {
+    applied.settle(now, false, 0);
+    applied.outcomes = charges
+        .iter()
+        .map(|it| Outcome {
+            admission: Admission::Denied(Denial::Never),
+            limit: it.limit.capacity(),
+            remaining: 0,
+            reset_at: now,
+        })
+        .collect();
+}
+
+/// Returns the answer to a request, or the error of a clock at the end of time.
+fn in_time(applied: Applied) -> Result<Applied, StoreError> {
+    match applied.now < Time::MAX {
+        true => Ok(applied),
+        false => Err(end_of_time()),
     }
 }
 
@@ -447,7 +500,7 @@ impl<C: Clock> Store for MemoryStore<C> {
 
     #[inline]
     fn apply<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
-        Answer::Now(Ok(self.apply(charges, ask)))
+        Answer::Now(in_time(self.apply(charges, ask)))
     }
 
     #[inline]
@@ -458,11 +511,11 @@ impl<C: Clock> Store for MemoryStore<C> {
         applied: &mut Applied,
     ) -> Option<Reply<'a, Applied>> {
         self.apply_into(charges, ask, applied);
-        None
+        (applied.now >= Time::MAX).then(|| Answer::Now(Err(end_of_time())))
     }
 
     fn peek<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
-        Answer::Now(Ok(self.peek(charges, ask)))
+        Answer::Now(in_time(self.peek(charges, ask)))
     }
 
     fn refund<'a>(
@@ -471,7 +524,8 @@ impl<C: Clock> Store for MemoryStore<C> {
         units: u64,
         charged_at: Time,
     ) -> Reply<'a, Applied> {
-        Answer::Now(Ok(self.refund(charges, units, charged_at)))
+        let refund = |()| self.refund(charges, units, charged_at);
+        Answer::Now(self.check_clock().map(refund))
     }
 
     fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
@@ -480,7 +534,8 @@ impl<C: Clock> Store for MemoryStore<C> {
     }
 
     fn restore<'a>(&'a self, charges: &'a [Charge<'a>], balances: &'a [Balance]) -> Reply<'a, ()> {
-        Answer::Now(self.restore(charges, balances))
+        let restore = |()| self.restore(charges, balances);
+        Answer::Now(self.check_clock().and_then(restore))
     }
 
     fn adjust<'a>(
@@ -489,11 +544,12 @@ impl<C: Clock> Store for MemoryStore<C> {
         used: i64,
         extra: i64,
     ) -> Reply<'a, Option<Balance>> {
-        Answer::Now(Ok(self.adjust(charge, used, extra)))
+        let adjust = |()| self.adjust(charge, used, extra);
+        Answer::Now(self.check_clock().map(adjust))
     }
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
-        Answer::Now(Ok(self.balance(charge)))
+        Answer::Now(self.check_clock().map(|()| self.balance(charge)))
     }
 
     fn hold<'a>(
@@ -502,15 +558,16 @@ impl<C: Clock> Store for MemoryStore<C> {
         units: u64,
         new: &'a NewHold<'a>,
     ) -> Reply<'a, Held> {
-        Answer::Now(self.hold(charges, units, new))
+        let hold = |()| self.hold(charges, units, new);
+        Answer::Now(self.check_clock().and_then(hold))
     }
 
     fn settle(&self, id: HoldId, how: Settle) -> Reply<'_, Settled> {
-        Answer::Now(Ok(self.settle(id, how)))
+        Answer::Now(self.check_clock().map(|()| self.settle(id, how)))
     }
 
     fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Reply<'_, Extended> {
-        Answer::Now(Ok(self.extend(id, ttl, token)))
+        Answer::Now(self.check_clock().map(|()| self.extend(id, ttl, token)))
     }
 
     fn find_hold(&self, id: HoldId) -> Reply<'_, Option<Arc<HoldRecord>>> {
