@@ -269,11 +269,20 @@ fn check(url: &str) -> String {
     ))
 }
 
-/// A Redis that does not answer for a while does not end the start.
 #[test]
 fn start_waits_for_a_redis_that_is_paused() {
+    start_waits(Redis::pause, Redis::resume);
+}
+
+#[test]
+fn start_waits_for_a_redis_that_starts_later() {
+    start_waits(Redis::kill, Redis::restart);
+}
+
+/// A Redis that does not answer for a while does not end the start.
+fn start_waits(stop: fn(&Redis), start: fn(&Redis)) {
     let redis = Redis::start();
-    redis.pause();
+    stop(&redis);
     let (directory, config) = config_on(&redis, "connect_patience: 5m", "");
     let log = directory.path().join("log");
     let stderr = std::fs::File::create(&log).unwrap();
@@ -283,7 +292,7 @@ fn start_waits_for_a_redis_that_is_paused() {
             let log = std::fs::read_to_string(&log).unwrap();
             log.contains("the store cannot be reached yet")
         });
-        redis.resume();
+        start(&redis);
         starting.join().unwrap()
     });
     let answer = check(&serving.url);

@@ -124,7 +124,7 @@ pub(super) async fn ask(
     // Only the deciding part counts the hold.
     let subject = record.subject.filter(|_| part.tag == record.id.tag());
     if let Some(subject) = subject {
-        keys.push(shared.naming.open(part.tag, subject));
+        keys.push(shared.open_holds(record.id, subject).1);
     }
     let flags = u8::from(indexed) | u8::from(subject.is_some()) << 4;
     let arguments = vec![

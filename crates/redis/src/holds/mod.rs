@@ -122,6 +122,16 @@ impl Shared {
         self.note_open(Tag::default(), index, id, due).await
     }
 
+    /// Returns the tag and the name of the set of a subject's open holds. In a cluster, there is a set in each
+    /// cluster slot that has records of the subject's holds.
+    fn open_holds(&self, id: HoldId, subject: u128) -> (Tag, KeyName) {
+        let tag = match self.is_cluster() {
+            true => id.tag(),
+            false => Tag::default(),
+        };
+        (tag, self.naming.open(tag, subject))
+    }
+
     /// Adds an open hold to a set: the index of due holds, or the open holds of a subject.
     async fn note_open(
         &self,
@@ -444,8 +454,8 @@ impl Shared {
             self.note_due_at(record.id, due).await?;
         }
         if let Some(subject) = record.subject.filter(|_| record.is_open()) {
-            let (tag, due) = (record.id.tag(), record.expires_at);
-            let open = self.naming.open(tag, subject);
+            let (tag, open) = self.open_holds(record.id, subject);
+            let due = record.expires_at;
             self.note_open(tag, open, record.id, due).await?;
         }
         Ok(is_new)
