@@ -43,6 +43,9 @@ pub struct Subjects {
     pub ipv6_prefix: u8,
     /// The most subjects to keep (default 10,000,000).
     pub max_keys: usize,
+    /// The most open reservations and leases of one subject (default 10,000, or a tenth of `max_keys` if
+    /// that is less).
+    pub max_open_holds: u64,
 }
 
 /// The headers that name the caller, in lower case; `None` if a header is not read.
@@ -82,6 +85,7 @@ impl Default for Subjects {
             test_header: None,
             ipv6_prefix: 64,
             max_keys: 10_000_000,
+            max_open_holds: MAX_OPEN_HOLDS,
         }
     }
 }
@@ -137,6 +141,8 @@ section! {
         ipv6_prefix: Whole = "ipv6_prefix",
         /// The most subjects to keep (default 10000000).
         max_keys: Whole = "max_keys",
+        /// The most open reservations and leases of one tenant, or of another subject if a request names no tenant (default 10000, or a tenth of max_keys if that is less).
+        max_open_holds: Whole = "max_open_holds",
     }
 }
 
@@ -155,6 +161,8 @@ section! {
 }
 
 const MAX_HEADER: usize = 64;
+/// The default of `max_open_holds`.
+const MAX_OPEN_HOLDS: u64 = 10_000;
 
 /// Headers that have another meaning, so they cannot name the caller.
 const TAKEN: [&str; 21] = [
@@ -219,6 +227,10 @@ pub(crate) fn subjects(
     number_in(&raw.ipv6_prefix, prefix, 1..=128, problems);
     let most = 1_000..=1_000_000_000;
     number_in(&raw.max_keys, &mut subjects.max_keys, most, problems);
+    // One subject must not fill the store by default.
+    subjects.max_open_holds = MAX_OPEN_HOLDS.min(subjects.max_keys as u64 / 10);
+    let open = &mut subjects.max_open_holds;
+    number_in(&raw.max_open_holds, open, 1..=1_000_000, problems);
     subjects
 }
 

@@ -125,6 +125,7 @@ pub fn reservation(n: u128) -> NewHold<'static> {
         idempotency_key: None,
         fingerprint: 7,
         wait: None,
+        bound: None,
     }
 }
 
@@ -268,6 +269,8 @@ macro_rules! conformance_suite {
             an_extension_never_shortens
             a_repeated_hold_takes_nothing_again
             one_denial_holds_nothing
+            a_hold_of_nothing_is_denied_without_allowance
+            open_holds_of_a_subject_are_bounded
             a_shadow_that_denies_is_not_held
             a_refilled_charge_is_not_given_back_twice
             a_hold_may_have_no_charges

@@ -11,7 +11,8 @@ use super::random::{Random, Range};
 use super::reference::ReferenceStore;
 use super::{Fixture, Kind, START, hold_id, key, reservation};
 use tollgate_store::{
-    Ask, Extended, Held, HoldRecord, ManualClock, NewHold, Purpose, Settle, Settled, Store, Wait,
+    Ask, Extended, Held, HoldRecord, ManualClock, NewHold, OpenBound, Purpose, Settle, Settled,
+    Store, Wait,
 };
 
 /// The number of recent holds. Each call is about one of them.
@@ -80,6 +81,10 @@ fn hold_of(number: u64) -> NewHold<'static> {
         wait: number.is_multiple_of(2).then_some(Wait {
             ticket: number.into(),
             patience: Span::from_secs(if number.is_multiple_of(8) { 0 } else { 2 }),
+        }),
+        bound: number.is_multiple_of(5).then_some(OpenBound {
+            subject: u128::from(number % 2),
+            most: 2,
         }),
         ..reservation(number.into())
     }
@@ -286,6 +291,7 @@ pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
                 let new = NewHold {
                     purpose: Purpose::Reservation,
                     wait: None,
+                    bound: None,
                     ..hold_of(number)
                 };
                 let fits = |place: &usize| match *place {

@@ -30,5 +30,9 @@ if index then
   call('ZADD', index, ends, ARGV[5])
   call('PEXPIRE', index, INDEX_KEPT)
 end
+if open then
+  call('ZADD', open, 'XX', ends, ARGV[5])
+  call('PEXPIRE', open, INDEX_KEPT)
+end
 write_changes()
 return { now, DONE, head, 0 }

@@ -1,7 +1,7 @@
 -- Makes a hold, unless there is one with this id. This file is the fast path, and `hold_decide.lua` is the
 -- general path.
 
-local CONFLICT, DENIED, UNKNOWN = 2, 3, 4
+local CONFLICT, DENIED, UNKNOWN, TOO_MANY = 2, 3, 4, 11
 hold.ticket = waits == 1 and ticket or nil
 
 if value then
@@ -16,10 +16,20 @@ if absolute and now >= time then
   return { now, UNKNOWN, '', 0 }
 end
 
+if open and call('ZCARD', open) >= most then
+  -- Holds whose records are gone by now do not count.
+  call('ZREMRANGEBYSCORE', open, '-inf', now - retain)
+  if call('ZCARD', open) >= most then
+    return { now, TOO_MANY, '', 0 }
+  end
+end
+
 local units, _, foreign = next_request()
 if foreign then
   return { now, FOREIGN, '', foreign }
 end
+-- A hold of 0 units is decided like a hold of 1 unit, and takes nothing.
+local asked = math.max(units, 1)
 hold.expires, hold.fence = absolute and time or now + time, 0
 
 -- Writes the record. Each charge takes its cost; if `chosen` is given, only the charges in it do. Returns the
@@ -64,6 +74,10 @@ local function write_record(chosen)
     call('ZADD', index, hold.expires, ARGV[5])
     call('PEXPIRE', index, INDEX_KEPT)
   end
+  if open then
+    call('ZADD', open, hold.expires, ARGV[5])
+    call('PEXPIRE', open, INDEX_KEPT)
+  end
   return head
 end
 
@@ -71,7 +85,7 @@ end
 local lefts, is_plain = { 0 }, not hold.ticket
 for i = 1, count do
   local k, n = keys[i], limits[i]
-  local verdict, when, left = decide(k, n, totals[i] * units)
+  local verdict, when, left = decide(k, n, totals[i] * asked)
   lefts[i] = n.companion and left or left - totals[i] * units
   is_plain = is_plain
     and verdict == ALLOWED

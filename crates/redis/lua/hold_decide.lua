@@ -1,6 +1,6 @@
 -- Makes a hold that a charge denies or delays, or that needs slots.
 
-local allowed, _, unrestored = decide_all(units)
+local allowed, _, unrestored = decide_all(asked)
 local before = -1
 
 -- If the hold lacks only slots, queues it at every concurrency limit that it needs. Returns how many clients

@@ -3,13 +3,21 @@
 local UNKNOWN, NOT_YOURS, OTHER = 4, 5, 10
 local COMMIT, RELEASE, EXPIRE, RELEASE_LEASE, UNDO = 1, 2, 3, 4, 5
 
+-- Removes the hold from the sets of open holds.
+local function forget_open()
+  if index then
+    call('ZREM', index, ARGV[5])
+  end
+  if open then
+    call('ZREM', open, ARGV[5])
+  end
+end
+
 if not value then
   if record_at <= whole and is_hidden(record_at) then
     return { now, FOREIGN, '', record_at }
   end
-  if index then
-    call('ZREM', index, ARGV[5])
-  end
+  forget_open()
   return { now, UNKNOWN, '', 0 }
 end
 if #value < 65 then
@@ -39,8 +47,6 @@ if not may then
   return { now, NOT_YOURS, '', 0 }
 end
 if state ~= 0 then
-  if index then
-    call('ZREM', index, ARGV[5])
-  end
+  forget_open()
   return { now, ALREADY, value, 0 }
 end

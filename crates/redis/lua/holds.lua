@@ -6,11 +6,12 @@
 -- call pays for each function that it defines, so there are few functions.
 --
 -- KEYS     After the keys of the plan: the record; then, if it is on the same server, the index of due holds: see
---          `records.lua`.
+--          `records.lua`; then, for the deciding part of a hold that is counted, the open holds of its subject: a
+--          sorted set of ids by expiry.
 -- ARGV[2]  The arguments:
 --            id           16 bytes
 --            flags         1 byte   1: the index is in KEYS. 2: the hold has slots. 4: `time` is a point in time.
---                                   8: skip the checks of token and time
+--                                   8: skip the checks of token and time. 16: the open holds are in KEYS
 --            retain        7 bytes  for how long the record is kept. For settle: after the end of the hold, or after
 --                                   its expiry if that is later. Otherwise: after the expiry, because an instance may
 --                                   end the hold late
@@ -25,6 +26,7 @@
 --            units         7 bytes  for settle: the units that were used
 --            fence         7 bytes  for hold: the least fence that the hold may get
 --            made          7 bytes  for settle and extend: when the hold was charged; 0 for any hold with the id
+--            most          7 bytes  for hold: the most open holds of the subject
 --            charges       2 bytes  how many charges the record has
 --          and for each charge its position in the plan, or 0 (2 bytes), the cost of a unit and the overdraft
 --          (7 bytes each).
@@ -39,6 +41,7 @@
 --            6 the hold has not expired yet
 --            7 the hold has lost its slots; 8 another program wrote a value: the number is its position in KEYS
 --            9 the ledger must restore a state first; 10 another hold has this id by now
+--            11 the subject has too many open holds
 -- Record   'h'; the state: 0 open, 1 consumed, 2 released, 3 expired; the purpose (1 byte each); the units
 --          (7 bytes); whether it was committed (1 byte), the units that were used, when it was charged, when it
 --          expires (7 bytes each); the token (16 bytes), the fingerprint (8 bytes); the fence (7 bytes); how many
@@ -50,12 +53,13 @@ local HEAD = '<c1BBI7BI7I7I7c16c8I7I2'
 -- How many milliseconds the index is kept: as long as the longest hold and its record.
 local INDEX_KEPT = '32227200000'
 
-local id, bits, retain, how, time, token, fingerprint, waits, ticket, patience, amount, least, made, charges, from =
-  unpack_at('<c16BI7BI7c16c8Bc16I7I7I7I7I2', ARGV[2])
-local indexed = bits % 2
-local absolute, certain = bits % 8 >= 4, bits >= 8
-local record_at = #KEYS - indexed
+local id, bits, retain, how, time, token, fingerprint, waits, ticket, patience, amount, least, made, most, charges, from =
+  unpack_at('<c16BI7BI7c16c8Bc16I7I7I7I7I7I2', ARGV[2])
+local indexed, counted = bits % 2, bits >= 16 and 1 or 0
+local absolute, certain = bits % 8 >= 4, bits % 16 >= 8
+local record_at = #KEYS - indexed - counted
 local record_key, index = KEYS[record_at], indexed == 1 and KEYS[record_at + 1] or nil
+local open = counted == 1 and KEYS[#KEYS] or nil
 hold.id, hold.owner = id, ARGV[3]
 
 -- The record may have been read with the states.

@@ -86,8 +86,6 @@ else
   local kept = floor((math.max(ends - now, 0) + retain) / 1000) + 1
   call('SET', record_key, head .. sub(value, rest), 'PX', kept)
 end
-if index then
-  call('ZREM', index, ARGV[5])
-end
+forget_open()
 write_changes()
 return { now, DONE, head, 0 }

@@ -54,6 +54,11 @@ impl KeyNames {
         self.with_tag(Tag::default(), &format!("holds:{namespace}"))
     }
 
+    /// Returns the name of the set of a subject's open holds.
+    pub(crate) fn open(&self, tag: Tag, subject: u128) -> KeyName {
+        self.with_tag(tag, &format!("open:{subject:032x}"))
+    }
+
     /// Returns the name of a key that remembers a refund.
     pub(crate) fn undone(&self, tag: Tag, id: u128) -> KeyName {
         self.with_tag(tag, &format!("undone:{id:032x}"))
@@ -96,6 +101,7 @@ impl KeyNames {
             (Some(letter), None) if letter.len() == 1 => Content::State(rule),
             (None, None) if rule == "undone" => Content::Undone,
             (None, None) if rule == "hold" => Content::Hold,
+            (None, None) if rule == "open" => Content::Open,
             _ => return None,
         };
         let is_text = matches!(content, Content::Overrides | Content::Due);
@@ -115,6 +121,8 @@ pub(crate) enum Content<'n> {
     Hold,
     /// The index of due holds: a sorted set of ids, by the time at which an instance has to end each hold.
     Due,
+    /// The open holds of a subject: a sorted set of ids, by expiry.
+    Open,
     /// A marker that a refund was made.
     Undone,
     /// Overrides: a hash that does not expire.
@@ -179,6 +187,7 @@ mod tests {
                 Content::Undone,
             ),
             (naming.hold(Tag::new(0xbeef), 7), "0000beef", Content::Hold),
+            (naming.open(Tag::new(0xbeef), 7), "0000beef", Content::Open),
             (naming.overrides("prod"), "00000000", Content::Overrides),
             (naming.due("prod"), "00000000", Content::Due),
         ] {

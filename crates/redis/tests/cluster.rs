@@ -362,6 +362,7 @@ impl Store for Spread {
                 },
                 Held::Repeated(record) => Held::Repeated(Spread::gathered(record)),
                 Held::Conflict(record) => Held::Conflict(Spread::gathered(record)),
+                Held::TooMany => Held::TooMany,
             })
         })
     }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use common::{LONG, RUNTIME, block_on, charge, connect, options};
 use tollgate_conformance::{Kind, TTL, hold_id as id, reservation};
-use tollgate_core::{Charge, Limit, OnDenied, Span, Tag, Token};
+use tollgate_core::{Charge, HoldId, Limit, OnDenied, Span, Tag, Token};
 use tollgate_redis::RedisStore;
 use tollgate_rig::{Cluster, Redis};
 use tollgate_store::{
-    Ask, Extended, Held, HoldRecord, HoldState, ManualClock, NewHold, Purpose, Settle, Settled,
-    Store, StoreError, Wait,
+    Ask, Extended, Held, HoldRecord, HoldState, ManualClock, NewHold, OpenBound, Purpose, Settle,
+    Settled, Store, StoreError, Wait,
 };
 
 fn lease(number: u128) -> NewHold<'static> {
@@ -462,4 +462,32 @@ fn a_reused_id_settles_the_current_hold() {
     held(&other, &[new], 20, &reservation(3));
     done(&one, 3, Settle::Release);
     assert_eq!((left(&one, old), left(&one, new)), (80, 90));
+}
+
+/// Outside a cluster, the holds of a subject count together, whatever the tags of their charges.
+#[test]
+fn open_holds_of_a_subject_count_together_under_all_tags() {
+    let redis = Redis::start();
+    let store = connect(options(&redis));
+    let new = |number: u32| NewHold {
+        id: HoldId::new(number.into(), Tag::new(number)),
+        bound: Some(OpenBound {
+            subject: 7,
+            most: 2,
+        }),
+        ..reservation(number.into())
+    };
+    let hold = |number: u32| block_on(store.hold(&[], 0, &new(number))).unwrap();
+    for number in [1, 2] {
+        assert!(matches!(hold(number), Held::Taken { .. }), "{number}");
+    }
+    assert_eq!(hold(3), Held::TooMany);
+    let set = format!("tg:v1:{{00000000}}:open:{:032x}", 7);
+    assert_eq!(redis.cli(&["ZCARD", &set]).trim(), "2");
+    let released = block_on(store.settle(new(1).id, Settle::Release)).unwrap();
+    assert!(matches!(released, Settled::Done(_)), "{released:?}");
+    assert!(matches!(hold(3), Held::Taken { .. }));
+    // The set expires even if no instance ends its holds.
+    let kept: i64 = redis.cli(&["PTTL", &set]).trim().parse().unwrap();
+    assert!(kept > 0, "{kept}");
 }

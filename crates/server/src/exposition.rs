@@ -45,12 +45,12 @@ pub(crate) fn render(control: &ControlPlane) -> String {
     if let Some(redis) = engine.redis() {
         page.redis(redis, engine.known_denials());
     }
-    // A store in this process without a ledger cannot fail, so it has no fallbacks.
-    if !engine.store().is_local() {
-        let (name, policies) = ("rate_limit_fallback_total", engine.fallbacks());
-        let help = "Requests decided by a failure policy instead of the store.";
-        page.counts(name, help, "policy", policies);
-    }
+    let (name, policies) = ("rate_limit_fallback_total", engine.fallbacks());
+    let help = "Requests decided by a failure policy instead of the store.";
+    page.counts(name, help, "policy", policies);
+    let (name, rejected) = ("rate_limit_holds_rejected_total", engine.rejected_holds());
+    let help = "Reservations and leases that found no room: their subject had too many open ones, or the store was full of them.";
+    page.counts(name, help, "reason", rejected);
     if let Some(webhook) = control.webhook() {
         page.webhook(webhook);
     }

@@ -24,7 +24,7 @@ rules:
 ";
 
 /// The metrics that other dashboards may rely on, with their labels.
-const PROMISED: [(&str, &[&str]); 14] = [
+const PROMISED: [(&str, &[&str]); 16] = [
     ("rate_limit_checks_total", &["rule", "algorithm", "outcome"]),
     (
         "rate_limit_rejected_total",
@@ -42,6 +42,8 @@ const PROMISED: [(&str, &[&str]); 14] = [
     ("rate_limit_config_reloads_total", &["outcome"]),
     ("rate_limit_config_last_reload_success", &[]),
     ("rate_limit_audit_errors_total", &[]),
+    ("rate_limit_fallback_total", &["policy"]),
+    ("rate_limit_holds_rejected_total", &["reason"]),
 ];
 const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_keys", &["namespace"]),
@@ -49,11 +51,10 @@ const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_memory_bytes", &["namespace"]),
     ("rate_limit_shared_decisions_total", &["namespace"]),
 ];
-const PROMISED_WITH_A_STORE: [(&str, &[&str]); 7] = [
+const PROMISED_WITH_A_STORE: [(&str, &[&str]); 6] = [
     ("rate_limit_redis_latency_ms_count", &["script", "outcome"]),
     ("rate_limit_redis_batch_size_count", &[]),
     ("rate_limit_script_errors_total", &["script", "error_type"]),
-    ("rate_limit_fallback_total", &["policy"]),
     ("rate_limit_known_denials_total", &[]),
     ("rate_limit_store_in_flight", &[]),
     ("rate_limit_breaker_state", &["server", "state"]),

@@ -192,6 +192,30 @@ fn idempotency_key_makes_one_reservation() {
     );
 }
 
+/// A tenant with too many open reservations gets 429 with a code of its own. Other tenants are not affected.
+#[test]
+fn open_reservations_of_a_tenant_are_bounded() {
+    let server =
+        Running::start(&RULES.replace("version: 1", "version: 1\nsubjects: { max_open_holds: 3 }"));
+    let first = reserved(&server, 0);
+    for _ in 0..2 {
+        reserved(&server, 0);
+    }
+    for _ in 0..2 {
+        let rejected = reserve(&server, acme(0));
+        assert_eq!(rejected.status, 429, "{}", rejected.text);
+        assert_eq!(rejected.json()["code"], "TOO_MANY_HOLDS");
+    }
+    let mut other = acme(1);
+    other["attributes"]["tenant"] = json!("other");
+    assert_eq!(reserve(&server, other).status, 201);
+    let page = server.get("/metrics").text;
+    let line = r#"rate_limit_holds_rejected_total{reason="subject"} 2"#;
+    assert!(page.contains(line), "{page}");
+    assert_eq!(verb(&server, &first, "release", "").status, 200);
+    reserved(&server, 0);
+}
+
 #[test]
 fn extended_reservation_ends_later() {
     let server = Running::start(RULES);

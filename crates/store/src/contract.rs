@@ -51,9 +51,12 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 /// A hold is taken now, and settled or given back later. Stores without holds keep the default methods,
 /// which answer [`StoreError::Unsupported`].
 ///
-/// * **Making**: [`hold`](Store::hold) decides as `apply` does: all charges at one instant, all or none. If a
-///   charge of a concurrency limit has a cost above 0, `hold` takes one slot. `apply` and `peek` take no
-///   slot, and only check whether one is free.
+/// * **Making**: [`hold`](Store::hold) decides as `apply` does: all charges at one instant, all or none. A
+///   hold of 0 units is decided like a hold of 1 unit, and takes nothing. If a charge of a concurrency limit
+///   has a cost above 0, `hold` takes one slot. `apply` and `peek` take no slot, and only check whether one
+///   is free.
+/// * **Bounds**: a hold whose subject has too many open holds is [not made](Held::TooMany). A hold that was
+///   made before with the same id is found all the same.
 /// * **Slots** become free when the hold ends or expires. They become free at the expiry even if no call has
 ///   ended the hold.
 /// * **Other charges** of the hold come back when the hold is settled. A store does not settle holds by

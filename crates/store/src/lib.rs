@@ -19,7 +19,7 @@ pub use contract::{
 };
 pub use holds::{
     Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_CHARGES, MAX_MEMO, MAX_OWNER, MAX_TTL,
-    NewHold, Purpose, RETAIN, RecordError, Settle, Settled, Wait,
+    NewHold, OpenBound, Purpose, RETAIN, RecordError, Settle, Settled, Wait,
 };
 pub use memory::MemoryStore;
 pub use tollgate_core::Balance;

@@ -129,21 +129,24 @@ fn record() -> impl Strategy<Value = HoldRecord> {
     let purpose = prop_oneof![Just(Purpose::Reservation), Just(Purpose::Lease)];
     let numbers = (any::<u128>(), any::<u32>(), any::<u64>(), any::<u64>());
     let parts = (ended, purpose, numbers, any::<u128>(), "[\\PC\n]{0,20}");
-    (parts, charges()).prop_map(
-        |(((state, actual), purpose, (id, tag, units, time), token, owner), charges)| HoldRecord {
-            id: HoldId::new(id, Tag::new(tag)),
-            purpose,
-            state,
-            units,
-            actual,
-            charged_at: Time::from_micros(time),
-            expires_at: Time::from_micros(time / 2),
-            fingerprint: time ^ units,
-            fence: time,
-            token: Token::new(token),
-            owner: owner.as_str().into(),
-            memo: owner.into(),
-            charges,
+    (parts, charges(), any::<Option<u128>>()).prop_map(
+        |(((state, actual), purpose, (id, tag, units, time), token, owner), charges, subject)| {
+            HoldRecord {
+                id: HoldId::new(id, Tag::new(tag)),
+                purpose,
+                state,
+                units,
+                actual,
+                charged_at: Time::from_micros(time),
+                expires_at: Time::from_micros(time / 2),
+                fingerprint: time ^ units,
+                fence: time,
+                token: Token::new(token),
+                owner: owner.as_str().into(),
+                memo: owner.into(),
+                subject,
+                charges,
+            }
         },
     )
 }
@@ -298,6 +301,24 @@ fn stored_texts_of_version_1_are_read_and_written_as_before() {
     assert_eq!(record.to_text(), text);
 }
 
+/// A record in version 2. Never change it, as above.
+const SECOND: &str = "hold/2 h1-00000002-00000000000000000000000000000001 reservation reserved 6 - \
+    1700000000000000 1700000060000000 00000000000000ff 0 00000000000000000000000000000000 . . \
+    000000000000000000000000000000cd";
+
+#[test]
+fn stored_texts_of_version_2_have_a_subject() {
+    let record = HoldRecord::from_text(SECOND).unwrap();
+    assert_eq!(record.subject, Some(0xcd));
+    assert_eq!(record.to_text(), SECOND);
+    assert_eq!(HoldRecord::from_text(FIRST).unwrap().subject, None);
+    let (without, _) = SECOND.rsplit_once(' ').unwrap();
+    assert_eq!(
+        HoldRecord::from_text(without).unwrap_err().to_string(),
+        "line 1 of the record: a subject is missing or malformed"
+    );
+}
+
 #[test]
 fn a_closed_bucket_stays_closed() {
     let bucket = Limit::leaky_bucket(Rate::new(1, Span::SECOND).unwrap(), 3, Leaky::Police);
@@ -312,8 +333,8 @@ fn a_closed_bucket_stays_closed() {
 fn errors_name_the_line_and_the_missing_word() {
     let why = |text: &str| HoldRecord::from_text(text).unwrap_err().to_string();
     assert_eq!(
-        why("hold/2 x"),
-        "a record of a hold begins with `hold/1`: this text is something else, or was written by a \
+        why("hold/3 x"),
+        "a record of a hold begins with `hold/2` or `hold/1`: this text is something else, or was written by a \
          newer version"
     );
     let id = HoldId::new(1, Tag::new(2));

@@ -26,6 +26,7 @@ fn lease(number: u128) -> NewHold<'static> {
         idempotency_key: None,
         fingerprint: 1,
         wait: None,
+        bound: None,
     }
 }
 

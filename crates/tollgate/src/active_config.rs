@@ -118,7 +118,7 @@ pub(crate) struct CurrentConfig {
     /// Whether a ledger records usage.
     records_usage: bool,
     /// The share of each limit that this instance counts while the store does not answer. `None` if the
-    /// store cannot fail.
+    /// store is in this process.
     share: Option<Share>,
     /// Locked while a new config is made from the current one.
     changing: Mutex<()>,

@@ -22,15 +22,40 @@ const POLICIES: [Option<FailurePolicy>; 7] = [
 /// The shortest time between two log lines about a failing store.
 const LOG_EVERY: Span = Span::SECOND;
 
-/// The failures of a store.
+/// The failures of a store, and the holds that found no room.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     /// The number of requests by policy, in the order of [`POLICIES`].
     fallbacks: [AtomicU64; POLICIES.len()],
-    /// When a failure was last logged.
+    /// How many holds were rejected because the store was full of open holds.
+    full_store: AtomicU64,
+    /// How many holds were rejected because their subject had too many open holds.
+    full_subject: AtomicU64,
+    store_log: LogPace,
+    subject_log: LogPace,
+}
+
+/// Paces log lines: at most one per [`LOG_EVERY`].
+#[derive(Debug, Default)]
+struct LogPace {
     logged_at: AtomicU64,
-    /// How many failures there were since the last log line.
+    /// How many lines were left out since the last one.
     unlogged: AtomicU64,
+}
+
+impl LogPace {
+    /// Returns whether to log now. If so, returns how many lines were left out since the last one.
+    fn claim(&self, now: Time) -> Option<u64> {
+        let now = now.as_micros();
+        let is_due = |last: u64| now.abs_diff(last) >= LOG_EVERY.as_micros();
+        let claim = |last| is_due(last).then_some(now);
+        let order = Ordering::Relaxed;
+        if self.logged_at.fetch_update(order, order, claim).is_ok() {
+            return Some(self.unlogged.swap(0, order));
+        }
+        self.unlogged.fetch_add(1, order);
+        None
+    }
 }
 
 impl Failures {
@@ -56,15 +81,33 @@ impl Failures {
 
     /// Logs a failure, at most one per [`LOG_EVERY`].
     pub(crate) fn log(&self, now: Time, error: &StoreError) {
-        let now = now.as_micros();
-        let is_due = |last: u64| now.abs_diff(last) >= LOG_EVERY.as_micros();
-        let claim = |last| is_due(last).then_some(now);
-        let order = Ordering::Relaxed;
-        if self.logged_at.fetch_update(order, order, claim).is_ok() {
-            let others = self.unlogged.swap(0, Ordering::Relaxed);
-            tracing::warn!(%error, others, "the store failed; failure policies decide");
-        } else {
-            self.unlogged.fetch_add(1, Ordering::Relaxed);
+        if matches!(error, StoreError::TooManyHolds) {
+            self.full_store.fetch_add(1, Ordering::Relaxed);
         }
+        if let Some(others) = self.store_log.claim(now) {
+            tracing::warn!(%error, others, "the store failed; failure policies decide");
+        }
+    }
+
+    /// Counts and logs a hold of a subject that has too many open holds.
+    pub(crate) fn too_many_of_subject(&self, now: Time, subject: u128, most: u64) {
+        self.full_subject.fetch_add(1, Ordering::Relaxed);
+        if let Some(others) = self.subject_log.claim(now) {
+            tracing::warn!(
+                subject = format_args!("{subject:032x}"),
+                max_open_holds = most,
+                others,
+                "a subject has too many open reservations and leases; a further one was rejected"
+            );
+        }
+    }
+
+    /// Returns how many holds were rejected, by the reason: `subject` or `store`.
+    pub(crate) fn rejected_holds(&self) -> [(&'static str, u64); 2] {
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        [
+            ("subject", count(&self.full_subject)),
+            ("store", count(&self.full_store)),
+        ]
     }
 }

@@ -33,6 +33,13 @@ pub(crate) struct Share {
     pub(crate) denominator: u32,
 }
 
+impl Share {
+    const WHOLE: Share = Share {
+        numerator: 1,
+        denominator: 1,
+    };
+}
+
 /// Counts the requests that failure policies admit while the store does not answer.
 pub(crate) struct Fallback {
     /// The counts. A reload keeps them.
@@ -176,16 +183,16 @@ impl Fallback {
 
 impl RuleFallbacks {
     /// Makes the fallbacks of the rules of `config`. Rules with the policy `local-fallback` count
-    /// against a `share` of their limits. There are no fallbacks if the store cannot fail.
+    /// against a `share` of their limits. Without a share, the store is in this process. It fails only
+    /// when it is full of open holds, so no answer is remembered for that.
     pub(crate) fn new(config: &Config, share: Option<Share>) -> RuleFallbacks {
-        let Some(share) = share else {
-            return RuleFallbacks::default();
-        };
+        let follows = share.is_some();
+        let share = share.unwrap_or(Share::WHOLE);
         let rules = config.policy.rules.iter();
         let fallbacks: Vec<_> = rules.map(|it| RuleFallback::of_rule(it, share)).collect();
         let is_cached = |fallback: &RuleFallback| fallback.policy == Some(FailurePolicy::Cached);
         RuleFallbacks {
-            has_cached: fallbacks.iter().any(is_cached),
+            has_cached: follows && fallbacks.iter().any(is_cached),
             fallbacks,
         }
     }

@@ -324,6 +324,13 @@ impl<S: Store> Limiter<S> {
         self.failures.by_policy()
     }
 
+    /// Returns how many reservations and leases found no room, by the reason: `subject` if their subject
+    /// had too many open ones, `store` if the store was full of them.
+    #[must_use]
+    pub fn rejected_holds(&self) -> [(&'static str, u64); 2] {
+        self.failures.rejected_holds()
+    }
+
     /// Forgets some of the expired state in this process. Call this about twenty times a second in a
     /// long-lived process with changing subjects. Decisions do not depend on these calls.
     pub fn sweep(&self) {

@@ -4,10 +4,12 @@
 
 mod common;
 
+use std::sync::atomic::Ordering;
+
 use common::Setup;
 use tollgate::{
-    Acquire, AcquireOutcome, Ask, Attributes, Engine, Hold, HoldError, HoldName, LeaseToken,
-    Reserve, ReserveOutcome, Span,
+    Acquire, AcquireOutcome, Ask, Attributes, Decision, Engine, Hold, HoldError, HoldName,
+    LeaseToken, Limiter, Reserve, ReserveOutcome, Span,
 };
 use tollgate_store::HoldState;
 
@@ -132,4 +134,147 @@ async fn lease_and_reservation_calls_reject_each_others_ids() {
     let found = limiter.find_hold(&hold.id).await.unwrap();
     assert_eq!(found.expires_at, hold.expires_at);
     limiter.free(&lease, token).await.unwrap();
+}
+
+/// A used-up allowance denies a reservation of 0 units, as it denies a check of 1 unit.
+#[test]
+fn reservation_of_nothing_is_denied_on_a_used_up_quota() {
+    let text = "
+version: 1
+rules:
+  - { id: monthly, per: [tenant], algorithm: quota, limit: 3, period: month }
+";
+    let limiter = Limiter::from_yaml("rules.yaml", text).unwrap();
+    let (acme, nothing) = (acme(), Reserve::default());
+    assert!(limiter.ask_now(&acme, Ask::Exactly(2)).is_allowed());
+    let hold = held(limiter.reserve_now(&acme, &nothing).unwrap());
+    let left = limiter.peek_now(&acme, Ask::Exactly(1));
+    assert_eq!((hold.units, left.rule().unwrap().remaining()), (0, Some(1)));
+    limiter.commit_now(&hold.id, 1).unwrap();
+    for _ in 0..2 {
+        let denied = limiter.reserve_now(&acme, &nothing).unwrap();
+        let ReserveOutcome::Denied(denied) = denied else {
+            panic!("{denied:?}");
+        };
+        let check = limiter.check_now(&acme);
+        let reason = |decision: &Decision| decision.rule().unwrap().reason();
+        assert_eq!(reason(&denied), reason(&check));
+        assert_eq!(denied.rule().unwrap().remaining(), Some(0));
+    }
+}
+
+/// While the store is down, a failure policy that counts does not give reservations of 0 units for free.
+#[tokio::test]
+async fn reservation_of_nothing_counts_while_the_store_fails() {
+    let setup = Setup::new(
+        "
+  - { id: rate, per: [tenant], algorithm: fixed-window, limit: 2, window: 1h, on_store_failure: local-fallback }
+",
+    );
+    setup.store.down.store(true, Ordering::Relaxed);
+    let mut allowed = 0;
+    for _ in 0..5 {
+        let reserved = setup.limiter.reserve(&acme(), &Reserve::default()).await;
+        allowed += usize::from(matches!(reserved.unwrap(), ReserveOutcome::Held { .. }));
+    }
+    assert_eq!(allowed, 2);
+}
+
+/// One tenant cannot fill the table of holds. Other tenants get reservations.
+#[test]
+fn open_holds_of_a_tenant_are_bounded() {
+    let text = "
+version: 1
+subjects: { max_keys: 1000 }
+rules:
+  - { id: all, algorithm: fixed-window, limit: 1000000, window: 1h }
+  - { id: user, per: [user], algorithm: fixed-window, limit: 1000000, window: 1h }
+  - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 150, lease: 30s }
+";
+    let limiter = Limiter::from_yaml("rules.yaml", text).unwrap();
+    let nothing = Reserve::default();
+    let open = |attributes: &Attributes<'_>| {
+        let mut made = Vec::new();
+        loop {
+            match limiter.reserve_now(attributes, &nothing) {
+                Ok(reserved) => made.push(held(reserved).id),
+                Err(HoldError::TooManyOpen { most }) => {
+                    assert_eq!(made.len() as u64, most);
+                    return made;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+    };
+    // By default, a tenth of `max_keys`. The users of a tenant count together.
+    let made = open(&Attributes::from([("tenant", "acme"), ("user", "ann")]));
+    assert_eq!(made.len(), 100);
+    let bob = Attributes::from([("tenant", "acme"), ("user", "bob")]);
+    let error = limiter.reserve_now(&bob, &nothing).unwrap_err();
+    assert!(
+        error.to_string().contains("subjects.max_open_holds"),
+        "{error}"
+    );
+    limiter.release_now(&made[0]).unwrap();
+    held(limiter.reserve_now(&bob, &nothing).unwrap());
+    // Without a tenant, the first rule with a subject decides. Requests without a subject count together.
+    for attributes in [
+        Attributes::from([("tenant", "other")]),
+        Attributes::from([("user", "ann")]),
+        Attributes::from([("user", "bob")]),
+        Attributes::new(),
+    ] {
+        assert_eq!(open(&attributes).len(), 100, "{attributes:?}");
+    }
+    // The bound never takes slots away that a rule allows.
+    let job = Attributes::from([("tenant", "jobs"), ("action", "job")]);
+    for number in 0..151 {
+        let lease = limiter.try_acquire_now(&job, &Acquire::default(), None);
+        let is_granted = matches!(lease.unwrap(), AcquireOutcome::Granted { .. });
+        assert_eq!(is_granted, number < 150, "{number}");
+    }
+    assert_eq!(limiter.rejected_holds(), [("subject", 6), ("store", 0)]);
+}
+
+/// If the table of holds is full, the failure policies of the rules decide.
+#[test]
+fn full_table_of_holds_is_decided_by_failure_policies() {
+    let text = "
+version: 1
+subjects: { max_keys: 1000, max_open_holds: 1000000 }
+rules:
+  - { id: open, match: { action: open }, per: [tenant], algorithm: fixed-window, limit: 5, window: 1h, on_store_failure: fail-open }
+  - { id: shut, match: { action: shut }, per: [tenant], algorithm: fixed-window, limit: 5, window: 1h, on_store_failure: fail-closed }
+  - { id: none, match: { action: none }, per: [tenant], algorithm: fixed-window, limit: 5, window: 1h }
+  - { id: here, match: { action: here }, per: [tenant], algorithm: fixed-window, limit: 5, window: 1h, on_store_failure: local-fallback }
+  - { id: last, match: { action: last }, per: [tenant], algorithm: fixed-window, limit: 5, window: 1h, on_store_failure: cached }
+";
+    let limiter = Limiter::from_yaml("rules.yaml", text).unwrap();
+    let nothing = Reserve::default();
+    let reserve = |action: &str| {
+        let attributes = Attributes::from([("tenant", "acme"), ("action", action)]);
+        limiter.reserve_now(&attributes, &nothing).unwrap()
+    };
+    let mut unheld = 0;
+    while unheld < 200 {
+        match held(reserve("open")).id {
+            HoldName::Unheld => unheld += 1,
+            HoldName::Held(_) => {}
+        }
+    }
+    for action in ["shut", "none"] {
+        // The part of the table that the id belongs to may have room.
+        let denied = (0..100).find_map(|_| match reserve(action) {
+            ReserveOutcome::Denied(decision) => Some(decision),
+            ReserveOutcome::Held { .. } => None,
+        });
+        assert!(denied.is_some(), "{action}");
+    }
+    for action in ["here", "last"] {
+        let allowed = (0..100).filter(|_| matches!(reserve(action), ReserveOutcome::Held { .. }));
+        assert!(allowed.count() < 90, "{action} counts what it admits");
+    }
+    let rejected = limiter.rejected_holds();
+    assert_eq!(rejected[0], ("subject", 0));
+    assert!(rejected[1].1 > 300, "{rejected:?}");
 }

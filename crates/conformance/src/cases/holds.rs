@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{Fixture, Kind, START, TTL, hold_id as id, reservation};
 use tollgate_store::{
-    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_OWNER, NewHold, Settle, Settled,
-    Store,
+    Ask, Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_OWNER, NewHold, OpenBound, Settle,
+    Settled, Store,
 };
 
 /// A window that does not end while a case runs.
@@ -327,14 +327,91 @@ pub async fn one_denial_holds_nothing(fixture: &impl Fixture) {
     assert_eq!(find(fixture, 1).await, None);
     let record = held(fixture, &all, 4, &reservation(1)).await;
     assert_eq!(taken(&record), [4, 4, 1]);
-    let second = hold(fixture, &all[..], 0, &reservation(2)).await;
-    assert!(matches!(second, Held::Taken { .. }), "0 units cost nothing");
     assert_eq!(left(fixture, all[2]).await, 0);
     let record = ended(fixture, 1, commit(3)).await;
     assert_eq!(taken(&record), [3, 3, 0]);
     assert_eq!(left(fixture, all[0]).await, 7);
     assert_eq!(left(fixture, all[1]).await, 1);
     assert_eq!(left(fixture, all[2]).await, 1);
+}
+
+/// A hold of 0 units is decided like a hold of 1 unit, and takes nothing. So it is denied when the allowance is
+/// used up.
+pub async fn a_hold_of_nothing_is_denied_without_allowance(fixture: &impl Fixture) {
+    for (kind, n, _, limit) in limits(fixture, Span::HOUR) {
+        let (one, number) = (charge(n, &limit), u128::from(n) * 10);
+        held(fixture, &[one], CAPACITY - 1, &reservation(number)).await;
+        let record = held(fixture, &[one], 0, &reservation(number + 1)).await;
+        assert_eq!((left(fixture, one).await, taken(&record)), (1, vec![0]));
+        take(fixture, one, 1).await;
+        let none = hold(fixture, &[one], 0, &reservation(number + 2)).await;
+        let Held::Denied { applied, ahead } = none else {
+            panic!("{kind:?} is not denied: {none:?}");
+        };
+        let check = apply(fixture, &[one], Ask::Exactly(1)).await;
+        assert_eq!(applied.outcomes, check.outcomes, "{kind:?}");
+        assert_eq!((applied.granted, ahead), (0, None), "{kind:?}");
+        assert_eq!(find(fixture, number + 2).await, None, "{kind:?}");
+    }
+    let shadow = enforced(Enforcement::Shadow, charge(1, &ONE_SLOT));
+    let slots = [shadow, charge(2, &ONE_SLOT)];
+    let record = held(fixture, &slots[1..], 0, &reservation(1)).await;
+    assert_eq!((record.fence, taken(&record)), (0, vec![0]));
+    held(fixture, &slots, 1, &reservation(2)).await;
+    held(fixture, &slots[..1], 0, &reservation(3)).await;
+    let none = hold(fixture, &slots[1..], 0, &reservation(4)).await;
+    assert!(matches!(none, Held::Denied { .. }), "{none:?}");
+}
+
+/// A subject with as many open holds as it may have gets no further hold, and nothing is taken. Other subjects
+/// get holds. A repeated call still finds its hold. When a hold ends, the subject can get another.
+pub async fn open_holds_of_a_subject_are_bounded(fixture: &impl Fixture) {
+    let one = charge(1, &ENDLESS);
+    let of = |subject: u128, number: u128| NewHold {
+        bound: Some(OpenBound { subject, most: 2 }),
+        ..reservation(number)
+    };
+    let record = held(fixture, &[one], 1, &of(7, 1)).await;
+    assert_eq!(record.subject, Some(7));
+    assert_eq!(find(fixture, 1).await, Some(record));
+    held(fixture, &[one], 0, &of(7, 2)).await;
+    let repeated = hold(fixture, &[one], 1, &of(7, 1)).await;
+    assert!(matches!(repeated, Held::Repeated(_)), "{repeated:?}");
+    for number in [3, 4] {
+        assert_eq!(
+            hold(fixture, &[one], 1, &of(7, number)).await,
+            Held::TooMany
+        );
+        assert_eq!(find(fixture, number).await, None);
+    }
+    assert_eq!(left(fixture, one).await, CAPACITY - 1);
+    held(fixture, &[one], 1, &of(8, 5)).await;
+    held(fixture, &[one], 1, &reservation(6)).await;
+    let longer = extend(fixture, 2, TTL, None).await;
+    assert!(matches!(longer, Extended::Done(_)), "{longer:?}");
+    assert_eq!(hold(fixture, &[one], 1, &of(7, 3)).await, Held::TooMany);
+    for (number, how) in [(1, commit(1)), (2, Settle::Release)] {
+        ended(fixture, number, how).await;
+        settle(fixture, number, how).await;
+        let next = number + 10;
+        held(fixture, &[one], 1, &of(7, next)).await;
+        assert_eq!(hold(fixture, &[one], 1, &of(7, 3)).await, Held::TooMany);
+    }
+    // A denied hold does not count.
+    let denied = hold(fixture, &[one], CAPACITY, &of(9, 20)).await;
+    assert!(matches!(denied, Held::Denied { .. }), "{denied:?}");
+    held(fixture, &[one], 0, &of(9, 21)).await;
+    held(fixture, &[one], 0, &of(9, 22)).await;
+    // A hold that is put back counts.
+    let record = HoldRecord::new(&of(10, 30), 0, 0, vec![HeldCharge::of(&one, 0)], START);
+    assert_eq!(fixture.store().put_hold(&record).await, Ok(true));
+    held(fixture, &[one], 0, &of(10, 31)).await;
+    assert_eq!(hold(fixture, &[one], 0, &of(10, 32)).await, Held::TooMany);
+    // An expired hold counts until it is ended.
+    fixture.set_time(record.expires_at);
+    assert_eq!(hold(fixture, &[one], 0, &of(10, 32)).await, Held::TooMany);
+    ended(fixture, 30, Settle::Expire).await;
+    held(fixture, &[one], 0, &of(10, 32)).await;
 }
 
 /// A shadow that allows the hold is charged, and settled later. A shadow that denies is not charged, and gets

@@ -7,7 +7,7 @@ use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token, Verdict};
 
 use super::{ReferenceStore, States, all_allow, applied, asked};
 use tollgate_store::{
-    Clock, Extended, Held, HeldCharge, HoldRecord, NewHold, Settle, Settled, Wait,
+    Clock, Extended, Held, HeldCharge, HoldRecord, NewHold, OpenBound, Settle, Settled, Wait,
 };
 
 impl States {
@@ -73,11 +73,18 @@ impl<C: Clock> ReferenceStore<C> {
                 false => Held::Conflict(known.clone().into()),
             };
         }
+        let is_full = |bound: OpenBound| {
+            let of_subject = |it: &&HoldRecord| it.is_open() && it.subject == Some(bound.subject);
+            records.values().filter(of_subject).count() as u64 >= bound.most
+        };
+        if new.bound.is_some_and(is_full) {
+            return Held::TooMany;
+        }
         let (now, mut states) = self.current();
         states.carry_over(charges, now);
         let ticket = new.wait.map(|it| it.ticket);
         let verdicts: Vec<Verdict> = (0..charges.len())
-            .map(|i| states.decide_for(&charges[i], ticket, asked(charges, i, units), now))
+            .map(|i| states.decide_for(&charges[i], ticket, asked(charges, i, units.max(1)), now))
             .collect();
         let allowed = all_allow(charges, &verdicts);
         let mut ahead = None;

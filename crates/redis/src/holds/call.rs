@@ -71,6 +71,8 @@ pub(super) struct HoldCall {
     pub(super) until: bool,
     /// Whether to skip the checks of token and time.
     pub(super) certain: bool,
+    /// For hold: the most open holds of the subject.
+    pub(super) most_open: u64,
     /// For hold: the text at the end of the record.
     pub(super) text: String,
 }
@@ -100,6 +102,8 @@ pub(super) enum HoldReply {
     Unrestored,
     /// Another hold has this id now.
     Replaced,
+    /// The subject has too many open holds.
+    TooMany,
 }
 
 /// Makes a call about the charges of `part`. `request` has the limited charges of the part, in the same
@@ -117,8 +121,14 @@ pub(super) async fn ask(
     if indexed {
         keys.push(shared.naming.due(&shared.options.namespace));
     }
+    // Only the deciding part counts the hold.
+    let subject = record.subject.filter(|_| part.tag == record.id.tag());
+    if let Some(subject) = subject {
+        keys.push(shared.open_holds(record.id, subject).1);
+    }
+    let flags = u8::from(indexed) | u8::from(subject.is_some()) << 4;
     let arguments = vec![
-        encode(record, part, operation, call, indexed),
+        encode(record, part, operation, call, flags),
         record.owner.as_bytes().to_vec(),
         call.text.clone().into_bytes(),
         record.id.to_string().into_bytes(),
@@ -149,15 +159,15 @@ async fn run(
     Ok((hold, reply))
 }
 
-/// Lays the arguments out as `holds.lua` describes.
+/// Lays the arguments out as `holds.lua` describes. `flags` are those about the keys.
 fn encode(
     record: &HoldRecord,
     part: &Part,
     operation: Operation,
     call: &HoldCall,
-    indexed: bool,
+    flags: u8,
 ) -> Vec<u8> {
-    let flags = u8::from(indexed)
+    let flags = flags
         | u8::from(call.has_slots) << 1
         | u8::from(call.until) << 2
         | u8::from(call.certain) << 3;
@@ -179,6 +189,7 @@ fn encode(
     put(&mut bytes, call.units);
     put(&mut bytes, call.least_fence);
     put(&mut bytes, call.made.as_micros());
+    put(&mut bytes, call.most_open);
     // Cannot overflow: a hold has few charges.
     let count = u16::try_from(part.indexes.len()).unwrap_or(u16::MAX);
     bytes.extend(count.to_le_bytes());
@@ -248,6 +259,7 @@ fn read(
         }
         (9, _) => HoldReply::Unrestored,
         (10, _) => HoldReply::Replaced,
+        (11, _) => HoldReply::TooMany,
         _ => return Err(malformed()),
     };
     let is_decided = operation == Operation::Hold && matches!(code, 0 | 3);

@@ -22,6 +22,7 @@ pub(crate) struct Creation {
     ttl: u64,
     units: u64,
     wait: Option<Wait>,
+    most_open: u64,
     parts: Vec<Part>,
     /// The request of each part.
     requests: Vec<Request>,
@@ -68,6 +69,7 @@ impl Creation {
             ttl: new.bounded_ttl().as_micros(),
             units,
             wait: new.wait,
+            most_open: new.bound.map_or(0, |it| it.most),
             requests: requests.collect(),
             parts,
             record,
@@ -83,6 +85,7 @@ impl Creation {
             token: self.record.token,
             fingerprint: self.record.fingerprint,
             wait: self.wait,
+            most_open: self.most_open,
             text: self.record.to_text(),
             ..HoldCall::default()
         };
@@ -126,6 +129,7 @@ impl Creation {
                 (HoldReply::Conflict(value), _) if number == 0 => {
                     return Ok(Held::Conflict(shared.whole(id, &value).await?));
                 }
+                (HoldReply::TooMany, _) => return Ok(Held::TooMany),
                 (HoldReply::Unknown, _) => {
                     self.give_up(number).await;
                     let why = "the hold expired before all of it was made";

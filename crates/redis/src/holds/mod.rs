@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use redis::{FromRedisValue, Value as Reply};
 use tollgate_core::concurrency::Holder;
-use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
+use tollgate_core::{Charge, HoldId, Limit, Span, Tag, Time, Token};
 use tollgate_store::{
     Ask, Extended, HeldCharge, HoldRecord, HoldState, MAX_TTL, Purpose, RETAIN, Settle, Settled,
     StoreError,
@@ -47,6 +47,7 @@ use self::call::{
 pub(crate) use self::create::Creation;
 pub(crate) use self::recent::RecentHolds;
 use self::stored::{StoredHold, number};
+use crate::key_name::KeyName;
 use crate::reply;
 use crate::request::{Operation, Request};
 use crate::script::Family;
@@ -112,15 +113,38 @@ impl Shared {
     }
 
     async fn note_due_at(&self, id: HoldId, due: Option<Time>) -> Result<(), StoreError> {
-        let name = id.to_string();
         let Some(due) = due else {
+            let name = id.to_string();
             let forgotten = ask_index(self, "forget", &[name.as_bytes()]).await;
             return forgotten.map(|_| ());
         };
-        let (due, retain) = (due.as_micros(), ABANDONED.as_millis_ceil());
-        let (due, retain) = (due.to_string(), retain.to_string());
+        let index = self.naming.due(&self.options.namespace);
+        self.note_open(Tag::default(), index, id, due).await
+    }
+
+    /// Returns the tag and the name of the set of a subject's open holds. In a cluster, there is a set in each
+    /// cluster slot that has records of the subject's holds.
+    fn open_holds(&self, id: HoldId, subject: u128) -> (Tag, KeyName) {
+        let tag = match self.is_cluster() {
+            true => id.tag(),
+            false => Tag::default(),
+        };
+        (tag, self.naming.open(tag, subject))
+    }
+
+    /// Adds an open hold to a set: the index of due holds, or the open holds of a subject.
+    async fn note_open(
+        &self,
+        tag: Tag,
+        set: KeyName,
+        id: HoldId,
+        due: Time,
+    ) -> Result<(), StoreError> {
+        let (name, due) = (id.to_string(), due.as_micros().to_string());
+        let retain = ABANDONED.as_millis_ceil().to_string();
         let arguments = [name.as_bytes(), due.as_bytes(), retain.as_bytes()];
-        ask_index(self, "note", &arguments).await.map(|_| ())
+        let noted = ask_records(self, tag, set, "note", &arguments).await;
+        noted.map(|_| ())
     }
 
     /// Settles the part of a hold in one cluster slot.
@@ -428,6 +452,11 @@ impl Shared {
         if record.is_open() {
             let due = Some(record.expires_at);
             self.note_due_at(record.id, due).await?;
+        }
+        if let Some(subject) = record.subject.filter(|_| record.is_open()) {
+            let (tag, open) = self.open_holds(record.id, subject);
+            let due = record.expires_at;
+            self.note_open(tag, open, record.id, due).await?;
         }
         Ok(is_new)
     }

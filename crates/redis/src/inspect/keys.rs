@@ -130,7 +130,7 @@ impl Sample {
         }
         let expected = match content {
             Some(Content::Overrides) => "hash",
-            Some(Content::Slots(_) | Content::Due) => "zset",
+            Some(Content::Slots(_) | Content::Due | Content::Open) => "zset",
             Some(Content::State(_) | Content::Undone | Content::Hold) | None => "string",
         };
         if kind != expected {
@@ -143,6 +143,7 @@ impl Sample {
                     Content::State(rule) | Content::Slots(rule) => rule,
                     Content::Hold => "(holds)",
                     Content::Due => "(due holds)",
+                    Content::Open => "(open holds)",
                     Content::Undone => "(refunds)",
                     Content::Overrides => "(overrides)",
                 };

@@ -81,7 +81,12 @@ fn reserve(fields: &HeaderFields) -> OperationBuilder {
         .ok::<answers::ReservationBody>(before)
         .response("201", fields.with_fields(of("Reserved.", all(held))))
         .response("409", of(used, either.build().into()))
-        .response("429", fields.denial::<DecisionBody<'_>>("Denied."))
+        .response(
+            "429",
+            fields.denial_or_failure(
+                "Denied, or the subject has too many open reservations and leases (`TOO_MANY_HOLDS`).",
+            ),
+        )
         .response(
             "503",
             fields.denial_or_failure("Denied as a check is, or the store does not answer."),
@@ -133,7 +138,10 @@ fn acquire(fields: &HeaderFields) -> OperationBuilder {
         .fails("422", "NOTHING_TO_LEASE", "No concurrency rule applies.")
         .response(
             "429",
-            fields.denial::<DecisionBody<'_>>("Denied: no slot is free, or another rule denies."),
+            fields.denial_or_failure(
+                "Denied: no slot is free, or another rule denies. Or the subject has too many open \
+                 reservations and leases (`TOO_MANY_HOLDS`).",
+            ),
         )
         .response(
             "503",

@@ -87,6 +87,9 @@ fn hold_codes(kind: HoldKind, error: &HoldError) -> Codes {
             "TGCONFLICT",
         ),
         HoldError::Ended(_) => (409, ended, precondition, "TGENDED"),
+        HoldError::TooManyOpen { .. } => {
+            (429, "TOO_MANY_HOLDS", Code::ResourceExhausted, "TGTOOMANY")
+        }
         HoldError::NothingToLease => (422, "NOTHING_TO_LEASE", precondition, "TGNOLEASE"),
         HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => BAD_REQUEST,
         HoldError::Store(_) => NO_STORE,

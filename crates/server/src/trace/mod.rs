@@ -263,6 +263,7 @@ impl SpanOutcome for HoldError {
             HoldError::NotYours => "not_yours",
             HoldError::Conflict => "conflict",
             HoldError::Ended(_) => "ended",
+            HoldError::TooManyOpen { .. } => "too_many_holds",
             HoldError::NothingToLease => "nothing_to_lease",
             HoldError::OutOfRange { .. } | HoldError::TooLong { .. } | HoldError::BadKey => {
                 "bad_request"

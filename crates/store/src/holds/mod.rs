@@ -54,6 +54,18 @@ pub struct NewHold<'a> {
     pub fingerprint: u64,
     /// A place in the queue for slots, if the client waits.
     pub wait: Option<Wait>,
+    /// The subject that the hold belongs to, and how many open holds the subject may have. `None` for a
+    /// hold that is not counted.
+    pub bound: Option<OpenBound>,
+}
+
+/// A bound on the open holds of one subject, so that one subject cannot fill the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenBound {
+    /// The subject, hashed.
+    pub subject: u128,
+    /// The most open holds of the subject. If it has as many already, another hold is rejected.
+    pub most: u64,
 }
 
 impl<'a> NewHold<'a> {
@@ -106,6 +118,8 @@ pub enum Held {
     Repeated(Arc<HoldRecord>),
     /// Another hold has this id. Nothing was taken.
     Conflict(Arc<HoldRecord>),
+    /// The subject has as many open holds as its [bound](NewHold::bound) allows. Nothing was taken.
+    TooMany,
     /// A charge denies the hold.
     Denied {
         /// The decision on each charge.

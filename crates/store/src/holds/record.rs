@@ -57,6 +57,8 @@ pub struct HoldRecord {
     pub owner: Arc<str>,
     /// A text that the caller stored with the hold.
     pub memo: Arc<str>,
+    /// The subject whose open holds include this one: see [`NewHold::bound`].
+    pub subject: Option<u128>,
     /// The charges that were taken.
     pub charges: Vec<HeldCharge>,
 }
@@ -176,6 +178,7 @@ impl HoldRecord {
             token: new.token,
             owner: shared(new.bounded_owner()),
             memo: shared(cut(new.memo, MAX_MEMO)),
+            subject: new.bound.map(|it| it.subject),
             charges,
         }
     }

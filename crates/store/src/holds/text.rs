@@ -1,8 +1,8 @@
 //! Hold records as text, for stores and ledgers that outlive a process.
 //!
 //! The first line is the hold. Each further line is a charge with its limit. The text begins with its
-//! version. A change of the layout needs a new version. The reader has to keep reading this version,
-//! because running deployments have stored such texts. `tests/hold_text.rs` has examples. The code does not
+//! version. A change of the layout needs a new version. The reader has to keep reading all versions,
+//! because running deployments have stored such texts. Version 1 has no subject. `tests/hold_text.rs` has examples. The code does not
 //! use serde: the stored texts need this reader in any case, and serde would add a second format.
 //!
 //! The reader checks everything, because other programs may write to the disk or server that the text
@@ -24,7 +24,9 @@ use tollgate_core::{
 use super::record::{HeldCharge, HoldRecord, HoldState, Purpose};
 use super::{MAX_CHARGES, MAX_MEMO, MAX_OWNER};
 
-const VERSION: &str = "hold/1";
+const VERSION: &str = "hold/2";
+/// The version without a subject.
+const FIRST_VERSION: &str = "hold/1";
 /// The most bytes of a rule's name that are read.
 const MAX_RULE: usize = 2048;
 const SPAN: &str = "a time span in microseconds";
@@ -49,7 +51,7 @@ type Read<T> = Result<T, RecordError>;
 pub enum RecordError {
     /// The text is not a record, or a record of another version.
     #[error(
-        "a record of a hold begins with `{VERSION}`: this text is something else, or was written by a newer version"
+        "a record of a hold begins with `{VERSION}` or `{FIRST_VERSION}`: this text is something else, or was written by a newer version"
     )]
     Version,
     /// The id is malformed.
@@ -90,7 +92,9 @@ impl HoldRecord {
 
     fn write_to(&self, to: &mut String) -> fmt::Result {
         let (purpose, state) = (name(&PURPOSES, self.purpose), name(&STATES, self.state));
-        write!(to, "{VERSION} {} {purpose} {state} {}", self.id, self.units)?;
+        // Without a subject, the text stays readable for instances that know only the first version.
+        let version = self.subject.map_or(FIRST_VERSION, |_| VERSION);
+        write!(to, "{version} {} {purpose} {state} {}", self.id, self.units)?;
         match self.actual {
             Some(actual) => write!(to, " {actual}")?,
             None => to.write_str(" -")?,
@@ -106,6 +110,9 @@ impl HoldRecord {
             Escaped(&self.owner),
             Escaped(&self.memo),
         )?;
+        if let Some(subject) = self.subject {
+            write!(to, " {subject:032x}")?;
+        }
         for charge in &self.charges {
             write!(
                 to,
@@ -139,9 +146,11 @@ impl HoldRecord {
             rest: Some(rest),
         });
         let mut words = lines.next().ok_or(RecordError::Version)?;
-        if words.next("a version").ok() != Some(VERSION) {
-            return Err(RecordError::Version);
-        }
+        let has_subject = match words.next("a version") {
+            Ok(VERSION) => true,
+            Ok(FIRST_VERSION) => false,
+            _ => return Err(RecordError::Version),
+        };
         let mut record = HoldRecord {
             id: words.next("an id")?.parse()?,
             purpose: words.named("a purpose", &PURPOSES)?,
@@ -160,8 +169,12 @@ impl HoldRecord {
             token: Token::new(words.hex("a token", 32)?),
             owner: words.unescaped("an owner", MAX_OWNER)?,
             memo: words.unescaped("a memo", MAX_MEMO)?,
+            subject: None,
             charges: Vec::new(),
         };
+        if has_subject {
+            record.subject = Some(words.hex("a subject", 32)?);
+        }
         words.end()?;
         if (record.state == HoldState::Consumed) != record.actual.is_some() {
             return Err(words.wrong("the used units"));

@@ -44,12 +44,17 @@ impl<C: Clock> MemoryStore<C> {
         let mut shards = self.lock(charges);
         let now = self.clock.now();
         records.make_room(now)?;
+        if new.bound.is_some_and(|it| !self.records.open.take(it)) {
+            return Ok(Held::TooMany);
+        }
+        // A hold of 0 units is decided like a hold of 1 unit, and takes nothing.
+        let asked = units.max(1);
         let mut looks = Looks::new();
-        shards.look(charges, units, now, &mut looks);
+        shards.look(charges, asked, now, &mut looks);
         let ticket = new.wait.map(|it| it.ticket);
         for (i, charge) in charges.iter().enumerate() {
             if let Limit::Concurrency(numbers) = charge.limit {
-                let cost = charge.cost.saturating_mul(units);
+                let cost = charge.cost.saturating_mul(asked);
                 let shard = shards.of(charge.key);
                 looks[i] = shard.look_slot(charge, numbers, ticket, cost, now);
             }
@@ -93,6 +98,9 @@ impl<C: Clock> MemoryStore<C> {
         }
         drop(shards);
         if !allowed {
+            if let Some(bound) = new.bound {
+                self.records.open.remove(bound.subject);
+            }
             return Ok(Held::Denied { applied, ahead });
         }
         let taken = charges.iter().zip(&looks).map(|(charge, look)| {
@@ -157,6 +165,9 @@ impl<C: Clock> MemoryStore<C> {
             }
             record.end(how);
         });
+        if let Some(subject) = ended.as_ref().and_then(|it| it.subject) {
+            self.records.open.remove(subject);
+        }
         ended.map_or(Settled::Unknown, Settled::Done)
     }
 
@@ -212,6 +223,9 @@ impl<C: Clock> MemoryStore<C> {
         }
         let now = self.clock.now();
         records.make_room(now)?;
+        if let Some(subject) = record.subject.filter(|_| record.is_open()) {
+            self.records.open.add(subject);
+        }
         records.add(Arc::new(record.clone()), now);
         Ok(true)
     }

@@ -18,6 +18,7 @@
 mod all_charges;
 mod holds;
 mod one_charge;
+mod open_holds;
 mod records;
 mod shard;
 mod slots;

@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 use tollgate_core::{HoldId, Time};
 
+use super::open_holds::OpenHolds;
 use crate::contract::StoreError;
 use crate::holds::{HeldCharge, HoldRecord, RETAIN};
 
@@ -26,6 +27,8 @@ const SLACK: usize = 64;
 /// All records, in parts with a lock each.
 pub(super) struct Records {
     parts: Box<[Mutex<Part>]>,
+    /// How many open holds each subject has.
+    pub(super) open: OpenHolds,
 }
 
 impl Records {
@@ -37,7 +40,10 @@ impl Records {
             ..Part::default()
         };
         let parts = (0..PARTS).map(part).map(Mutex::new).collect();
-        Records { parts }
+        Records {
+            parts,
+            open: OpenHolds::default(),
+        }
     }
 
     /// Locks the part of a hold.
@@ -66,7 +72,6 @@ impl Records {
         for part in &self.parts {
             let mut part = part.lock();
             part.forget(usize::MAX, now);
-            let is_mostly_empty = |len, capacity| capacity > 64 && len < capacity / 8;
             let (records, expiries) = (part.records.len(), part.expiries.len());
             if is_mostly_empty(records, part.records.capacity()) {
                 part.records.shrink_to(records * 2);
@@ -75,6 +80,7 @@ impl Records {
                 part.expiries.shrink_to(expiries * 2);
             }
         }
+        self.open.shrink();
     }
 
     /// Returns about how many bytes the records occupy.
@@ -87,8 +93,13 @@ impl Records {
             let ended = part.ended.len() * size_of::<(Time, HoldId)>();
             places + records + expiries + ended + part.charges * size_of::<HeldCharge>()
         });
-        parts.sum::<usize>() + size_of_val(&*self.parts)
+        parts.sum::<usize>() + size_of_val(&*self.parts) + self.open.bytes()
     }
+}
+
+/// Returns whether a collection has given up most of its items, so that it should give up memory too.
+pub(super) fn is_mostly_empty(len: usize, capacity: usize) -> bool {
+    capacity > 64 && len < capacity / 8
 }
 
 /// A part of the records, under one lock.
@@ -231,6 +242,7 @@ mod tests {
             idempotency_key: None,
             fingerprint: 0,
             wait: None,
+            bound: None,
         };
         Arc::new(HoldRecord::new(&new, 1, 0, Vec::new(), now))
     }

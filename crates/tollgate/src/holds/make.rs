@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 use tollgate_config::{Attributes, RequestLimits, Resolution};
 use tollgate_core::{Limit, Tag, Token};
 use tollgate_store::{
-    Ask, Held, HoldState, Immediate, MAX_OWNER, NewHold, Purpose, Store, StoreError, Wait,
+    Ask, Held, HoldState, Immediate, MAX_OWNER, NewHold, OpenBound, Purpose, Store, StoreError,
+    Wait,
 };
 
 use super::{
@@ -52,6 +53,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
                 // A new id cannot be a repeat, so it needs no fingerprint.
                 fingerprint: key.map_or(0, |_| names.fingerprint(attributes, reserve.units)),
                 wait: None,
+                bound: self.bound(attributes, &resolution),
             };
             let charges = &resolution.charges;
             let held = self.limiter.store.hold(charges, reserve.units, &new);
@@ -70,8 +72,14 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
                     }
                 },
                 Ok(Held::Conflict(_)) => return Err(HoldError::Conflict),
+                Ok(Held::TooMany) => return Err(self.too_many(new.bound)),
                 Err(error @ StoreError::Unsupported(_)) => return Err(error.into()),
                 Err(error) => (Err(error), None),
+            };
+            // Failure policies count a reservation of 0 units as 1 unit: otherwise it would be free.
+            let ask = match &answer {
+                Ok(_) => ask,
+                Err(_) => Ask::Exactly(reserve.units.max(1)),
             };
             let reply = self.reply(answer, latency, &resolution, ask, true);
             (reply, held)
@@ -109,13 +117,48 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             ticket,
             patience: PATIENCE,
         });
-        let attempt = self.attempt(&resolution, acquire, wait).await?;
-        Ok(self.acquired(attributes, &resolution, attempt))
+        let attempt = self.attempt(attributes, &resolution, acquire, wait);
+        Ok(self.acquired(attributes, &resolution, attempt.await?))
+    }
+
+    /// Returns whose open holds include a new hold, and how many there may be. The subject is the tenant. A
+    /// request without a tenant belongs to the subject of its first rule that has one. The slots of a
+    /// concurrency rule come on top, so that the rule decides about them, and not this bound.
+    fn bound(&self, attributes: &Attributes<'_>, resolution: &Resolution<'_>) -> Option<OpenBound> {
+        let subject = match attributes.get("tenant").unwrap_or_default() {
+            "" => {
+                let rules = self.active.rules().rules();
+                let has_subject = |rule: &u32| !rules[*rule as usize].per().is_empty();
+                let first = resolution.rules.iter().position(has_subject);
+                resolution.charges.get(first.unwrap_or(0))?.subject()
+            }
+            tenant => self.limiter.names.tenant(tenant),
+        };
+        let slots = resolution.charges.iter().map(|it| match it.limit {
+            Limit::Concurrency(_) if it.enforces() => it.limit.capacity(),
+            _ => 0,
+        });
+        let most = self.active.config().subjects.max_open_holds;
+        Some(OpenBound {
+            subject: subject.bits(),
+            most: slots.max().unwrap_or(0).saturating_add(most),
+        })
+    }
+
+    /// Counts and logs a hold that was rejected because its subject has too many.
+    fn too_many(&self, bound: Option<OpenBound>) -> HoldError {
+        let (limiter, most) = (self.limiter, bound.map_or(0, |it| it.most));
+        let subject = bound.map_or(0, |it| it.subject);
+        limiter
+            .failures
+            .too_many_of_subject(limiter.clock.now(), subject, most);
+        HoldError::TooManyOpen { most }
     }
 
     /// Asks for a lease once.
     pub(super) async fn attempt(
         &self,
+        attributes: &Attributes<'_>,
         resolution: &Resolution<'_>,
         acquire: &Acquire<'_>,
         wait: Option<Wait>,
@@ -149,6 +192,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             idempotency_key: None,
             fingerprint: 0,
             wait,
+            bound: self.bound(attributes, resolution),
         };
         let held = self.limiter.store.hold(&resolution.charges, 1, &new);
         let (held, latency) = self.limiter.answered(held).await;
@@ -161,6 +205,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             }),
             Ok(Held::Denied { applied, ahead }) => Ok(Attempt::denied(reply(Ok(applied)), ahead)),
             Ok(Held::Repeated(_) | Held::Conflict(_)) => Err(HoldError::Conflict),
+            Ok(Held::TooMany) => Err(self.too_many(new.bound)),
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
             Err(error) => Ok(Attempt::denied(reply(Err(error)), None)),
         }

@@ -172,6 +172,15 @@ pub enum HoldError {
         /// The kind of the hold.
         is: &'static str,
     },
+    /// The subject has too many open reservations and leases.
+    #[error(
+        "there are {most} open reservations and leases of this subject already, and no more are allowed: \
+         commit or release some, use a shorter time to live, or raise `subjects.max_open_holds` in the config"
+    )]
+    TooManyOpen {
+        /// The most open reservations and leases of the subject.
+        most: u64,
+    },
     /// No concurrency rule applies to the request.
     #[error("no concurrency rule applies to this request: there is nothing to lease")]
     NothingToLease,

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_config::Attributes;
-use tollgate_core::{HoldId, Keyring, SubjectKind, Tag};
+use tollgate_core::{HoldId, Keyring, Subject, SubjectKind, Tag};
 
 /// Used as an attribute name in hashes. No attribute starts with `@`.
 const NAME: &str = "@hold";
@@ -100,9 +100,14 @@ impl HoldNames {
         let Some(key) = key else {
             return HoldId::new(random(), first);
         };
-        let home = self.tenants.subject([tenant]).tag();
+        let home = self.tenant(tenant).tag();
         let tag = if tags.contains(&home) { home } else { first };
         HoldId::new(self.holds.subject([tenant, key]).bits(), tag)
+    }
+
+    /// Returns the subject of a tenant.
+    pub(crate) fn tenant(&self, tenant: &str) -> Subject {
+        self.tenants.subject([tenant])
     }
 
     /// Hashes a request. The hash shows whether two requests with one idempotency key differ.

@@ -44,7 +44,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             // afterwards.
             let patience = if now < until { PATIENCE } else { Span::ZERO };
             let wait = ticket.map(|ticket| Wait { ticket, patience });
-            let attempt = self.attempt(&resolution, acquire, wait).await?;
+            let attempt = self.attempt(attributes, &resolution, acquire, wait);
+            let attempt = attempt.await?;
             let may_wait = || may_wait(&self.decide(&resolution, &attempt.reply));
             match attempt.ahead.filter(|_| may_wait()) {
                 Some(ahead) => sleep_until((now + pause(ahead)).min(until)).await,

@@ -164,7 +164,7 @@ impl<S: Store> Store for Traced<S> {
     ) -> Reply<'a, Held> {
         let held = |held: &Held| match held {
             Held::Taken { .. } | Held::Repeated(_) => "allowed",
-            Held::Conflict(_) | Held::Denied { .. } => "refused",
+            Held::Conflict(_) | Held::Denied { .. } | Held::TooMany => "refused",
         };
         let call = || self.0.hold(charges, units, new);
         traced!("store.hold", self, charges.len(), call, held)
