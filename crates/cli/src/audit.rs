@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WHAT")]
     what: Option<String>,
 
-    /// Print only changes by this author: the name of a token, or file, signal or anonymous
+    /// Print only changes by this author: the name of a token, or file, signal, clock or anonymous
     #[arg(long, value_name = "NAME")]
     who: Option<String>,
 

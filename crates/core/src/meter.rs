@@ -96,7 +96,7 @@ impl Meter {
             Meter::exact(capacity, per_tick, period / divisor, tick)
         };
         let meter = reduced(Tick::Micro).or_else(|| reduced(Tick::Milli));
-        let inexact = || ParamProblem::NotExact(format!("{capacity} at a rate of {rate}"));
+        let inexact = || ParamProblem::NotExact(format!("{capacity} at a rate of {rate}"), 53);
         let slow = || ParamProblem::SlowRefill(format!("{capacity} at {rate}"));
         let meter = meter.ok_or_else(|| inexact().of(capacity_field))?;
         meter.in_time().ok_or_else(|| slow().of(rate_field))
@@ -156,7 +156,7 @@ impl Meter {
         if per_tick == 0 || token == 0 {
             return Err(ParamProblem::ZeroRate.of("rate"));
         }
-        let inexact = || ParamProblem::NotExact(format!("{capacity} of {token}"));
+        let inexact = || ParamProblem::NotExact(format!("{capacity} of {token}"), 53);
         let slow = || ParamProblem::SlowRefill(format!("{capacity} at {per_tick} for {token}"));
         let meter = Meter::exact(capacity, per_tick, token, tick);
         let meter = meter.ok_or_else(|| inexact().of("capacity"))?;

@@ -35,9 +35,10 @@ pub enum ParamProblem {
     /// A count, and the range that is allowed.
     #[error("{0} is not between {min} and {max}", min = .1.start(), max = .1.end())]
     OutOfRange(u64, RangeInclusive<u64>),
-    /// Numbers that cannot be counted exactly: their product exceeds 2^53, even in milliseconds.
-    #[error("{0} cannot be counted exactly: the product of the numbers exceeds 2^53")]
-    NotExact(String),
+    /// Numbers that cannot be counted exactly, and the power of two that bounds their product, even in
+    /// milliseconds.
+    #[error("{0} cannot be counted exactly: the product of the numbers exceeds 2^{1}")]
+    NotExact(String, u32),
     /// The numbers of a bucket. The bucket takes longer than [`Span::MAX`] to refill.
     #[error("{0} takes longer than 71 years to refill")]
     SlowRefill(String),
@@ -77,7 +78,7 @@ impl ParamError {
             ParamProblem::OutOfRange(_, range) => {
                 return format!("write a number from {} to {}", range.start(), range.end());
             }
-            ParamProblem::NotExact(_) => {
+            ParamProblem::NotExact(..) => {
                 "use rounder numbers (a rate that divides its period), a shorter period, \
                  or a smaller limit"
             }

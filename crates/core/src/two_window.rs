@@ -24,6 +24,9 @@ use crate::limiting::{Denial, Limiting, Verdict};
 use crate::param::{ParamProblem, check_window};
 use crate::units::{Scale, Span, Tick, Time};
 
+/// The product of limit and window is below two to this power, so that sums of products are exact.
+const BITS: u32 = 52;
+
 /// The numbers of a two-window counter.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TwoWindow {
@@ -66,8 +69,8 @@ pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
             window: micros / tick.micros(),
             tick,
         })
-        .find(|it| u128::from(it.limit) * u128::from(it.window) < 1 << 52)
-        .ok_or_else(|| ParamProblem::NotExact(format!("{limit} in {window}")).of("limit"))
+        .find(|it| u128::from(it.limit) * u128::from(it.window) < 1 << BITS)
+        .ok_or_else(|| ParamProblem::NotExact(format!("{limit} in {window}"), BITS).of("limit"))
 }
 
 impl TwoWindow {
@@ -79,7 +82,7 @@ impl TwoWindow {
 
     /// Returns the most that a window can count exactly.
     fn most(&self) -> u64 {
-        ((1 << 52) - 1) / self.window
+        ((1 << BITS) - 1) / self.window
     }
 
     /// Returns the limit, the ticks in a window, and the tick.

@@ -163,7 +163,7 @@ pub fn parse_document(start: &str, problems: &mut Problems<'_>) -> Option<Node> 
     match builder.root {
         Some(root) if !root.is_null() => Some(root),
         _ => {
-            problems.report(Place::default(), "the config is empty", start);
+            problems.report(Place::default(), "the file is empty", start);
             None
         }
     }
