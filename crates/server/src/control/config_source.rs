@@ -1,5 +1,6 @@
 //! The file that a config comes from.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -18,8 +19,8 @@ pub struct Source {
     finish: Finish,
     /// The other files that the config depends on: files of tenants, and their directories.
     others: Mutex<Vec<PathBuf>>,
-    /// The state of the file before it was first read.
-    first: Stamps,
+    /// The stamps of all files before any of them was first read.
+    first: HashMap<PathBuf, Option<Stamp>>,
 }
 
 impl std::fmt::Debug for Source {
@@ -49,8 +50,12 @@ impl Source {
     /// so that no change is missed.
     #[must_use]
     pub fn new(path: PathBuf) -> Source {
+        let own = stamp(&path);
+        let others = tollgate_config::tenant_paths(&path).into_iter();
+        let mut first: HashMap<_, _> = others.map(|it| (it.clone(), stamp(&it))).collect();
+        first.insert(path.clone(), own);
         Source {
-            first: vec![stamp(&path)],
+            first,
             others: Mutex::default(),
             path: path.into(),
             finish: Box::new(Ok),
@@ -67,15 +72,17 @@ impl Source {
         self
     }
 
-    /// Returns the stamp of the config file before it was first read, and the current stamps of the
-    /// other files. Remembers which files these are.
+    /// Returns the stamps of the files of `config` before they were first read. A file that the config
+    /// did not name then has none, so that it counts as changed. Remembers which files these are.
     pub(super) fn first(&self, config: &Config) -> Stamps {
         let files = config.tenant_files().iter();
         let all = files.chain(config.tenant_directories());
         let mut others = self.others.lock();
         *others = all.cloned().collect();
-        let others = others.iter().map(|path| stamp(path));
-        self.first.iter().copied().chain(others).collect()
+        let own = std::iter::once(&*self.path);
+        let all = own.chain(others.iter().map(PathBuf::as_path));
+        let first = all.map(|path| self.first.get(path).copied().flatten());
+        first.collect()
     }
 
     /// Finds all files that the config depends on now, and returns their stamps. Finds them even if the
@@ -201,5 +208,44 @@ impl fmt::Display for RejectedConfig {
             0 | 1 => Ok(()),
             several => write!(f, " (and {} more)", several - 1),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files of tenants may change while the server starts, after they were read.
+    #[tokio::test]
+    async fn tenant_file_that_changes_during_the_start_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let write =
+            |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        write(
+            "rules.yaml",
+            "version: 1\ntenant_files: [one.yaml, more]\nrules: []\n",
+        );
+        write("one.yaml", "acme: {}\n");
+        std::fs::create_dir(folder.path().join("more")).unwrap();
+        write("more/two.yaml", "two: {}\n");
+        let changes: [&dyn Fn(); 4] = [
+            &|| {},
+            &|| write("one.yaml", "acme: {}\nother: {}\n"),
+            &|| write("more/two.yaml", "two: {}\nthree: {}\n"),
+            &|| write("more/four.yaml", "four: {}\n"),
+        ];
+        for (number, change) in changes.iter().enumerate() {
+            let source = Source::new(folder.path().join("rules.yaml"));
+            let config = source.load().unwrap();
+            change();
+            let first = source.first(&config);
+            let is_same = first == source.stamps().await;
+            assert_eq!(is_same, number == 0, "change {number}");
+        }
+        // A file that is new when the config is read counts as changed.
+        let source = Source::new(folder.path().join("rules.yaml"));
+        write("more/five.yaml", "five: {}\n");
+        let config = source.load().unwrap();
+        assert_ne!(source.first(&config), source.stamps().await);
     }
 }
