@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tollgate::{Config, ConfigError, Engine};
+use tollgate::{Config, ConfigError, Engine, Span};
 use tollgate_config::{Secret, Store};
 
 use crate::failed;
@@ -60,7 +60,12 @@ impl ConfigArgs {
 
 /// Starts the engine of a config, and checks that its store answers.
 pub(crate) async fn start(config: &Config) -> Result<Engine, String> {
-    Engine::start(config).await.map_err(failed)
+    let mut config = config.clone();
+    if let Store::Redis(redis) = &mut config.store {
+        // A person waits for the answer.
+        redis.connect_patience = Span::ZERO;
+    }
+    Engine::start(&config).await.map_err(failed)
 }
 
 /// Runs a future on a runtime of its own.

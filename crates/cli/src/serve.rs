@@ -120,7 +120,8 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     // only for a short time.
     control.overrides().refresh().await;
     let control = Arc::new(control);
-    announce(args, &config, &addresses);
+    let problem = control.engine().store_problem();
+    announce(args, &config, problem.as_deref(), &addresses);
     tokio::select! {
         () = doors.serve(Arc::clone(&control), stop) => {}
         () = reload_on_hangup(hangups, &control) => {}
@@ -140,7 +141,7 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
 }
 
 /// Prints the rules, the store and the addresses.
-fn announce(args: &Args, config: &Config, addresses: &[Address]) {
+fn announce(args: &Args, config: &Config, problem: Option<&str>, addresses: &[Address]) {
     let count = config.policy.rules.len();
     let origin = match &args.config.config {
         Some(file) => format!("{} of {}", count_rules(count), file.display()),
@@ -150,6 +151,11 @@ fn announce(args: &Args, config: &Config, addresses: &[Address]) {
     say(&format!("tollgate {version} with {origin}\n"));
     if let Some(store) = describe_store(&config.store) {
         say(&format!("state in {store}\n"));
+    }
+    if let Some(problem) = problem {
+        say(&format!(
+            "WITHOUT the store until it is there: failure policies decide ({problem})\n"
+        ));
     }
     for address in addresses {
         // Scripts wait for this line: all doors are open by now, and overrides are in force.
@@ -199,6 +205,16 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
             tracing::warn!(%error, "the store is unreachable; failure policies decide until it is back");
             Engine::start_unchecked(config)
         }
+        Err(error) if error.is_store_unreachable() && has_policies(config) => {
+            tracing::error!(%error, "the store is unreachable; starting without it: failure policies decide until it is back");
+            Engine::start_without_store(config).await
+        }
+        Err(error) if error.is_store_unreachable() => {
+            return Err(format!(
+                "error: {error}\n      or set `on_store_failure` in every rule: then the server starts without the store\n      \
+                 or start without the store in any case, and let failure policies decide: --without-store"
+            ));
+        }
         Err(error) if error.is_passing() => {
             return Err(format!(
                 "error: {error}\n      or start without the store, and let failure policies decide: --without-store"
@@ -223,6 +239,12 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
         );
     }
     Ok(engine)
+}
+
+/// Returns whether every rule says what happens while the store is down.
+fn has_policies(config: &Config) -> bool {
+    let mut rules = config.policy.rules.iter();
+    rules.all(|rule| rule.on_store_failure().is_some())
 }
 
 /// Lists the servers that hold the state, without passwords; `None` for the memory store.

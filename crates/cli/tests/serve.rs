@@ -6,8 +6,10 @@ mod common;
 
 use std::io::BufRead;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 use common::Serving;
+use tollgate_rig::{Redis, wait};
 
 fn sh(line: &str) -> Output {
     let output = Command::new("sh").args(["-c", line]).output().unwrap();
@@ -240,4 +242,120 @@ fn audit_trail_is_complete_when_the_server_stops() {
     assert_eq!(code, Some(0));
     let trail = std::fs::read_to_string(folder.path().join("audit.jsonl")).unwrap();
     assert!(trail.contains("override.expired"), "{trail}");
+}
+
+/// Writes a config with rules on `redis`, and returns its directory and its path.
+fn config_on(redis: &Redis, settings: &str, policy: &str) -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("rules.yaml");
+    let text = format!(
+        r#"
+version: 1
+subjects: {{ hash_secret: 0123456789abcdef }}
+store: {{ redis: {{ url: "{}", {settings} }} }}
+rules:
+  - {{ id: all, per: [user], algorithm: fixed-window, limit: 5, window: 30d{policy} }}
+"#,
+        redis.url()
+    );
+    std::fs::write(&file, text).unwrap();
+    (directory, file.display().to_string())
+}
+
+fn check(url: &str) -> String {
+    stdout(&format!(
+        "curl -s {url}/v1/check -d '{{\"attributes\":{{\"user\":\"ann\"}}}}'"
+    ))
+}
+
+#[test]
+fn start_waits_for_a_redis_that_is_paused() {
+    start_waits(Redis::pause, Redis::resume);
+}
+
+#[test]
+fn start_waits_for_a_redis_that_starts_later() {
+    start_waits(Redis::kill, Redis::restart);
+}
+
+/// A Redis that does not answer for a while does not end the start.
+fn start_waits(stop: fn(&Redis), start: fn(&Redis)) {
+    let redis = Redis::start();
+    stop(&redis);
+    let (directory, config) = config_on(&redis, "connect_patience: 5m", "");
+    let log = directory.path().join("log");
+    let stderr = std::fs::File::create(&log).unwrap();
+    let serving = std::thread::scope(|scope| {
+        let starting = scope.spawn(|| Serving::start_with(&["--config", &config], stderr.into()));
+        wait::until("the first attempt fails", Duration::from_secs(60), || {
+            let log = std::fs::read_to_string(&log).unwrap();
+            log.contains("the store cannot be reached yet")
+        });
+        start(&redis);
+        starting.join().unwrap()
+    });
+    let answer = check(&serving.url);
+    assert!(answer.contains(r#""remaining":4"#), "{answer}");
+    let ready = stdout(&format!("curl -s {}/readyz", serving.url));
+    assert!(!ready.contains("storeProblem"), "{ready}");
+}
+
+/// If every rule has a failure policy, the server starts without a Redis that is down, and uses it when it is
+/// there.
+#[test]
+fn start_without_redis_if_every_rule_has_a_policy() {
+    let redis = Redis::start();
+    redis.pause();
+    let settings = "connect_patience: 1ms, circuit_breaker: { timeout_duration: 50ms }";
+    let (directory, config) = config_on(&redis, settings, ", on_store_failure: fail-open");
+    let log = directory.path().join("log");
+    let stderr = std::fs::File::create(&log).unwrap();
+    let serving = Serving::start_with(&["--config", &config], stderr.into());
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(text.contains("starting without it"), "{text}");
+    let answer = check(&serving.url);
+    assert!(answer.contains(r#""fallback":"fail-open""#), "{answer}");
+    let ready = || stdout(&format!("curl -s {}/readyz", serving.url));
+    let problem = ready();
+    assert!(problem.contains("storeProblem"), "{problem}");
+    redis.resume();
+    let limit = Duration::from_secs(60);
+    wait::until("the store is there", limit, || {
+        !ready().contains("storeProblem")
+    });
+    wait::until("the store decides", limit, || {
+        check(&serving.url).contains(r#""fallback":null"#)
+    });
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(text.contains("the store is there"), "{text}");
+    let printed = serving.terminate().0;
+    assert!(!printed.contains("panicked"), "{printed}");
+}
+
+/// A rule without a failure policy would answer 503, so the server does not start.
+#[test]
+fn start_without_redis_fails_if_a_rule_has_no_policy() {
+    let redis = Redis::start();
+    redis.pause();
+    let (_directory, config) = config_on(&redis, "connect_patience: 300ms", "");
+    let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["serve", "--http", "127.0.0.1:0", "--config", &config])
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    for text in [
+        "store.redis.urls",
+        "does not answer",
+        "on_store_failure",
+        "--without-store",
+    ] {
+        assert!(error.contains(text), "{text}: {error}");
+    }
+    // Commands for a person do not wait.
+    let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["check", "--config", &config, "user=ann"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
 }

@@ -19,6 +19,7 @@ sentinel_password_file: /run/secrets/${MASTER}
 tls_ca: /etc/ssl/redis-ca.pem
 timeout: 10s
 connect_timeout: 1ms
+connect_patience: 1m
 idle_timeout: 1h
 max_connections: 64
 max_in_flight: 1_000_000
@@ -79,6 +80,7 @@ fn every_field_is_read() {
     assert_eq!(redis.tls_ca, Some(authority));
     assert_eq!(redis.timeout, Span::from_secs(10));
     assert_eq!(redis.connect_timeout, Span::from_millis(1));
+    assert_eq!(redis.connect_patience, Span::MINUTE);
     assert_eq!(redis.idle_timeout, Span::HOUR);
     assert_eq!(redis.max_connections, 64);
     assert_eq!(redis.max_in_flight, 1_000_000);
@@ -105,6 +107,7 @@ fn the_smallest_redis_has_defaults() {
     assert_eq!(redis.tls_ca, None);
     assert_eq!(redis.timeout, Span::from_millis(50));
     assert_eq!(redis.connect_timeout, Span::from_millis(200));
+    assert_eq!(redis.connect_patience, Span::from_secs(10));
     assert_eq!(redis.idle_timeout, Span::from_secs(30));
     assert_eq!(redis.max_connections, 4);
     assert_eq!(redis.max_in_flight, 10_000);

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinError;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Balance, Charge, HoldId, Limit, Span, Tag, Time, Token};
 use tollgate_store::{
@@ -28,6 +29,9 @@ use crate::request::{Operation, Request};
 use crate::script::Family;
 use crate::startup::{self, StartError};
 use crate::topology::{self, Map};
+
+/// How long to wait at the start before the next attempt to reach a server.
+const RETRY_START: Duration = Duration::from_millis(200);
 
 /// State in Redis, shared by all instances that use the same servers, namespace and secret.
 ///
@@ -68,9 +72,47 @@ impl RedisStore {
     /// # Errors
     /// If a check fails. The error names the setting to check.
     pub async fn connect(options: Options) -> Result<RedisStore, StartError> {
+        RedisStore::connect_within(options, Duration::ZERO).await
+    }
+
+    /// Connects as [`connect`](RedisStore::connect) does. While a server cannot be reached, tries again for
+    /// as long as `patience`.
+    ///
+    /// # Errors
+    /// The error of the last check.
+    pub async fn connect_within(
+        options: Options,
+        patience: Duration,
+    ) -> Result<RedisStore, StartError> {
+        let until = Instant::now() + patience;
         let store = RedisStore::unchecked(options);
-        startup::check_servers(&store.shared).await?;
-        Ok(store)
+        let mut attempts = 0;
+        loop {
+            let Err(error) = store.check().await else {
+                return Ok(store);
+            };
+            attempts += 1;
+            if !error.passing || Instant::now() + RETRY_START >= until {
+                return Err(error);
+            }
+            if attempts == 1 {
+                let problem = &error.what;
+                tracing::warn!(
+                    problem,
+                    ?patience,
+                    "the store cannot be reached yet; trying again"
+                );
+            }
+            sleep(RETRY_START).await;
+        }
+    }
+
+    /// Checks that the servers are there and are what the settings say.
+    ///
+    /// # Errors
+    /// If they are not. The error names the setting to check.
+    pub async fn check(&self) -> Result<(), StartError> {
+        startup::check_servers(&self.shared).await
     }
 
     /// Returns a store on servers that may not be there yet. Requests fail until the servers are there.

@@ -89,6 +89,11 @@ pub(crate) struct Ready<'a> {
     config_version: &'a str,
     /// How many rules this config has.
     rules: usize,
+    /// Why the store cannot be used at the moment. Failure policies decide meanwhile. Absent if the store
+    /// works.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(required = false)]
+    store_problem: Option<String>,
     /// Where the rules come from.
     config: ReadyConfig<'a>,
 }
@@ -111,11 +116,12 @@ pub(crate) struct ReadyConfig<'a> {
     needs_restart: &'a [&'static str],
 }
 
-pub(crate) fn ready(rules: &RuleSet, status: &Status) -> Response {
+pub(crate) fn ready(rules: &RuleSet, store_problem: Option<String>, status: &Status) -> Response {
     report(&Ready {
         status: "ready",
         config_version: rules.version(),
         rules: rules.rules().len(),
+        store_problem,
         config: ReadyConfig {
             version: rules.version(),
             loaded_at: instant(status.loaded_at),

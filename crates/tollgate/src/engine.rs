@@ -12,6 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(feature = "redis")]
 use std::time::Duration;
 
+#[cfg(feature = "redis")]
+use arc_swap::ArcSwapOption;
+#[cfg(feature = "redis")]
+use tokio::time::sleep;
 #[cfg(feature = "ledger")]
 use tollgate_config::LedgerDatabase;
 #[cfg(feature = "redis")]
@@ -21,7 +25,7 @@ use tollgate_config::{Config, Store as StoreConfig};
 use tollgate_ledger::{Database, Ledger, Options as LedgerOptions};
 #[cfg(feature = "redis")]
 use tollgate_redis::{
-    Address, BreakerOptions, Finding, Options, RedisStore, Servers, SharedValues, Tls,
+    Address, BreakerOptions, BreakerState, Finding, Options, RedisStore, Servers, SharedValues, Tls,
 };
 #[cfg(any(feature = "ledger", feature = "redis"))]
 use tollgate_store::SystemClock;
@@ -54,7 +58,13 @@ struct Redis {
     store: RedisStore,
     /// How many requests were denied from known denials.
     known_denials: Arc<AtomicU64>,
+    /// Why the store was not there at the start; `None` since it was there.
+    missing: Arc<ArcSwapOption<String>>,
 }
+
+/// How often an engine that has started without its store looks whether the store is there.
+#[cfg(feature = "redis")]
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,13 +87,17 @@ impl Deref for Engine {
 struct Parts {
     #[cfg(feature = "redis")]
     redis: Option<RedisStore>,
+    /// Whether the store was not checked.
+    #[cfg(feature = "redis")]
+    unchecked: bool,
     #[cfg(feature = "ledger")]
     ledger: Option<Ledger>,
 }
 
 impl Engine {
-    /// Starts the limiter of a validated config, and checks that its store and its ledger answer. Needs
-    /// a Tokio runtime, unless all state is in memory.
+    /// Starts the limiter of a validated config, and checks that its store and its ledger answer. While
+    /// the store cannot be reached, tries again for as long as the config's `connect_patience`. Needs a
+    /// Tokio runtime, unless all state is in memory.
     ///
     /// # Errors
     /// If the store or the ledger does not answer, does not match the config, or is not part of this
@@ -92,41 +106,49 @@ impl Engine {
         check_build(config)?;
         #[allow(unused_mut)]
         let mut parts = Parts::default();
-        #[cfg(feature = "ledger")]
-        if let Some(options) = ledger_options(config)? {
-            let ledger = Ledger::open(options).await.map_err(|error| {
-                StartError::passing(format!("ledger: {error}"), error.is_passing())
-            })?;
-            parts.ledger = Some(ledger);
-        }
+        // The store comes first: if it is not there, no ledger has to be closed.
         #[cfg(feature = "redis")]
-        if let Some(options) = redis_options(config)? {
-            let store = RedisStore::connect(options).await;
+        if let (Some(options), StoreConfig::Redis(redis)) = (redis_options(config)?, &config.store)
+        {
+            let patience = redis.connect_patience.into();
+            let store = RedisStore::connect_within(options, patience).await;
             let failed = |error: tollgate_redis::StartError| {
-                StartError::passing(error.to_string(), error.passing)
+                StartError::of_store(error.to_string(), error.passing)
             };
             parts.redis = Some(store.map_err(failed)?);
         }
+        parts.open_ledger(config).await?;
         Ok(Engine::build(config, parts))
     }
 
-    /// Starts the limiter without a check of the store. Failure policies decide until the store
-    /// answers.
+    /// Starts the limiter as [`start`](Engine::start) does, but without a check of the store. Failure
+    /// policies decide until the store answers.
+    ///
+    /// # Errors
+    /// If the ledger does not answer, or this build lacks a part that the config names.
+    pub async fn start_without_store(config: &Config) -> Result<Engine, StartError> {
+        check_build(config)?;
+        let mut parts = Parts::default();
+        parts.skip_store(config)?;
+        parts.open_ledger(config).await?;
+        Ok(Engine::build(config, parts))
+    }
+
+    /// Starts the limiter without a check of the store and the ledger. Failure policies decide until
+    /// they answer.
     ///
     /// # Errors
     /// If this build lacks a part that the config names, or if something cannot be read, such as a
     /// password file.
     pub fn start_unchecked(config: &Config) -> Result<Engine, StartError> {
         check_build(config)?;
-        Ok(Engine::build(
-            config,
-            Parts {
-                #[cfg(feature = "redis")]
-                redis: redis_options(config)?.map(RedisStore::unchecked),
-                #[cfg(feature = "ledger")]
-                ledger: ledger_options(config)?.map(Ledger::start),
-            },
-        ))
+        let mut parts = Parts::default();
+        parts.skip_store(config)?;
+        #[cfg(feature = "ledger")]
+        {
+            parts.ledger = ledger_options(config)?.map(Ledger::start);
+        }
+        Ok(Engine::build(config, parts))
     }
 
     /// Builds the stack of stores, from the inside out.
@@ -155,9 +177,14 @@ impl Engine {
                     store = Arc::new(remembered);
                 }
             }
+            let missing = Arc::default();
+            if parts.unchecked {
+                watch_for(&redis, &missing);
+            }
             Redis {
                 store: redis,
                 known_denials,
+                missing,
             }
         });
         let limiter = Limiter::builder(config, store)
@@ -203,6 +230,19 @@ impl Engine {
     pub fn known_denials(&self) -> u64 {
         let known = self.redis.as_ref();
         known.map_or(0, |redis| redis.known_denials.load(Ordering::Relaxed))
+    }
+
+    /// Returns why the store cannot be used at the moment, so that failure policies decide; `None` if
+    /// nothing is known to be wrong with it.
+    #[must_use]
+    pub fn store_problem(&self) -> Option<String> {
+        let redis = self.redis.as_ref()?;
+        if let Some(problem) = &*redis.missing.load() {
+            return Some(String::clone(problem));
+        }
+        let mut breakers = redis.store.breakers().into_iter();
+        let (server, _) = breakers.find(|(_, state)| *state == BreakerState::Open)?;
+        Some(format!("{server} fails: its circuit breaker is open"))
     }
 
     /// Returns the texts that all instances on this Redis share; `None` if state is in this process.
@@ -265,6 +305,59 @@ impl Engine {
         let version = version.map_err(|error| StartError::new(error.to_string()))?;
         Ok(Some((place, version)))
     }
+}
+
+#[allow(unused_variables, clippy::unused_async)] // Each feature adds a part.
+impl Parts {
+    /// Takes the store that a config names, without a check.
+    fn skip_store(&mut self, config: &Config) -> Result<(), StartError> {
+        #[cfg(feature = "redis")]
+        {
+            self.redis = redis_options(config)?.map(RedisStore::unchecked);
+            self.unchecked = true;
+        }
+        Ok(())
+    }
+
+    /// Opens the ledger that a config names.
+    async fn open_ledger(&mut self, config: &Config) -> Result<(), StartError> {
+        #[cfg(feature = "ledger")]
+        if let Some(options) = ledger_options(config)? {
+            let ledger = Ledger::open(options).await.map_err(|error| {
+                StartError::passing(format!("ledger: {error}"), error.is_passing())
+            })?;
+            self.ledger = Some(ledger);
+        }
+        Ok(())
+    }
+}
+
+/// Looks for a store that was not checked, until it is there. Meanwhile, `missing` has the problem.
+#[cfg(feature = "redis")]
+fn watch_for(store: &RedisStore, missing: &Arc<ArcSwapOption<String>>) {
+    let unknown = "the store was not reached since the start";
+    missing.store(Some(Arc::new(unknown.to_owned())));
+    let (store, missing) = (store.clone(), Arc::downgrade(missing));
+    tokio::spawn(async move {
+        loop {
+            let checked = store.check().await;
+            let Some(missing) = missing.upgrade() else {
+                return;
+            };
+            let Err(error) = checked else {
+                missing.store(None);
+                tracing::info!("the store is there; it decides from now on");
+                return;
+            };
+            let is_new = missing.load().as_deref() != Some(&error.what);
+            if is_new && !error.passing {
+                tracing::error!(%error, "the store cannot be used");
+            }
+            missing.store(Some(Arc::new(error.what)));
+            drop(missing);
+            sleep(LOOK_EVERY).await;
+        }
+    });
 }
 
 /// Returns the store that keeps the state, and a handle to it if it is in this process.

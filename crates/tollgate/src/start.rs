@@ -15,6 +15,7 @@ use crate::stores::Traced;
 pub struct StartError {
     what: String,
     passing: bool,
+    of_store: bool,
 }
 
 impl StartError {
@@ -22,6 +23,7 @@ impl StartError {
         StartError {
             what: what.into(),
             passing: false,
+            of_store: false,
         }
     }
 
@@ -29,9 +31,24 @@ impl StartError {
     #[cfg(any(feature = "ledger", feature = "redis"))]
     pub(crate) fn passing(what: impl Into<String>, passing: bool) -> StartError {
         StartError {
-            what: what.into(),
             passing,
+            ..StartError::new(what)
         }
+    }
+
+    /// Makes an error of the store. `passing` is its answer for `is_passing`.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_store(what: impl Into<String>, passing: bool) -> StartError {
+        StartError {
+            of_store: true,
+            ..StartError::passing(what, passing)
+        }
+    }
+
+    /// Returns whether the store, and not the ledger, cannot be reached at the moment.
+    #[must_use]
+    pub fn is_store_unreachable(&self) -> bool {
+        self.of_store && self.passing
     }
 
     /// Returns whether the error may go away by itself, for example when a server is down.

@@ -68,6 +68,8 @@ pub struct Redis {
     pub timeout: Span,
     /// How long a connection may take to open (default 200 ms).
     pub connect_timeout: Span,
+    /// How long a server that starts tries to reach the store (default 10 s).
+    pub connect_patience: Span,
     /// After how long without use a connection is closed (default 30 s).
     pub idle_timeout: Span,
     /// The most connections to each server (default 4).
@@ -192,6 +194,7 @@ impl Redis {
             tls_ca: None,
             timeout: Span::from_millis(50),
             connect_timeout: Span::from_millis(200),
+            connect_patience: Span::from_secs(10),
             idle_timeout: Span::from_secs(30),
             max_connections: 4,
             max_in_flight: 10_000,

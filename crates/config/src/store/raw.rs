@@ -85,6 +85,8 @@ section! {
         timeout: Duration = "timeout",
         /// How long a connection may take to open, 1ms to 30s (default 200ms).
         connect_timeout: Duration = "connect_timeout",
+        /// How long a server that starts tries to reach the store, 1ms to 10m (default 10s).
+        connect_patience: Duration = "connect_patience",
         /// After how long without use a connection is closed, 1s to 1h (default 30s).
         idle_timeout: Duration = "idle_timeout",
         /// The most connections to a server, 1 to 64 (default 4).

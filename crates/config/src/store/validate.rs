@@ -65,6 +65,11 @@ impl Reader<'_> {
         for (field, value, millis) in [
             (&raw.timeout, &mut redis.timeout, 1..=10_000),
             (&raw.connect_timeout, &mut redis.connect_timeout, 1..=30_000),
+            (
+                &raw.connect_patience,
+                &mut redis.connect_patience,
+                1..=600_000,
+            ),
             (&raw.idle_timeout, &mut redis.idle_timeout, 1000..=3_600_000),
         ] {
             duration_in(field, value, millis, problems);

@@ -289,7 +289,12 @@ async fn readyz(State(app): AppState) -> Response {
     if app.draining.load(Ordering::Relaxed) {
         return respond::error(&RequestError::Draining);
     }
-    respond::ready(&app.control.engine().rules(), &app.control.status())
+    let engine = app.control.engine();
+    respond::ready(
+        &engine.rules(),
+        engine.store_problem(),
+        &app.control.status(),
+    )
 }
 
 async fn description(State(app): AppState) -> Response {
