@@ -31,6 +31,8 @@ pub struct Ledger {
     pub spill: PathBuf,
     /// How large the spill file may become, in bytes (default 1,000,000,000).
     pub max_spill: u64,
+    /// How long a request of a strict rule waits until its usage is in the database (default 10 s).
+    pub strict_wait: Span,
 }
 
 /// The database of a ledger.
@@ -158,6 +160,8 @@ section! {
         spill: Text = "spill",
         /// How large the spill file may become, 1MB to 1TB (default 1GB).
         max_spill: Size = "max_spill",
+        /// How long a request of a rule with durability strict waits until its usage is in the database, 10ms to 60s (default 10s).
+        strict_wait: Duration = "strict_wait",
     }
 }
 
@@ -182,6 +186,8 @@ pub(crate) fn ledger(
         10..=60_000,
         problems,
     );
+    let mut strict_wait = Span::from_secs(10);
+    duration_in(&raw.strict_wait, &mut strict_wait, 10..=60_000, problems);
     let queued = 1_000..=10_000_000;
     number_in(&raw.max_queued, &mut max_queued, queued, problems);
     let max_spill = raw
@@ -210,6 +216,7 @@ pub(crate) fn ledger(
         max_queued,
         spill,
         max_spill,
+        strict_wait,
     })
 }
 

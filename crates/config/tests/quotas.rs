@@ -517,6 +517,7 @@ fn a_ledger_is_a_file_or_a_server() {
     assert_eq!(ledger.flush_interval, Span::from_millis(200));
     assert_eq!(ledger.max_queued, 100_000);
     assert_eq!(ledger.max_spill, 1_000_000_000);
+    assert_eq!(ledger.strict_wait, Span::from_secs(10));
     assert_eq!(ledger.spill, Path::new("./data/tollgate.spill"));
     let spill = |section: &str| with(section).ledger.unwrap().spill;
     assert_eq!(
@@ -524,7 +525,7 @@ fn a_ledger_is_a_file_or_a_server() {
         Path::new("a.spill.spill")
     );
     let all = "ledger: { postgres: \"postgres://app:${SECRET}@db/t?sslmode=require\", flush_interval: 1s, \
-               max_queued: 5_000, spill: /var/spill, max_spill: 64MiB }";
+               max_queued: 5_000, spill: /var/spill, max_spill: 64MiB, strict_wait: 250ms }";
     let config = with(all);
     assert!(!format!("{config:?}").contains("hunter2"));
     let ledger = config.ledger.unwrap();
@@ -538,6 +539,7 @@ fn a_ledger_is_a_file_or_a_server() {
         b"postgres://app:0123456789hunter2@db/t?sslmode=require"
     );
     assert_eq!(ledger.max_spill, 64 << 20);
+    assert_eq!(ledger.strict_wait, Span::from_millis(250));
     assert_eq!(ledger.spill, Path::new("/var/spill"));
     let file = with("ledger: { postgres_url_file: /run/secrets/ledger }")
         .ledger
@@ -615,6 +617,7 @@ fn the_schema_has_the_fields_of_quotas() {
             "max_queued",
             "spill",
             "max_spill",
+            "strict_wait",
         ],
     );
     has("Events", &["near_limit", "webhook"]);

@@ -159,7 +159,7 @@ impl Ledger {
     /// at the same time share a transaction. A caller that stops waiting does not cancel the write.
     ///
     /// # Errors
-    /// If the write failed. If the error [is unknown](LedgerError::is_unknown), the entries may have been
+    /// If the write failed, or was not confirmed within [`Options::strict_wait`]. If the error [is unknown](LedgerError::is_unknown), the entries may have been
     /// written. Otherwise no entry was written, and none will be.
     pub async fn write(&self, entries: Vec<Entry>) -> Result<(), LedgerError> {
         self.write_new(entries).await.map(|_| ())
@@ -188,13 +188,11 @@ impl Ledger {
             full => LedgerError::Full(full),
         })?;
         self.0.shared.wake.notify_one();
-        // Enough time for the transaction that is running, for connecting, and for the transaction of these
-        // entries.
-        let limit = options.write_timeout * 2 + options.connect_timeout;
-        match timeout(limit, answer).await {
+        let wait = options.strict_wait;
+        match timeout(wait, answer).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(self.unknown("its writer task has ended")),
-            Err(_) => Err(self.unknown("too many writes are queued before this one")),
+            Err(_) => Err(self.unknown(&format!("the write was not confirmed within {wait:?}"))),
         }
     }
 

@@ -100,6 +100,8 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// How long one transaction or one query may take.
     pub write_timeout: Duration,
+    /// How long a caller waits until its entries are in the database: see [`Ledger::write`](crate::Ledger::write).
+    pub strict_wait: Duration,
 }
 
 impl Options {
@@ -115,6 +117,7 @@ impl Options {
             batch: 10_000,
             connect_timeout: Duration::from_secs(5),
             write_timeout: Duration::from_secs(5),
+            strict_wait: Duration::from_secs(10),
         }
     }
 

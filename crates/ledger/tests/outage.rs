@@ -188,6 +188,24 @@ async fn entries_do_not_wait_for_a_hanging_server() {
     assert_eq!((ledger.status().spilled, ledger.status().failures), (0, 0));
 }
 
+/// A caller waits for a strict write as long as the settings say, and not until the transaction ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_strict_write_waits_as_long_as_configured() {
+    let (server, mut fixture) = with_tables().await;
+    fixture.options.write_timeout = Duration::from_secs(600);
+    fixture.options.strict_wait = Duration::from_millis(100);
+    let ledger = fixture.open().await;
+    server.pause();
+    // The server answers nothing, and the transaction may take ten minutes.
+    let error = ledger.write(vec![grant(1)]).await.unwrap_err();
+    assert!(error.is_unknown(), "{error}");
+    assert!(error.to_string().contains("within 100ms"), "{error}");
+    server.resume();
+    // The write was not cancelled.
+    ledger.flush().await.unwrap();
+    assert_eq!(ids(&ledger).await, [1]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hanging_write_ends_in_time() {
     let (server, mut fixture) = with_tables().await;

@@ -467,6 +467,7 @@ fn ledger_options(config: &Config) -> Result<Option<LedgerOptions>, StartError> 
         max_queued: ledger.max_queued,
         spill: Some(ledger.spill.clone()),
         max_spill_bytes: ledger.max_spill,
+        strict_wait: ledger.strict_wait.into(),
         ..LedgerOptions::new(database)
     }))
 }
