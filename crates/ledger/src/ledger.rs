@@ -12,7 +12,7 @@ use crate::database::{self, Query, Readers, Row, Session, query_error, readers};
 use crate::entry::{Entry, EntryId, Note};
 use crate::error::{Full, LedgerError, OpenError};
 use crate::options::{Database, Options};
-use crate::pending::{Pending, UseOf};
+use crate::pending::{NewUse, Pending, UseOf};
 use crate::status::{Status, StatusReport};
 use crate::writer::{CLOSE_LIMIT, Shared, Writer};
 
@@ -153,6 +153,18 @@ impl Ledger {
         id: impl FnOnce() -> EntryId,
     ) -> Result<(), Full> {
         self.accept(|pending| pending.record_use(of, amount, count, at, id))
+    }
+
+    /// Accepts several uses, all or none, as [`Ledger::record_use`] accepts one.
+    ///
+    /// # Errors
+    /// The same as for [`Ledger::record`]. After an error, no use was accepted.
+    pub fn record_uses(
+        &self,
+        uses: &[NewUse<'_>],
+        id: impl FnMut() -> EntryId,
+    ) -> Result<(), Full> {
+        self.accept(|pending| pending.record_uses(uses, id))
     }
 
     /// Writes entries, all or none. The entries are in the database when this returns. Calls that wait

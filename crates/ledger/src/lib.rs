@@ -52,5 +52,5 @@ pub use crate::entry::{
 pub use crate::error::{Full, LedgerError, OpenError};
 pub use crate::ledger::Ledger;
 pub use crate::options::{Database, Options};
-pub use crate::pending::UseOf;
+pub use crate::pending::{NewUse, UseOf};
 pub use crate::status::Status;

@@ -17,7 +17,7 @@ use crate::entry::{Entry, EntryId, Kind, Note, check_amount};
 use crate::error::{Full, LedgerError};
 
 pub(crate) use uses::Use;
-pub use uses::UseOf;
+pub use uses::{NewUse, UseOf};
 
 /// The answer to a caller that waits for a write: whether all entries were new.
 pub(crate) type Reply = oneshot::Sender<Result<bool, LedgerError>>;
@@ -158,6 +158,53 @@ impl Pending {
         self.index_next(hash, of);
         self.items.push(Item::Use(new));
         Ok(self.grown())
+    }
+
+    /// Queues several uses, all or none. Returns whether to wake the writer now.
+    pub(crate) fn record_uses(
+        &mut self,
+        uses: &[NewUse<'_>],
+        mut id: impl FnMut() -> EntryId,
+    ) -> Result<bool, Full> {
+        if uses.len() > 1 {
+            self.has_room_for(uses)?;
+        }
+        let mut is_due = false;
+        for it in uses {
+            // Of several uses, none fails here: everything was checked.
+            is_due |= self.record_use(&it.of, it.amount, it.count, it.at, &mut id)?;
+        }
+        Ok(is_due)
+    }
+
+    /// Checks that all of `uses` can be queued. If there may be too little room, all of them must fit into
+    /// waiting uses.
+    fn has_room_for(&self, uses: &[NewUse<'_>]) -> Result<(), Full> {
+        self.is_open()?;
+        let (mut amount, mut count) = (0_i64, 0_u32);
+        for it in uses {
+            check_amount(it.amount)?;
+            amount = amount.saturating_add(it.amount);
+            count = count.saturating_add(it.count);
+        }
+        let waiting = |of: &UseOf<'_>| {
+            let is_same =
+                |place: &usize| use_at(&self.items, *place).is_some_and(|it| it.is_of(of));
+            let place = self.index.find(of.hash(&self.hasher), is_same)?;
+            // Several of the uses may be merged into this one.
+            use_at(&self.items, *place).filter(|it| it.fits(amount, count))
+        };
+        let mut is_merged = true;
+        for it in uses {
+            if waiting(&it.of).is_none() {
+                it.of.check()?;
+                is_merged = false;
+            }
+        }
+        match is_merged {
+            true => Ok(()),
+            false => self.has_room(uses.len()),
+        }
     }
 
     /// Queues a note. Returns whether to wake the writer now.

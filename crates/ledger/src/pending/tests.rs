@@ -136,3 +136,51 @@ fn invalid_entries_and_a_closed_queue_are_errors() {
     assert_eq!(pending.record(entry(2)), Err(Full::Closed));
     assert_eq!(pending.queued(), 0);
 }
+
+/// Several uses are queued together, or none of them is, even if the writer takes the queue in between.
+#[test]
+fn several_uses_are_recorded_all_or_none() {
+    let [one, other, third] = [1, 2, 3].map(|key| entry_with(key, |it| it.key = key));
+    let new = |entry: &Entry| (entry.amount, entry.count, entry.at);
+    let uses = [&one, &other].map(|entry| {
+        let (amount, count, at) = new(entry);
+        let of = UseOf::of(entry);
+        NewUse {
+            of,
+            amount,
+            count,
+            at,
+        }
+    });
+    let mut pending = Pending::new(3, 10);
+    let mut number = 100;
+    let mut id = || {
+        number += 1;
+        EntryId(number)
+    };
+    pending.record_uses(&uses, &mut id).unwrap();
+    // The writer has taken the first two, and there is room for one more.
+    assert_eq!(taken(&mut pending).len(), 2);
+    let full = Full::Queue { max_queued: 3 };
+    assert_eq!(pending.record_uses(&uses, &mut id), Err(full));
+    assert_eq!(taken(&mut pending), []);
+    // Uses that are merged into waiting ones need no room.
+    pending.forget(2);
+    pending.record_uses(&uses, &mut id).unwrap();
+    record(&mut pending, third);
+    pending.record_uses(&uses, &mut id).unwrap();
+    let sums: Vec<_> = taken(&mut pending)
+        .iter()
+        .map(|it| (it.key, it.amount))
+        .collect();
+    assert_eq!(sums, [(1, 2 * one.amount), (2, 2 * other.amount), (3, 1)]);
+    // A use that cannot be stored keeps the others out.
+    pending.forget(3);
+    let mut bad = uses;
+    bad[1].of.tenant = "\0";
+    assert!(matches!(
+        pending.record_uses(&bad, &mut id),
+        Err(Full::Unfit(_))
+    ));
+    assert_eq!(taken(&mut pending), []);
+}

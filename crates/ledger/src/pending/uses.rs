@@ -67,6 +67,19 @@ impl<'a> UseOf<'a> {
     }
 }
 
+/// A use to be recorded together with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewUse<'a> {
+    /// The counter and the labels.
+    pub of: UseOf<'a>,
+    /// As in [`Entry`].
+    pub amount: i64,
+    /// As in [`Entry`].
+    pub count: u32,
+    /// As in [`Entry`].
+    pub at: Time,
+}
+
 /// A use, or the sum of several.
 #[derive(Debug)]
 pub(crate) struct Use {
@@ -142,13 +155,22 @@ impl Use {
 
     /// Adds to the sum. Returns false and adds nothing if the sum would be too large for an entry.
     pub(super) fn add(&mut self, amount: i64, count: u32) -> bool {
-        let amount = self.amount.checked_add(amount);
-        let amount = amount.filter(|it| check_amount(*it).is_ok());
-        let (Some(amount), Some(count)) = (amount, self.count.checked_add(count)) else {
+        let Some(sum) = self.sum(amount, count) else {
             return false;
         };
-        (self.amount, self.count) = (amount, count);
+        (self.amount, self.count) = sum;
         true
+    }
+
+    /// Returns whether this much can be added.
+    pub(super) fn fits(&self, amount: i64, count: u32) -> bool {
+        self.sum(amount, count).is_some()
+    }
+
+    fn sum(&self, amount: i64, count: u32) -> Option<(i64, u32)> {
+        let amount = self.amount.checked_add(amount);
+        let amount = amount.filter(|it| check_amount(*it).is_ok())?;
+        Some((amount, self.count.checked_add(count)?))
     }
 }
 

@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use tollgate_core::{Charge, Limit, Recorded, Time};
-use tollgate_ledger::{Entry, Full, Kind, LedgerError, Period, UseOf};
+use tollgate_ledger::{Entry, Full, Kind, LedgerError, NewUse, Period, UseOf};
 use tollgate_store::{Applied, StoreError};
 
 use super::{LedgerSync, is_unrestored, unavailable};
@@ -99,50 +100,50 @@ impl LedgerSync {
 
     /// Records admitted usage in the memory of this process: all of it, or nothing.
     fn record_in_memory(&self, charges: &[Charge<'_>], applied: &Applied) -> Result<(), Full> {
-        for (recorded, line) in recorded_charges(charges).enumerate() {
-            if let Err(full) = self.add_use(&line, applied, 1) {
-                // Undoes the earlier charges. An amount that is merged into a queued entry needs no room.
-                for line in recorded_charges(charges).take(recorded) {
-                    let _ = self.add_use(&line, applied, -1);
-                }
-                return Err(full);
-            }
-        }
-        Ok(())
+        let lines = || {
+            let lines = recorded_charges(charges);
+            lines.filter(|line| line.charge.cost > 0 && applied.granted > 0)
+        };
+        let uses = lines().map(|line| {
+            let Recorded { tenant, action, .. } = line.labels;
+            self.new_use(&line, tenant, action, applied)
+        });
+        let uses: SmallVec<[NewUse<'_>; 2]> = uses.collect();
+        let recorded = self.ledger.record_uses(&uses, || self.next_id());
+        let Err(Full::Unfit(_)) = recorded else {
+            return recorded;
+        };
+        // The ledger checks only texts that are new to it, so a check of every text before would be wasted.
+        let clean =
+            lines().map(|line| (writable(line.labels.tenant), writable(line.labels.action)));
+        let clean: Vec<_> = clean.collect();
+        let uses = lines().zip(&clean);
+        let uses =
+            uses.map(|(line, (tenant, action))| self.new_use(&line, tenant, action, applied));
+        let uses: Vec<NewUse<'_>> = uses.collect();
+        self.ledger.record_uses(&uses, || self.next_id())
     }
 
-    fn add_use(
-        &self,
-        line: &RecordedCharge<'_, '_>,
+    fn new_use<'q>(
+        &'q self,
+        line: &RecordedCharge<'q, '_>,
+        tenant: &'q str,
+        action: &'q str,
         applied: &Applied,
-        times: i64,
-    ) -> Result<(), Full> {
-        let amount = line.charge.cost.saturating_mul(applied.granted);
-        if amount == 0 {
-            return Ok(());
-        }
-        let period = period_of(line.charge.limit, applied.now);
-        let count = u32::from(times > 0);
-        let amount = signed(amount) * times;
-        let record = |tenant: &str, action: &str| {
-            let of = UseOf {
+    ) -> NewUse<'q> {
+        NewUse {
+            of: UseOf {
                 namespace: &self.namespace,
                 tenant,
                 action,
                 rule: line.labels.rule,
                 allowance: line.charge.rule,
                 key: line.charge.key.bits(),
-                period,
-            };
-            self.ledger
-                .record_use(&of, amount, count, applied.now, || self.next_id())
-        };
-        let Recorded { tenant, action, .. } = line.labels;
-        match record(tenant, action) {
-            // The ledger checks only texts that are new to it, so a check of every text here would be
-            // wasted.
-            Err(Full::Unfit(_)) => record(&writable(tenant), &writable(action)),
-            recorded => recorded,
+                period: period_of(line.charge.limit, applied.now),
+            },
+            amount: signed(line.charge.cost.saturating_mul(applied.granted)),
+            count: 1,
+            at: applied.now,
         }
     }
 
