@@ -23,7 +23,8 @@ pub struct Status {
     pub written: u64,
     /// Transactions that failed since the start.
     pub failures: u64,
-    /// Accepted entries that were lost: always 0.
+    /// Accepted entries that were lost since the start: because another program truncated the spill file,
+    /// or because neither the database nor the spill file took them before the ledger was closed.
     pub dropped: u64,
     /// The current problem of the database or of the spill file, if there is one.
     pub last_error: Option<Arc<str>>,
@@ -68,6 +69,11 @@ impl StatusReport {
             last_error: (!texts.is_empty()).then(|| texts.join("; ").into()),
             ..inner.status.clone()
         }
+    }
+
+    /// Reports how many entries were lost in all.
+    pub(crate) fn dropped(&self, entries: u64) {
+        self.0.lock().status.dropped = entries;
     }
 
     /// Reports how much waits in spill files, and when the oldest waiting entry was recorded.

@@ -157,7 +157,9 @@ impl Writer {
         self.fail_waiting(&LedgerError::Full(Full::Closed));
         self.save(None).await;
         if !self.backlog.is_empty() {
-            let entries = self.backlog.len();
+            let entries: usize = self.backlog.iter().map(Queued::count).sum();
+            let lost = self.spill.lock().lost + entries as u64;
+            self.shared.report.dropped(lost);
             tracing::error!(place = %self.shared.location, entries, "entries could be neither written nor spilled, and are lost with this process");
         }
         if let Some(mut session) = self.session.take() {
@@ -510,6 +512,7 @@ impl Writer {
         let oldest = spill.oldest().or_else(|| items.find_map(Queued::at));
         let report = &self.shared.report;
         report.behind(spill.entries(), spill.bytes(), oldest);
+        report.dropped(spill.lost);
     }
 }
 

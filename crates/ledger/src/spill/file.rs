@@ -149,8 +149,9 @@ impl SpillFile {
         Ok(read)
     }
 
-    /// Marks all of `read` as stored in the database.
-    pub(super) fn advance(&mut self, read: &Read) {
+    /// Marks all of `read` as stored in the database. Returns how many entries were lost instead.
+    pub(super) fn advance(&mut self, read: &Read) -> u64 {
+        let mut lost = 0;
         if read.damaged > 0 {
             self.is_damaged = true;
             let path = self.path.display();
@@ -165,9 +166,11 @@ impl SpillFile {
             // Lines that were appended after the read are still in the file.
             self.start = read.end.min(self.end);
             self.entries = self.entries.saturating_sub(read.waiting);
+            lost = read.waiting;
         }
         let last = last_at(read.entries.last(), read.notes.last());
         self.pass(read.bytes, read.lines, last);
+        lost
     }
 
     /// Marks the next `lines` lines, with `bytes` bytes in total, as stored in the database.

@@ -75,6 +75,8 @@ pub(crate) struct Spill {
     pub(crate) appended: u64,
     /// How many of the appended entries are in the database.
     pub(crate) drained: u64,
+    /// How many of the appended entries were lost, because another program truncated the file.
+    pub(crate) lost: u64,
     /// Files of other processes that cannot be read. Each is logged once.
     unreadable: HashSet<PathBuf>,
 }
@@ -90,6 +92,7 @@ impl Spill {
             has_own: false,
             appended: 0,
             drained: 0,
+            lost: 0,
             unreadable: HashSet::new(),
         }
     }
@@ -174,7 +177,7 @@ impl Spill {
     pub(crate) fn advance(&mut self, read: &Read) {
         if let Some(file) = self.files.iter_mut().find(|file| !file.is_empty()) {
             let before = file.entries;
-            file.advance(read);
+            self.lost += file.advance(read);
             self.drained += before - file.entries;
         }
         self.tidy();
