@@ -22,6 +22,10 @@ pub(crate) fn run(args: &Args) -> CommandResult {
                 let rules = count_rules(config.policy.rules.len());
                 let version = &config.policy.version;
                 println!("{}: ok, {rules}, version {version}", file.display());
+                for warning in config.policy.warnings() {
+                    eprintln!("{}: warning: {warning}", file.display());
+                    eprintln!("  help: {}", warning.help);
+                }
             }
             Err(error) => {
                 eprintln!("{}", crate::config::render(&error).trim_end());
