@@ -13,6 +13,8 @@ const LONG_TIMEOUT: Span = Span::from_millis(200);
 pub(crate) fn check(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     let mut findings = vec![source(config, args)];
     findings.extend(unenforced(&config.policy.rules));
+    let warnings = config.policy.warnings().into_iter();
+    findings.extend(warnings.map(|it| Finding::warn("rules", it.to_string(), it.help)));
     findings.push(secret(config));
     findings.extend(ledger(config));
     let Store::Redis(redis) = &config.store else {

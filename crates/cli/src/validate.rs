@@ -29,6 +29,10 @@ pub(crate) fn run(args: &Args) -> CommandResult {
                 }
                 let (rules, version) = (count_rules(checked.rules), &checked.version);
                 println!("{name}: ok, {rules}, version {version}");
+                for warning in &checked.warnings {
+                    eprintln!("{name}: warning: {warning}");
+                    eprintln!("  help: {}", warning.help);
+                }
             }
             Err(error) => {
                 eprintln!("{}", crate::config::render(&error).trim_end());

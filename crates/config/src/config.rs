@@ -9,7 +9,7 @@ use tollgate_rules::document::{
 };
 use tollgate_rules::{
     CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Override, Policy, Problem, RawPolicy, Rule,
-    RuleSet, is_id,
+    RuleSet, Warning, is_id,
 };
 
 use crate::events::{self, Events, RawEvents};
@@ -153,6 +153,8 @@ pub struct Checked {
     pub version: String,
     /// A problem for each `${VAR}` that is not set, in the order of the file. Its value was not checked.
     pub unset: Vec<Problem>,
+    /// Rules that may not do what their author expects.
+    pub warnings: Vec<Warning>,
 }
 
 /// Checks the config at `path`, and the tenant files that it names, as [`load`] does. But a `${VAR}`
@@ -164,6 +166,7 @@ pub fn check(path: &Path) -> Result<Checked, ConfigError> {
     let (config, unset) = load_with(path, Unset::Returned)?;
     Ok(Checked {
         rules: config.policy.rules.len(),
+        warnings: config.policy.warnings(),
         version: config.policy.version,
         unset,
     })

@@ -22,7 +22,7 @@ pub(super) fn declare(env: &mut Env) -> Result<(), DeclarationError> {
     env.add_overload(CIDR, "cidr_string", vec![STRING_TYPE], cidr)
 }
 
-#[allow(clippy::needless_pass_by_value)] // The language passes its arguments like this.
+#[allow(clippy::needless_pass_by_value)] // The evaluator sets the type of functions.
 fn cidr<'b, 'v>(arguments: Vec<CowVal<'b, 'v>>) -> Result<CowVal<'b, 'v>, ExecutionError> {
     let text = arguments.first();
     let text = text.and_then(|text| text.downcast_ref::<CelString<'_>>());
