@@ -43,6 +43,8 @@ pub struct Subjects {
     pub ipv6_prefix: u8,
     /// The most subjects to keep (default 10,000,000).
     pub max_keys: usize,
+    /// The most anonymous subjects to keep on Redis (default half of `max_keys`).
+    pub max_anonymous_keys: usize,
 }
 
 /// The headers that name the caller, in lower case; `None` if a header is not read.
@@ -82,6 +84,7 @@ impl Default for Subjects {
             test_header: None,
             ipv6_prefix: 64,
             max_keys: 10_000_000,
+            max_anonymous_keys: 5_000_000,
         }
     }
 }
@@ -137,6 +140,8 @@ section! {
         ipv6_prefix: Whole = "ipv6_prefix",
         /// The most subjects to keep (default 10000000).
         max_keys: Whole = "max_keys",
+        /// The most anonymous subjects to keep on Redis: those that only have an address (default: half of max_keys).
+        max_anonymous_keys: Whole = "max_anonymous_keys",
     }
 }
 
@@ -219,6 +224,12 @@ pub(crate) fn subjects(
     number_in(&raw.ipv6_prefix, prefix, 1..=128, problems);
     let most = 1_000..=1_000_000_000;
     number_in(&raw.max_keys, &mut subjects.max_keys, most, problems);
+    subjects.max_anonymous_keys = subjects.max_keys / 2;
+    let (most, anonymous) = (
+        1..=subjects.max_keys as u64,
+        &mut subjects.max_anonymous_keys,
+    );
+    number_in(&raw.max_anonymous_keys, anonymous, most, problems);
     subjects
 }
 

@@ -8,11 +8,14 @@
 //!   for the same server leave in one call.
 //! * In a cluster, a request goes to the server of its cluster slot. If the keys of a request are in several
 //!   cluster slots, `multi_slot` charges slot by slot, and refunds the charges if a later slot denies.
+//! * `census` counts keys, memory and clocks in the background. `room` has the bounds that follow, and
+//!   `shared_states` the rules whose new subjects share a state because there is no room.
 //! * `holds` keeps the records of reservations and leases.
 //! * [`SharedValues`] has the few texts that instances share: overrides.
 //! * [`inspect()`] checks the servers for `doctor`.
 
 mod call_plan;
+mod census;
 mod connect;
 mod error;
 mod holds;
@@ -24,12 +27,15 @@ mod node;
 mod options;
 mod reply;
 mod request;
+mod room;
 mod script;
+mod shared_states;
 mod shared_values;
 mod startup;
 mod store;
 mod topology;
 
+pub use census::{Census, RuleCensus, ServerCensus};
 pub use inspect::{Finding, Level, inspect};
 pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, ClockSource, Login, Options, Servers, Tls};

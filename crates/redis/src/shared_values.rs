@@ -165,7 +165,11 @@ impl SharedValues {
                     *kept = None;
                     return Err(error);
                 }
-                Failure::Moved { .. } | Failure::Split | Failure::UnknownScript => {
+                Failure::Full => return Err(StoreError::Full),
+                Failure::Moved { .. }
+                | Failure::Split
+                | Failure::UnknownScript
+                | Failure::Elsewhen(_) => {
                     *kept = None;
                     let why = "the key of the overrides is being moved between servers";
                     return Err(StoreError::Unavailable(why.into()));

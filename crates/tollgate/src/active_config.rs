@@ -260,6 +260,7 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     config.namespace.clone_from(&running.namespace);
     config.subjects.hash_secret = running.subjects.hash_secret.clone();
     config.subjects.max_keys = running.subjects.max_keys;
+    config.subjects.max_anonymous_keys = running.subjects.max_anonymous_keys;
     config.store = running.store.clone();
     config.server = server_without_restart(&wanted.server, &running.server);
     config.telemetry = running.telemetry.clone();
@@ -270,6 +271,10 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
         ("namespace", config.namespace != wanted.namespace),
         ("subjects.hash_secret", old.hash_secret != new.hash_secret),
         ("subjects.max_keys", old.max_keys != new.max_keys),
+        (
+            "subjects.max_anonymous_keys",
+            old.max_anonymous_keys != new.max_anonymous_keys,
+        ),
         ("store", config.store != wanted.store),
         ("server", config.server != wanted.server),
         ("telemetry", config.telemetry != wanted.telemetry),
