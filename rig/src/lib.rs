@@ -26,6 +26,7 @@ mod cache;
 mod certificate;
 pub mod clients;
 mod cluster;
+mod faketime;
 mod log;
 mod package;
 mod port;

@@ -27,6 +27,7 @@ pub(crate) const TEST: &[Component] = &[
     component("redis-server", "redis-server"),
     component("redis-sentinel", "redis-sentinel"),
     component("redis-cli", "redis-tools"),
+    component("libfaketimeMT.so.1", "libfaketime"),
     // Downloads other versions of servers, and proxies that Debian does not package.
     component("pip3", "python3-pip"),
 ];
@@ -35,6 +36,7 @@ pub(crate) const FAULTS: &[Component] = &[
     component("redis-server", "redis-server"),
     component("redis-sentinel", "redis-sentinel"),
     component("redis-cli", "redis-tools"),
+    component("libfaketimeMT.so.1", "libfaketime"),
 ];
 /// For the benchmark of the Redis store.
 pub(crate) const BENCH_REDIS: &[Component] = &[
@@ -95,7 +97,8 @@ fn is_on_path(program: &str) -> bool {
     // The PATH of ordinary users often lacks `/usr/sbin`, where servers are installed.
     let directories = std::env::split_paths(&path)
         .chain(["/usr/sbin".into()])
-        .chain(postgresql());
+        .chain(postgresql())
+        .chain(faketime());
     let mut programs = directories.map(|directory| directory.join(program));
     programs.any(|program| program.is_file())
 }
@@ -105,6 +108,13 @@ fn postgresql() -> impl Iterator<Item = PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql");
     let versions = versions.into_iter().flatten().flatten();
     versions.map(|version| version.path().join("bin"))
+}
+
+/// Returns the directories with libfaketime on Debian: one for each architecture.
+fn faketime() -> impl Iterator<Item = PathBuf> {
+    let architectures = std::fs::read_dir("/usr/lib");
+    let architectures = architectures.into_iter().flatten().flatten();
+    architectures.map(|it| it.path().join("faketime"))
 }
 
 /// `apt-get`, run as root or through `sudo`.

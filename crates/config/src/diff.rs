@@ -46,6 +46,10 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
             "subjects.max_keys",
             old.subjects.max_keys != new.subjects.max_keys,
         ),
+        (
+            "subjects.max_anonymous_keys",
+            old.subjects.max_anonymous_keys != new.subjects.max_anonymous_keys,
+        ),
     ];
     for (part, _) in restarts.into_iter().filter(|(_, changed)| *changed) {
         note(part, "changed: takes effect after a restart");
@@ -59,6 +63,7 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     let previous = &new.subjects.previous_hash_secrets;
     subjects.previous_hash_secrets.clone_from(previous);
     subjects.max_keys = new.subjects.max_keys;
+    subjects.max_anonymous_keys = new.subjects.max_anonymous_keys;
     if subjects != new.subjects {
         let what = "changed: doors may find other subjects in a request";
         note("subjects", what);

@@ -48,6 +48,8 @@ pub struct Subjects {
     /// The most open reservations and leases of one subject (default 10,000, or a tenth of `max_keys` if
     /// that is less).
     pub max_open_holds: u64,
+    /// The most anonymous subjects to keep on Redis (default half of `max_keys`).
+    pub max_anonymous_keys: usize,
 }
 
 /// The headers that name the caller, in lower case; `None` if a header is not read.
@@ -89,6 +91,7 @@ impl Default for Subjects {
             ipv6_prefix: 64,
             max_keys: 10_000_000,
             max_open_holds: MAX_OPEN_HOLDS,
+            max_anonymous_keys: 5_000_000,
         }
     }
 }
@@ -148,6 +151,8 @@ section! {
         max_keys: Whole = "max_keys",
         /// The most open reservations and leases of one tenant, or of another subject if a request names no tenant (default 10000, or a tenth of max_keys if that is less).
         max_open_holds: Whole = "max_open_holds",
+        /// The most anonymous subjects to keep on Redis: those that only have an address (default: half of max_keys).
+        max_anonymous_keys: Whole = "max_anonymous_keys",
     }
 }
 
@@ -234,6 +239,12 @@ pub(crate) fn subjects(
     subjects.max_open_holds = MAX_OPEN_HOLDS.min(subjects.max_keys as u64 / 10);
     let open = &mut subjects.max_open_holds;
     number_in(&raw.max_open_holds, open, 1..=1_000_000, problems);
+    subjects.max_anonymous_keys = subjects.max_keys / 2;
+    let (most, anonymous) = (
+        1..=subjects.max_keys as u64,
+        &mut subjects.max_anonymous_keys,
+    );
+    number_in(&raw.max_anonymous_keys, anonymous, most, problems);
     subjects
 }
 

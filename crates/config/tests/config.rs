@@ -52,6 +52,7 @@ fn every_field_is_read() {
     assert_eq!(config.subjects.trusted_proxies.len(), 2);
     assert_eq!(config.subjects.ipv6_prefix, 56);
     assert_eq!(config.subjects.max_keys, 1_000_000);
+    assert_eq!(config.subjects.max_anonymous_keys, 500_000);
     let secret = config.subjects.hash_secret.as_ref().unwrap();
     assert_eq!(secret.expose(), b"0123456789abcdef");
     assert_eq!(format!("{secret:?}"), "***");

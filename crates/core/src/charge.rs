@@ -29,6 +29,9 @@ pub struct Charge<'a> {
     pub recorded: Option<Recorded<'a>>,
     /// How far a commit that exceeds its reservation may take the allowance below zero.
     pub overdraft: u64,
+    /// Whether the subject is anonymous: a client without a name, found by its address. Strangers can make many
+    /// such subjects, so a store may keep fewer of them.
+    pub anonymous: bool,
 }
 
 impl<'a> Charge<'a> {
@@ -63,6 +66,7 @@ impl<'a> Charge<'a> {
             carry_over: CarryOver::Keep,
             recorded: None,
             overdraft: 0,
+            anonymous: false,
         }
     }
 

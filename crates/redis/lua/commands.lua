@@ -17,6 +17,7 @@ end
 try('TIME')
 try('MGET', KEYS[1])
 try('EXISTS', KEYS[1])
+try('DBSIZE')
 try('STRLEN', KEYS[1])
 try('GETRANGE', KEYS[1], 0, 0)
 -- Writes only if the key exists, and it does not.
@@ -25,6 +26,8 @@ try('SET', KEYS[1], '', 'XX', 'PX', 1)
 try('SETRANGE', KEYS[1], 0, '')
 try('PEXPIRE', KEYS[1], 1)
 try('GET', KEYS[1])
+-- Without options it changes nothing.
+try('GETEX', KEYS[1])
 try('ZCARD', KEYS[1])
 try('ZCOUNT', KEYS[1], 0, 0)
 try('ZSCORE', KEYS[1], '')

@@ -11,7 +11,7 @@ end
 -- Judges a charge for a cost. If a ledger has the usage and there is no state, the ledger must restore the
 -- state first.
 local function judge(i, cost)
-  if flags[i] >= 32 and expires(keys[i], limits[i]) == 0 then
+  if flags[i] % 64 >= 32 and expires(keys[i], limits[i]) == 0 then
     return UNRESTORED, 0, 0
   end
   return decide(keys[i], limits[i], cost)
@@ -56,6 +56,12 @@ local function take(units, allowed, elsewhere)
     return verdicts[i] ~= ALLOWED and verdicts[i] ~= UNRESTORED
   end
 
+  -- Returns whether a back-off has a state, or room for one. Without room, strikes are not counted: a shared state would
+  -- block subjects for the denials of others.
+  local function counts_strikes(i, k)
+    return values[k] or dirty[k] or has_room(flags[i])
+  end
+
   -- Chooses what is done with each charge.
   local function manners(allowed, elsewhere)
     local chosen = {}
@@ -86,7 +92,7 @@ local function take(units, allowed, elsewhere)
     if cost > 0 and chosen[i] == TAKE then
       charge(k, n, cost)
       touch(k)
-    elseif cost > 0 and chosen[i] == COUNT then
+    elseif cost > 0 and chosen[i] == COUNT and (not n.companion or counts_strikes(i, k)) then
       overdraw(k, n, cost, 0)
       -- If the request is allowed, the charges that allowed it keep their verdicts.
       if not allowed or flags[i] % 2 == 0 then

@@ -22,8 +22,19 @@ for _ = 1, runs do
       -- SETRANGE keeps the expiry of the key.
       done = call('SETRANGE', KEYS[k], '22', pack('<I7', used))
     elseif not value then
-      -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.
-      done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts, 'NX')
+      -- The same as `has_room`, which fewer calls need.
+      if not most_keys then
+        most_keys, most_anonymous = unpack_at('<I7I7', plan, BOUNDS)
+      end
+      local most = flags >= 64 and most_anonymous or most_keys
+      if most < NO_BOUND then
+        size = size or call('DBSIZE')
+      end
+      if most == NO_BOUND or size < most then
+        -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.
+        done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts, 'NX')
+        size = size and size + 1
+      end
     elseif #value == 29 and sub(value, 1, 15) == head and unpack_at('<I7', value, 16) < ending then
       done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts)
     end

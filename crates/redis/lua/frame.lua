@@ -14,11 +14,14 @@
 --            now        7 bytes  microseconds since the epoch, or 0 for the time of the server
 --            margin     7 bytes  how long a state is kept after it has expired, in microseconds
 --            operation  1 byte   0 apply, 1 peek, 2 refund, 3 reset; for quotas: 4 restore, 5 adjust, 6 read;
---                                for holds: 7 hold, 8 settle, 9 extend
+--                                for holds: 7 hold, 8 settle, 9 extend. 16 is added if the server may be out of
+--                                memory: see `full` below
 --            whole      2 bytes  how many of KEYS, from the front, are read whole: states, and the record of a
 --                                hold if it follows them
 --            runs       2 bytes  how many runs there are
 --            at         2 bytes  the position in the plan where the runs begin
+--            most       7 bytes  no new state is made while the server has this many keys or more
+--            anonymous  7 bytes  the same for anonymous subjects; at most `most`
 --          then the limits: one byte for the algorithm, and the numbers that its file describes. A limit is
 --          referred to by its position in the plan. Then the runs:
 --            count      2 bytes  how many requests the run has. Each has one charge with the cost below, which is
@@ -33,11 +36,14 @@
 --            units      7 bytes  the units to charge or to refund
 --          and for each charge:
 --            key        2 bytes  its position in KEYS
+--            shared     2 bytes  the position in KEYS of the state that new subjects of the rule share; 0 if it is
+--                                not among KEYS
 --            limit      2 bytes
 --            flags      1 byte   1: may deny. 2: denied requests are charged too. For a state that was written
 --                                under other numbers, 4: its share is kept, 8: it is dropped. 16: a back-off that
 --                                counts its own denials and those of the charge that it watches. 32: a ledger has
---                                the usage; without a state, the ledger must restore the state first
+--                                the usage; without a state, the ledger must restore the state first. 64: the subject
+--                                is anonymous
 --            instead    2 bytes  the position in this request of the charge that it may replace; 0 for none
 --            watches    2 bytes  the position in this request of the charge that it watches; 0 for none
 --            cost       7 bytes  the cost of a unit
@@ -54,12 +60,16 @@
 --            for quotas         `-1, known, 0`; for adjust and read also the usage, the amount beside the limit,
 --                               and the end of the period
 --            foreign value      `-2`, and the position in KEYS of a key that another program has written
+--            no room            `-3`: a state is missing, there is no room for it, and the shared state is not among
+--                               KEYS. Nothing was decided
+--            shared state       `-4`, and the position of a charge that the shared state decided; then the answer
 --          A verdict is 0 allowed, 1 denied until, 2 queue full until, 3 never, 4 not before the usage is restored;
 --          `when` is the delay if allowed, and the time otherwise. `reset` is the time at which the whole allowance
 --          is available again.
 --
 -- If the first write fails, for example because the server is out of memory, nothing has changed. If the
--- first write succeeds, the later writes do not fail.
+-- first write succeeds, the later writes do not fail. So a call that fails for lack of memory is sent again, with 16
+-- added to the operation. Then states that exist are written as usual, and no new states are made but the shared ones.
 
 local call, pack, unpack_at, sub = redis.call, struct.pack, struct.unpack, string.sub
 
@@ -84,6 +94,23 @@ local function time_to_live(expires)
     spelled[power] = text
   end
   return text
+end
+
+-- Whether the server is out of memory. A server that is out of memory rejects the first write of a script if the
+-- command may need memory, and lets all writes pass after a write that never does. SETRANGE without bytes and GETEX
+-- without options are such commands, and change nothing.
+local full = false
+-- The bounds of the plan on keys, and how many keys the server has: nil until a new state needs them.
+local NO_BOUND, BOUNDS = 9007199254740991, 22
+local most_keys, most_anonymous, size
+if operation >= 16 then
+  operation = operation - 16
+  local tried = redis.pcall('SETRANGE', KEYS[1], 0, '')
+  full = type(tried) == 'table' and string.find(tried.err, 'OOM', 1, true) ~= nil
+  if full then
+    redis.pcall('GETEX', KEYS[1])
+    most_keys, most_anonymous = 0, 0
+  end
 end
 
 -- How many of KEYS belong to the runs.

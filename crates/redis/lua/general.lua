@@ -53,6 +53,23 @@ local function same_share(used, from, to)
   return whole * to + quotient + (remainder > 0 and 1 or 0)
 end
 
+-- Returns whether there is room for one more state, and counts it as made.
+local function has_room(flags)
+  if not most_keys then
+    most_keys, most_anonymous = unpack_at('<I7I7', plan, BOUNDS)
+  end
+  local most = flags >= 64 and most_anonymous or most_keys
+  if most == NO_BOUND then
+    return true
+  end
+  size = size or call('DBSIZE')
+  if size >= most then
+    return false
+  end
+  size = size + 1
+  return true
+end
+
 -- Writes a state that expires at `at`.
 local function keep(k, value, at)
   call('SET', KEYS[k], value, 'PX', time_to_live(at))
@@ -63,8 +80,11 @@ end
 local undoing = operation == 2 and ARGV[3]
 
 -- The hold of this call: see holds.lua.
-local RESTORE, HOLD, SETTLE, EXTEND = 4, 7, 8, 9
+local APPLY, PEEK, RESTORE, HOLD, SETTLE, EXTEND = 0, 1, 4, 7, 8, 9
 local hold = {}
+
+-- Whether a subject without a state starts with one, or with the shared state.
+local makes_states = operation == APPLY or operation == PEEK or operation == HOLD
 
 -- Each algorithm has the functions below, for key number k and the numbers n of a limit.
 --

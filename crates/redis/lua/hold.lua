@@ -91,7 +91,7 @@ for i = 1, count do
     and verdict == ALLOWED
     and when == 0
     and not n.slots
-    and (flags[i] < 32 or expires(k, n) > 0)
+    and (flags[i] % 64 < 32 or expires(k, n) > 0)
 end
 if is_plain then
   -- The zeros are room for the answer of one charge.

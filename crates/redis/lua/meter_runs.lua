@@ -40,8 +40,19 @@ for _ = 1, runs do
       if value then
         done = call('SET', KEYS[k], text, 'PX', lasts)
       else
-        -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.
-        done = call('SET', KEYS[k], text, 'PX', lasts, 'NX')
+        -- The same as `has_room`, which fewer calls need.
+        if not most_keys then
+          most_keys, most_anonymous = unpack_at('<I7I7', plan, BOUNDS)
+        end
+        local most = flags >= 64 and most_anonymous or most_keys
+        if most < NO_BOUND then
+          size = size or call('DBSIZE')
+        end
+        if most == NO_BOUND or size < most then
+          -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.
+          done = call('SET', KEYS[k], text, 'PX', lasts, 'NX')
+          size = size and size + 1
+        end
       end
       if done then
         local left = most - missing

@@ -1,6 +1,6 @@
 -- Quota: see quota.rs. The script does not know the calendar: a limit has the boundaries of periods
--- around the time of the caller. A time beyond these boundaries counts as the nearest time within
--- them.
+-- around the time that the caller expects. If the time is beyond these boundaries, the script fails before it
+-- writes anything, and names the time. Then the caller sends the boundaries around that time.
 --
 -- Limit  The head of its states: 'q', or 'Q' if it is closed, the limit, the grace, the most that is carried over,
 --        the fingerprint of the calendar (7 bytes each). Then the starts of the two previous periods, of the current
@@ -22,7 +22,10 @@ local function read(l)
   n.lasts = unpack_at('<I7', plan, n.starts[7])
   n.closed = sub(n.head, 1, 1) == 'Q'
   n.capacity = n.limit + n.grace
-  n.now = math.max(math.min(now, n.starts[5] - 1), n.starts[2])
+  if now < n.starts[2] or now >= n.starts[5] then
+    error('TOLLGATE_TIME ' .. string.format('%.0f', now))
+  end
+  n.now = now
   n.place = n.now < n.starts[3] and 2 or n.now < n.starts[4] and 3 or 4
   return n
 end

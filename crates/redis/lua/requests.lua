@@ -1,6 +1,6 @@
 -- Answers the requests, one after the other.
 
-local APPLY, REFUND, RESET, ADJUST, BALANCE = 0, 2, 3, 5, 6
+local REFUND, RESET, ADJUST, BALANCE = 2, 3, 5, 6
 local taking = operation == APPLY
 local writing = taking or operation == REFUND or operation == RESTORE or operation == ADJUST
 
@@ -36,6 +36,11 @@ end
 local function report_foreign(k)
   reply[filled + 1], reply[filled + 2] = -2, k
   filled = filled + 2
+end
+
+local function report_crowded()
+  filled = filled + 1
+  reply[filled] = -3
 end
 
 local function refund_all(units, charged_at)

@@ -34,7 +34,7 @@ for _ = 1, charges do
     end
     -- An unlimited charge takes its full cost.
     local known = n and expires(k, n) > 0
-    if n and due ~= had and not known and flags[place] >= 32 and not certain then
+    if n and due ~= had and not known and flags[place] % 64 >= 32 and not certain then
       -- The ledger must restore the state first. Nothing was written so far.
       return { now, UNRESTORED, '', 0 }
     end
@@ -44,7 +44,7 @@ for _ = 1, charges do
         refund(k, n, had - due, charged)
         touch(k)
       end
-    elseif n and due > had and (known or flags[place] < 32) then
+    elseif n and due > had and (known or flags[place] % 64 < 32) then
       due = had + overdraw(k, n, due - had, overdraft)
       touch(k)
     end

@@ -16,6 +16,8 @@ local LAST_SUM = 9007199254740991
 local seen, gone_sum, gone, count = {}, {}, {}, {}
 -- By key: blocks of entries as they were read, changed entries, and from which entry on all are replaced.
 local blocks, written, replaced = {}, {}, {}
+-- By key: the name of the key that the entries are read from. A new state may start as a copy of another one.
+local source = {}
 
 local function read(l)
   local n = {}
@@ -33,7 +35,7 @@ local function entry(k, i)
   local text = blocks[k][block]
   if not text then
     local from = HEADER + block * BLOCK * ENTRY
-    text = call('GETRANGE', KEYS[k], from, from + BLOCK * ENTRY - 1)
+    text = call('GETRANGE', source[k], from, from + BLOCK * ENTRY - 1)
     blocks[k][block] = text
   end
   local at, sum = unpack_at('<I7I7', text, (i - 1 - block * BLOCK) * ENTRY + 1)
@@ -145,8 +147,9 @@ local function push(k, cost)
     replace_from(k, 1, list, 0)
   end
   local at, sum, last = math.max(now, seen[k]), last_sum(k) + cost, count[k]
-  local full = last - gone[k] >= MOST
-  if last == gone[k] or (entry(k, last) ~= at and not full) then
+  -- If the server is out of memory, logs do not grow: new entries are merged into the newest.
+  local is_long = full or last - gone[k] >= MOST
+  if last == gone[k] or (entry(k, last) ~= at and not is_long) then
     last = last + 1
   end
   count[k], written[k][last] = last, { at, sum }
@@ -182,10 +185,14 @@ local function carry_over(k, n, window, limit, how)
   return true
 end
 
-local function load(k, n, _, how)
+-- `copied` is the name of the key to copy, if the state is a copy.
+local function load(k, n, copied, how)
   seen[k], gone_sum[k], gone[k], count[k] = 0, 0, 0, 0
-  blocks[k], written[k] = {}, {}
-  local head = redis.pcall('GETRANGE', KEYS[k], 0, HEADER + BLOCK * ENTRY - 1)
+  blocks[k], written[k], source[k] = {}, {}, copied or KEYS[k]
+  if copied then
+    replaced[k] = 1
+  end
+  local head = redis.pcall('GETRANGE', source[k], 0, HEADER + BLOCK * ENTRY - 1)
   if type(head) == 'table' then
     return nil
   end
@@ -197,7 +204,7 @@ local function load(k, n, _, how)
   end
   local kind, window, limit
   kind, window, limit, seen[k], gone_sum[k], gone[k], count[k] = unpack_at('<c1I7I7I7I7I4I4', head)
-  local size = call('STRLEN', KEYS[k])
+  local size = call('STRLEN', source[k])
   if kind ~= 'l' or size ~= HEADER + count[k] * ENTRY or gone[k] >= count[k] then
     return nil
   end

@@ -38,9 +38,33 @@ local function touch(k)
   end
 end
 
+-- `places`: by a key without room for a state, the key of the shared state. `crowded`: whether a state of the current
+-- request has no room, and the shared state is not among KEYS.
+local places, crowded = {}, false
+local prepare
+
+-- Finds a place for a state that does not exist yet. If there is no room, the shared state takes its place. If there
+-- is room, the new state starts as a copy of the shared state, because the subject may have used that one. Returns the
+-- numbers of the state, or nil if another program wrote the shared value.
+local function place_new(k, l, flag, shared, n, how)
+  local has_place = operation ~= APPLY or has_room(flag)
+  if shared == 0 then
+    crowded = crowded or not has_place
+    return n
+  end
+  local its = prepare(shared, l, flag, false)
+  if its and not has_place then
+    places[k] = shared
+  elseif its and expires(shared, its) > 0 then
+    load(k, n, shared > whole and KEYS[shared] or values[shared], how)
+  end
+  return its and n
+end
+
 -- Converts the state of a key to the numbers of a limit, or leaves it as written. Returns the numbers that
--- the state is in afterwards, or nil if another program wrote the value.
-local function prepare(k, l, flag)
+-- the state is in afterwards, or nil if another program wrote the value. `shared` is the position of the shared state, 0
+-- if it is not among KEYS, or false if the state does not need a place.
+function prepare(k, l, flag, shared)
   local n, from = numbers[l], under[k]
   if not n then
     n = read(l)
@@ -72,6 +96,20 @@ local function prepare(k, l, flag)
       -- The state has expired.
       adopt(k, n, own, FORGET)
     end
+    -- Back-offs and slots are not shared. Neither are quotas that a ledger has to restore.
+    if
+      shared
+      and not value
+      and not n.companion
+      and not n.slots
+      and flag % 64 < 32
+      and (k <= whole or expires(k, n) == 0)
+    then
+      n = place_new(k, l, flag, shared, n, how)
+      if not n or crowded or places[k] then
+        return n
+      end
+    end
   end
   under[k] = n
   -- A restore does not change a state that exists.
@@ -86,20 +124,36 @@ local count = 0
 local keys, limits, flags, costs, totals = {}, {}, {}, {}, {}
 local insteads, watches = {}, {}
 
+-- Lets the shared state decide charge i, whose own key is k.
+local function use_shared(i, k)
+  local place, total = places[k], costs[i]
+  for earlier = 1, i - 1 do
+    if keys[earlier] == place then
+      total = total + costs[earlier]
+    end
+  end
+  keys[i], limits[i], totals[i] = place, under[place], math.min(total, NO_BOUND)
+  reply[filled + 1], reply[filled + 2] = -4, i
+  filled = filled + 2
+end
+
 -- Reads the next request of the plan. Returns its units, its manner, and the position of a key with a foreign value.
 local function next_request()
   local manner, units, foreign
   count, manner, units, at = unpack_at('<I2BI7', plan, at)
+  crowded = false
   for i = 1, count do
-    local k, l
-    k, l, flags[i], insteads[i], watches[i], costs[i], totals[i], at = unpack_at(
-      '<I2I2BI2I2I7I7',
+    local k, l, shared
+    k, shared, l, flags[i], insteads[i], watches[i], costs[i], totals[i], at = unpack_at(
+      '<I2I2I2BI2I2I7I7',
       plan,
       at
     )
-    local n = prepare(k, l, flags[i])
+    local n = prepare(k, l, flags[i], makes_states and shared)
     keys[i], limits[i] = k, n
-    if not n then
+    if places[k] then
+      use_shared(i, k)
+    elseif not n then
       foreign = foreign or k
     end
   end

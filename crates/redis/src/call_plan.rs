@@ -9,11 +9,13 @@ use tollgate_core::quota::Quota;
 use tollgate_core::{Key, Limit, Span, Tick, Time};
 use tollgate_store::Ask;
 
+use crate::key_name::{KeyName, KeyNames};
 use crate::request::{Item, MAX, Operation, Request};
+use crate::room::Ceilings;
 use crate::script::Family;
 
 /// The length of the header before the limits.
-const HEADER: usize = 21;
+const HEADER: usize = 35;
 
 /// Requests of the same operation, cluster slot and families, in the order of the plan.
 #[derive(Debug, Default)]
@@ -21,13 +23,39 @@ pub(crate) struct CallPlan {
     /// The indexes of the requests, in the order of the plan and of the replies. Requests in runs come first.
     pub(crate) order: Vec<usize>,
     pub(crate) in_runs: usize,
-    /// For each key, the index of a request that uses it, and the index of the charge in that request.
-    pub(crate) keys: Vec<(usize, usize)>,
+    pub(crate) keys: Vec<PlanKey>,
     /// How many keys, from the front, are states that are read whole.
     whole: usize,
     runs: usize,
     limits: Vec<u8>,
     requests: Vec<u8>,
+}
+
+/// A key of a call: the index of a request that uses it, and the index of the charge in that request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlanKey {
+    pub(crate) request: usize,
+    pub(crate) charge: usize,
+    /// Whether this is the state that new subjects of the charge's rule share.
+    pub(crate) is_shared: bool,
+}
+
+impl PlanKey {
+    fn own((request, charge): (usize, usize)) -> PlanKey {
+        PlanKey {
+            request,
+            charge,
+            is_shared: false,
+        }
+    }
+}
+
+/// Which charges of a call name the shared state of their rule.
+pub(crate) struct Sharing<'s> {
+    pub(crate) naming: &'s KeyNames,
+    /// The cluster slot of all keys.
+    pub(crate) slot: u16,
+    pub(crate) names_shared: &'s dyn Fn(&Item) -> bool,
 }
 
 /// A run: requests that differ only in their keys.
@@ -46,9 +74,16 @@ struct UsedKey {
 }
 
 impl CallPlan {
-    /// Makes the plan of a call. `now` returns about the current time.
-    pub(crate) fn new(requests: &[&Request], now: &dyn Fn() -> Time) -> CallPlan {
+    /// Makes the plan of a call. `now` returns about the current time of the server.
+    pub(crate) fn new(
+        requests: &[&Request],
+        sharing: &Sharing<'_>,
+        now: &dyn Fn() -> Time,
+    ) -> CallPlan {
         let (mut used_keys, of_charges) = used_keys(requests);
+        let names_shared = |request: &Request, item: &Item| {
+            request.makes_states() && item.may_share() && (sharing.names_shared)(item)
+        };
         let mut plan = CallPlan::default();
         let mut known = Vec::new();
         let mut runs: Vec<Run<'_>> = Vec::new();
@@ -58,7 +93,9 @@ impl CallPlan {
             let first = next;
             next += request.charges.len();
             match cost_in_run(request) {
-                Some((item, cost)) if used_keys[of_charges[first]].uses == 1 => {
+                Some((item, cost))
+                    if used_keys[of_charges[first]].uses == 1 && !names_shared(request, item) =>
+                {
                     let same = |run: &&mut Run<'_>| {
                         run.cost == cost
                             && run.item.flags == item.flags
@@ -84,7 +121,8 @@ impl CallPlan {
             put(&mut plan.requests, limit, 2);
             plan.requests.push(run.item.flags);
             put(&mut plan.requests, run.cost, 7);
-            plan.keys.extend(run.members.iter().map(|it| (*it, 0)));
+            let keys = run.members.iter().map(|it| PlanKey::own((*it, 0)));
+            plan.keys.extend(keys);
             plan.order.extend(run.members);
         }
         plan.in_runs = plan.order.len();
@@ -93,12 +131,28 @@ impl CallPlan {
             let charges = requests[*number].charges.len();
             *first..*first + charges
         };
+        let mut shared: HashMap<KeyName, usize> = HashMap::new();
         for is_whole in [true, false] {
             for charge in others.iter().flat_map(others_charges) {
                 let used = &mut used_keys[of_charges[charge]];
                 if used.is_whole == is_whole && used.position.is_none() {
                     used.position = Some(plan.keys.len());
-                    plan.keys.push(used.first_use);
+                    plan.keys.push(PlanKey::own(used.first_use));
+                }
+            }
+            for (number, _) in &others {
+                for (charge, item) in requests[*number].charges.iter().enumerate() {
+                    if item.family.is_whole() == is_whole && names_shared(requests[*number], item) {
+                        let name = sharing.naming.shared(&item.name, sharing.slot);
+                        let position = shared.entry(name).or_insert(plan.keys.len());
+                        if *position == plan.keys.len() {
+                            plan.keys.push(PlanKey {
+                                request: *number,
+                                charge,
+                                is_shared: true,
+                            });
+                        }
+                    }
                 }
             }
             if is_whole {
@@ -117,6 +171,10 @@ impl CallPlan {
                 let position = used.position.unwrap_or_default();
                 let limit = plan.limit(&mut known, item, now);
                 put(&mut plan.requests, position as u64 + 1, 2);
+                let shared = names_shared(request, item)
+                    .then(|| shared.get(&sharing.naming.shared(&item.name, sharing.slot)))
+                    .flatten();
+                put(&mut plan.requests, shared.map_or(0, |at| *at as u64 + 1), 2);
                 put(&mut plan.requests, limit, 2);
                 plan.requests.push(item.flags);
                 for other in [item.instead, item.watches] {
@@ -146,13 +204,21 @@ impl CallPlan {
         at
     }
 
-    /// Returns the plan as the script reads it. With `now` 0, the script uses the server's time.
-    pub(crate) fn to_bytes(&self, operation: Operation, now: Time, margin: Span) -> Vec<u8> {
+    /// Returns the plan as the script reads it. With `now` 0, the script uses the server's time. `full` says that the
+    /// server may be out of memory.
+    pub(crate) fn to_bytes(
+        &self,
+        operation: Operation,
+        now: Time,
+        margin: Span,
+        ceilings: Ceilings,
+        full: bool,
+    ) -> Vec<u8> {
         let size = HEADER + self.limits.len() + self.requests.len();
         let mut bytes = Vec::with_capacity(size);
         put(&mut bytes, now.as_micros(), 7);
         put(&mut bytes, margin.as_micros(), 7);
-        bytes.push(operation as u8);
+        bytes.push(operation as u8 | u8::from(full) << 4);
         // The record of a hold comes after all states. It is read together with them if all states are read
         // whole.
         let of_hold = matches!(
@@ -163,6 +229,8 @@ impl CallPlan {
         put(&mut bytes, (self.whole + with_record) as u64, 2);
         put(&mut bytes, self.runs as u64, 2);
         put(&mut bytes, (HEADER + self.limits.len() + 1) as u64, 2);
+        put(&mut bytes, ceilings.keys, 7);
+        put(&mut bytes, ceilings.anonymous, 7);
         bytes.extend_from_slice(&self.limits);
         bytes.extend_from_slice(&self.requests);
         bytes

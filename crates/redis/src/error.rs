@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use redis::{RedisError, ServerErrorKind};
+use tollgate_core::Time;
 use tollgate_store::StoreError;
 
 use crate::options::Address;
@@ -17,6 +18,10 @@ pub(crate) enum Failure {
     Moved { address: Address, asking: bool },
     /// The cluster slot is being moved, and the keys of the call are on both servers. Nothing was changed.
     Split,
+    /// The server is out of memory, and the call would have needed more. Nothing was changed.
+    Full,
+    /// The periods of a quota in the plan are not around the time of the server, which is this. Nothing was changed.
+    Elsewhen(Time),
     /// The request fails. Says whether to reconnect, and whether to read the cluster's slots again.
     Failed {
         error: StoreError,
@@ -67,8 +72,13 @@ impl Failure {
 /// script is part of the text.
 fn from_text(code: Option<&str>, text: Arc<str>) -> Failure {
     let codes = ["NOAUTH", "BUSY", "UNKILLABLE"];
+    if text.contains("OOM command") {
+        return Failure::Full;
+    }
+    if let Some(time) = time_of(&text) {
+        return Failure::Elsewhen(time);
+    }
     let words = [
-        "OOM command",
         "NOREPLICAS",
         "MISCONF",
         "user executing the script",
@@ -88,6 +98,13 @@ fn from_text(code: Option<&str>, text: Arc<str>) -> Failure {
         reconnect: demoted,
         refresh: demoted,
     }
+}
+
+/// Returns the time of the server, if `quota.lua` failed because of it.
+fn time_of(text: &str) -> Option<Time> {
+    let (_, rest) = text.split_once("TOLLGATE_TIME ")?;
+    let digits = rest.split(|it: char| !it.is_ascii_digit()).next()?;
+    digits.parse().ok().map(Time::from_micros)
 }
 
 fn redirect(error: &RedisError, from: &Address) -> Option<Address> {

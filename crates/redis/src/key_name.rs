@@ -3,6 +3,8 @@
 //! The tag in braces determines the cluster slot. The subject is the hash that answers and logs show, so that
 //! an operator can find its keys; a name never has the raw value.
 
+use std::sync::OnceLock;
+
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Tag};
 
@@ -41,6 +43,35 @@ impl KeyNames {
         name.extend_from_slice(charge.subject().to_hex().as_str().as_bytes());
         name.extend_from_slice(&[b':', family.letter()]);
         name
+    }
+
+    /// Returns the name of the state that new subjects share, given the name of the state of a subject. There is one
+    /// for each rule, algorithm and cluster slot. Its subject is zero, and its tag is the first one of the cluster
+    /// slot.
+    pub(crate) fn shared(&self, name: &[u8], slot: u16) -> KeyName {
+        let mut shared = KeyName::from_slice(name);
+        let (tag, end) = (self.start.len(), name.len());
+        if let Some(digits) = shared.get_mut(tag..tag + 8) {
+            digits.copy_from_slice(&tag_digits(first_tag(slot)));
+        }
+        if let Some(subject) = shared.get_mut(end.saturating_sub(34)..end.saturating_sub(2)) {
+            subject.fill(b'0');
+        }
+        shared
+    }
+
+    /// Returns the rule and the algorithm in the name of a state: `<rule>:<algorithm>`.
+    pub(crate) fn rule_of(&self, name: &[u8]) -> KeyName {
+        let (from, end) = (self.start.len() + 10, name.len());
+        let rule = name.get(from..end.saturating_sub(35)).unwrap_or_default();
+        let mut rule = KeyName::from_slice(rule);
+        rule.extend_from_slice(&name[end.saturating_sub(2)..]);
+        rule
+    }
+
+    /// Returns the name of the index of rules with a shared state.
+    pub(crate) fn shared_index(&self) -> KeyName {
+        self.with_tag(Tag::default(), "shared:rules")
     }
 
     /// Returns the name of the overrides of a namespace.
@@ -111,6 +142,7 @@ impl KeyNames {
         let content = match (parts.next(), parts.next()) {
             (None, None) if rule == "overrides" => Content::Overrides,
             (None, None) if rule == "holds" => Content::Due,
+            (None, None) if rule == "shared" => Content::SharedIndex,
             (Some("s"), None) => Content::Slots(rule),
             (Some(letter), None) if letter.len() == 1 => Content::State(rule),
             (None, None) if rule == "undone" => Content::Undone,
@@ -118,7 +150,10 @@ impl KeyNames {
             (None, None) if rule == "open" => Content::Open,
             _ => return None,
         };
-        let is_text = matches!(content, Content::Overrides | Content::Due);
+        let is_text = matches!(
+            content,
+            Content::Overrides | Content::Due | Content::SharedIndex
+        );
         let is_named = is_text || id.len() == 32 && is_hex(id);
         is_named.then_some((tag, content))
     }
@@ -143,6 +178,24 @@ pub(crate) enum Content<'n> {
     Overrides,
     /// How subjects are hashed: a hash that does not expire.
     Deployment,
+    /// The index of rules with a shared state: a sorted set.
+    SharedIndex,
+}
+
+impl<'n> Content<'n> {
+    /// Returns the rule, or a name in parentheses for a key that belongs to no rule.
+    pub(crate) fn rule(self) -> &'n str {
+        match self {
+            Content::State(rule) | Content::Slots(rule) => rule,
+            Content::Hold => "(holds)",
+            Content::Due => "(due holds)",
+            Content::Open => "(open holds)",
+            Content::Undone => "(refunds)",
+            Content::Overrides => "(overrides)",
+            Content::Deployment => "(deployment)",
+            Content::SharedIndex => "(shared states)",
+        }
+    }
 }
 
 fn tag_digits(tag: Tag) -> [u8; 8] {
@@ -152,6 +205,27 @@ fn tag_digits(tag: Tag) -> [u8; 8] {
         *digit = HEX[(tag.number() >> shift & 15) as usize];
     }
     digits
+}
+
+/// Returns the lowest tag whose keys are in this cluster slot.
+fn first_tag(slot: u16) -> Tag {
+    static TAGS: OnceLock<Vec<u32>> = OnceLock::new();
+    let tags = TAGS.get_or_init(|| {
+        let mut tags = vec![None; usize::from(SLOTS)];
+        let mut missing = tags.len();
+        for number in 0..u32::MAX {
+            let tag = &mut tags[usize::from(slot_of(Tag::new(number)))];
+            if tag.is_none() {
+                *tag = Some(number);
+                missing -= 1;
+            }
+            if missing == 0 {
+                break;
+            }
+        }
+        tags.into_iter().map(Option::unwrap_or_default).collect()
+    });
+    Tag::new(tags.get(usize::from(slot)).copied().unwrap_or_default())
 }
 
 /// Returns the cluster slot of keys with this tag.
@@ -207,6 +281,7 @@ mod tests {
             (naming.overrides("prod"), "00000000", Content::Overrides),
             (naming.due("prod"), "00000000", Content::Due),
             (naming.deployment("prod"), "00000000", Content::Deployment),
+            (naming.shared_index(), "00000000", Content::SharedIndex),
         ] {
             assert_eq!(naming.parse(&name), Some((tag, content)));
         }
@@ -220,6 +295,24 @@ mod tests {
         ] {
             assert_eq!(naming.parse(other.as_bytes()), None, "{other}");
         }
+    }
+
+    #[test]
+    fn the_shared_state_of_a_rule_is_in_the_same_cluster_slot() {
+        let naming = KeyNames::new("tg");
+        let own = b"tg:v1:{0000beef}:login:00000000000000000000000000000abc:f";
+        let slot = slot_of(Tag::new(0xbeef));
+        let shared = naming.shared(own, slot);
+        let (tag, content) = naming.parse(&shared).unwrap();
+        assert_eq!(content, Content::State("login"));
+        let tag = u32::from_str_radix(tag, 16).unwrap();
+        assert_eq!(slot_of(Tag::new(tag)), slot);
+        // The same for each subject of the rule in this cluster slot.
+        let other = b"tg:v1:{00000000}:login:000000000000000000000000000000de:f";
+        assert_eq!(naming.shared(other, slot), shared);
+        assert_ne!(naming.shared(other, slot ^ 1), shared);
+        assert_eq!(&*naming.rule_of(own), b"login:f");
+        assert_eq!(naming.rule_of(own), naming.rule_of(&shared));
     }
 
     #[test]

@@ -8,12 +8,15 @@
 //!   for the same server leave in one call.
 //! * In a cluster, a request goes to the server of its cluster slot. If the keys of a request are in several
 //!   cluster slots, `multi_slot` charges slot by slot, and refunds the charges if a later slot denies.
+//! * `census` counts keys, memory and clocks in the background. `room` has the bounds that follow, and
+//!   `shared_states` the rules whose new subjects share a state because there is no room.
 //! * `holds` keeps the records of reservations and leases.
 //! * [`SharedValues`] has the few texts that instances share: overrides.
 //! * [`Deployment`] says how the instances of a namespace hash subjects.
 //! * [`inspect()`] checks the servers for `doctor`.
 
 mod call_plan;
+mod census;
 mod connect;
 mod deployment;
 mod error;
@@ -26,12 +29,15 @@ mod node;
 mod options;
 mod reply;
 mod request;
+mod room;
 mod script;
+mod shared_states;
 mod shared_values;
 mod startup;
 mod store;
 mod topology;
 
+pub use census::{Census, RuleCensus, ServerCensus};
 pub use deployment::Deployment;
 pub use inspect::{Finding, Level, inspect};
 pub use metrics::{HistogramCounts, Metrics};

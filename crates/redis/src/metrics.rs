@@ -28,13 +28,14 @@ const SCRIPTS: [&str; 10] = [
 /// The kinds of errors, in the order of the counters. Most are a
 /// [`kind`](tollgate_store::StoreError::kind) of store error. `noscript` counts calls of a script
 /// that the server did not have.
-const ERRORS: [&str; 8] = [
+const ERRORS: [&str; 9] = [
     "timeout",
     "disconnected",
     "unavailable",
     "breaker_open",
     "overloaded",
     "foreign_data",
+    "full",
     "script",
     "noscript",
 ];

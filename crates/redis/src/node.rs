@@ -3,6 +3,7 @@
 //! Each worker has a connection and one call in flight. Requests that arrive while all workers are busy leave
 //! together in the next call; a single request leaves at once.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,9 +14,9 @@ use redis::{Cmd, Value};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tollgate_core::Time;
-use tollgate_store::{Applied, Breaker, BreakerState, StoreError};
+use tollgate_store::{Applied, Breaker, BreakerState, GRACE, StoreError};
 
-use crate::call_plan::CallPlan;
+use crate::call_plan::{CallPlan, PlanKey, Sharing};
 use crate::connect::{ConnectError, ping, send};
 use crate::error::Failure;
 use crate::key_name::KeyName;
@@ -23,6 +24,7 @@ use crate::metrics::Metrics;
 use crate::options::{Address, ClockSource, Options};
 use crate::reply::{Answer, Reply};
 use crate::request::{Operation, Request};
+use crate::room::Room;
 use crate::script::Script;
 use crate::store::Shared;
 
@@ -81,6 +83,7 @@ pub(crate) enum Target {
 pub(crate) struct Node {
     pub(crate) target: Target,
     pub(crate) breaker: Arc<Breaker>,
+    pub(crate) room: Arc<Room>,
     queue: mpsc::UnboundedSender<Pending>,
 }
 
@@ -91,9 +94,11 @@ impl Node {
         let waiting = Arc::new(Mutex::new(waiting));
         let losses = Arc::new(AtomicU64::new(0));
         let breaker = Arc::new(Breaker::new(shared.options.breaker));
+        let room = Arc::new(Room::new());
         let node = Arc::new(Node {
             target: target.clone(),
             breaker: Arc::clone(&breaker),
+            room: Arc::clone(&room),
             queue,
         });
         for _ in 0..shared.options.max_connections {
@@ -103,12 +108,21 @@ impl Node {
                 shared: Arc::downgrade(shared),
                 options: Arc::clone(&shared.options),
                 breaker: Arc::clone(&breaker),
+                room: Arc::clone(&room),
                 losses: Arc::clone(&losses),
                 connection: None,
             };
             tokio::spawn(worker.run());
         }
         node
+    }
+
+    /// Returns the address, or `master` if Sentinels name the server.
+    pub(crate) fn name(&self) -> String {
+        match &self.target {
+            Target::At(address) => address.to_string(),
+            Target::Master => "master".to_owned(),
+        }
     }
 
     pub(crate) fn breaker_state(&self) -> BreakerState {
@@ -128,6 +142,7 @@ struct Worker {
     shared: Weak<Shared>,
     options: Arc<Options>,
     breaker: Arc<Breaker>,
+    room: Arc<Room>,
     /// How many connections the workers of this server have lost.
     losses: Arc<AtomicU64>,
     connection: Option<Connected>,
@@ -206,6 +221,8 @@ impl Worker {
             address: &address,
             connection: connection.clone(),
             losses: &self.losses,
+            room: &self.room,
+            attempt: Attempt::default(),
             group,
         });
         let usable = join_all(calls.map(Call::run)).await;
@@ -256,14 +273,51 @@ struct Call<'c> {
     address: &'c Address,
     connection: MultiplexedConnection,
     losses: &'c AtomicU64,
+    room: &'c Room,
+    attempt: Attempt,
     group: Vec<Pending>,
+}
+
+/// What earlier attempts of a call have shown.
+#[derive(Clone, Copy, Debug, Default)]
+struct Attempt {
+    /// The server is out of memory.
+    is_full: bool,
+    /// There is no room for the state of a new subject.
+    is_crowded: bool,
+    /// The server's clock differs from the clock of this process.
+    is_elsewhen: bool,
 }
 
 impl Call<'_> {
     /// Makes the call and answers the requests. Returns false if the connection must not be used again.
     async fn run(mut self) -> bool {
         match self.call().await {
+            // There is no room for the states of the other requests: their rules have to share one.
+            Ok(()) if !self.group.is_empty() => {
+                self.attempt.is_crowded = true;
+                Box::pin(self.run()).await
+            }
             Ok(()) => true,
+            Err(Failure::Full) => {
+                self.room.note_full();
+                if self.attempt.is_full || !self.group[0].request.fits_full_server() {
+                    self.fail(&StoreError::Full);
+                    return true;
+                }
+                self.attempt.is_full = true;
+                Box::pin(self.run()).await
+            }
+            Err(Failure::Elsewhen(there)) => {
+                self.room.compare_clocks(there, self.shared.now());
+                if self.attempt.is_elsewhen {
+                    let why = "the clock of the server changes too fast for quotas";
+                    self.fail(&StoreError::Unavailable(why.into()));
+                    return true;
+                }
+                self.attempt.is_elsewhen = true;
+                Box::pin(self.run()).await
+            }
             // Some of the keys may still be on this server: try each request on its own.
             Err(Failure::Moved { asking: true, .. }) if self.group.len() > 1 => {
                 self.each_alone().await
@@ -309,6 +363,8 @@ impl Call<'_> {
                 address: self.address,
                 connection: self.connection.clone(),
                 losses: self.losses,
+                room: self.room,
+                attempt: self.attempt,
                 group: vec![pending],
             };
             Box::pin(call.run())
@@ -357,7 +413,10 @@ impl Call<'_> {
 
     async fn call(&mut self) -> Result<(), Failure> {
         let requests: Vec<&Request> = self.group.iter().map(|it| &it.request).collect();
-        let plan = CallPlan::new(&requests, &|| self.shared.now());
+        // A server that was out of memory a moment ago most likely still is.
+        self.attempt.is_full =
+            requests[0].fits_full_server() && (self.attempt.is_full || self.room.is_full());
+        let plan = self.plan(&requests);
         let script = requests[0].script();
         let started = Instant::now();
         let mut result = self.send(script, &plan, false).await;
@@ -371,6 +430,17 @@ impl Call<'_> {
         let reply = result?;
         self.answer_all(script, &plan, reply);
         Ok(())
+    }
+
+    fn plan(&self, requests: &[&Request]) -> CallPlan {
+        let (states, naming) = (&self.shared.shared_states, &self.shared.naming);
+        let names_all = self.attempt.is_full || self.attempt.is_crowded;
+        let sharing = Sharing {
+            naming,
+            slot: self.group[0].slot,
+            names_shared: &|item| names_all || states.has(naming, &item.name),
+        };
+        CallPlan::new(requests, &sharing, &|| self.shared.time_of(self.room))
     }
 
     async fn send(
@@ -390,7 +460,7 @@ impl Call<'_> {
         let further = hold.map_or(0, |it| it.keys.len());
         command.arg(keys.len() + further + usize::from(first.once.is_some()));
         for key in keys {
-            command.arg(self.name(*key));
+            command.arg(&*self.name(*key));
         }
         for name in hold.iter().flat_map(|it| &it.keys).chain(&first.once) {
             command.arg(&**name);
@@ -402,7 +472,8 @@ impl Call<'_> {
         };
         let operation = first.request.operation;
         if hold.is_none_or(|it| it.script.is_none()) {
-            command.arg(plan.to_bytes(operation, now, options.margin));
+            let (ceilings, full) = (self.room.ceilings(), self.attempt.is_full);
+            command.arg(plan.to_bytes(operation, now, options.margin, ceilings, full));
         }
         for argument in hold.iter().flat_map(|it| &it.arguments) {
             command.arg(argument);
@@ -423,9 +494,14 @@ impl Call<'_> {
         send(&mut self.connection, self.address, &command, asking).await
     }
 
-    /// Returns the name of a key, given the indexes of a request and of its charge.
-    fn name(&self, (request, charge): (usize, usize)) -> &[u8] {
-        &self.group[request].request.charges[charge].name
+    /// Returns the name of a key.
+    fn name(&self, key: PlanKey) -> Cow<'_, [u8]> {
+        let name = &self.group[key.request].request.charges[key.charge].name;
+        if key.is_shared {
+            let slot = self.group[key.request].slot;
+            return Cow::Owned(self.shared.naming.shared(name, slot).into_vec());
+        }
+        Cow::Borrowed(name)
     }
 
     /// Answers each request from the reply of the script.
@@ -458,20 +534,59 @@ impl Call<'_> {
                 None => break,
             }
         }
+        let mut crowded = vec![false; self.group.len()];
         for number in later.iter().chain(others) {
             let request = &self.group[*number].request;
             match reply.as_mut().and_then(|it| it.next(request)) {
-                Some(answer) => answers[*number] = self.answer(plan, answer),
+                Some(Answer::NoRoom) => {
+                    crowded[*number] = true;
+                    answers[*number] = Some(Err(StoreError::Full));
+                }
+                Some(answer) => {
+                    answers[*number] = self.answer(plan, answer);
+                    let shared = reply.iter().flat_map(|it| &it.shared);
+                    self.note_shared(request, shared, answers[*number].as_ref());
+                }
                 None => break,
             }
         }
-        for (pending, answer) in self.group.drain(..).zip(answers) {
+        let first_attempt = !self.attempt.is_crowded;
+        let mut again = Vec::new();
+        let group = std::mem::take(&mut self.group);
+        for ((pending, answer), is_crowded) in group.into_iter().zip(answers).zip(crowded) {
+            if is_crowded && first_attempt {
+                again.push(pending);
+                continue;
+            }
             let why = "the reply of the script is too short";
             let answer = answer.unwrap_or_else(|| Err(StoreError::Script(why.into())));
             if let Err(error) = &answer {
                 self.shared.metrics.failed(script.name, error.kind());
             }
             let _ = pending.reply.send(answer);
+        }
+        self.group = again;
+    }
+
+    /// Notes which charges of a request were decided by shared states, and how long these states live.
+    fn note_shared<'r>(
+        &self,
+        request: &Request,
+        shared: impl Iterator<Item = &'r usize>,
+        answer: Option<&Result<Applied, StoreError>>,
+    ) {
+        let Some(Ok(applied)) = answer else {
+            return;
+        };
+        for index in shared {
+            let (item, outcome) = (request.charges.get(*index), applied.outcomes.get(*index));
+            if let (Some(item), Some(outcome)) = (item, outcome) {
+                // A quota that is not used yet has no reset time. Its shared state is noted again with each use.
+                let until = outcome.reset_at.max(applied.now) + GRACE;
+                let rule = self.shared.naming.rule_of(&item.name);
+                self.shared.shared_states.note(&rule, until, true);
+                self.shared.shared_states.count();
+            }
         }
     }
 
@@ -480,10 +595,11 @@ impl Call<'_> {
             Answer::Applied(applied) => Some(Ok(applied)),
             Answer::Foreign(index) => {
                 let name = plan.keys.get(index).map(|it| self.name(*it));
-                let name = String::from_utf8_lossy(name.unwrap_or_default());
+                let name = name.unwrap_or_default();
+                let name = String::from_utf8_lossy(&name);
                 Some(Err(StoreError::Foreign(name.into())))
             }
-            Answer::Later => None,
+            Answer::Later | Answer::NoRoom => None,
         }
     }
 }

@@ -41,6 +41,10 @@ pub struct Options {
     pub breaker: BreakerOptions,
     /// How long Redis keeps a state after it has expired.
     pub margin: Span,
+    /// About how many keys to make at most, in all. At this count, new subjects share a state.
+    pub max_keys: u64,
+    /// About how many keys to make at most for anonymous subjects.
+    pub max_anonymous_keys: u64,
 }
 
 impl Options {
@@ -63,6 +67,8 @@ impl Options {
             namespace: "default".to_owned(),
             breaker: BreakerOptions::default(),
             margin: GRACE,
+            max_keys: u64::MAX,
+            max_anonymous_keys: u64::MAX,
         }
     }
 }

@@ -10,6 +10,8 @@ use crate::script::Family;
 pub(crate) struct Reply<I> {
     numbers: I,
     now: Time,
+    /// The charges of the last answer that shared states decided, counted from 0.
+    pub(crate) shared: Vec<usize>,
 }
 
 /// The answer to one request.
@@ -24,13 +26,19 @@ pub(crate) enum Answer {
     Foreign(usize),
     /// The answer comes later in the reply.
     Later,
+    /// There is no room for a state, and the call did not name the shared state.
+    NoRoom,
 }
 
 impl<I: Iterator<Item = i64>> Reply<I> {
     /// Starts to read a reply. Returns `None` if it is empty.
     pub(crate) fn new(mut numbers: I) -> Option<Reply<I>> {
         let now = Time::from_micros(u64::try_from(numbers.next()?).ok()?);
-        Some(Reply { numbers, now })
+        Some(Reply {
+            numbers,
+            now,
+            shared: Vec::new(),
+        })
     }
 
     /// Reads the answer to a request in a run. Returns `None` if the reply is malformed.
@@ -43,8 +51,16 @@ impl<I: Iterator<Item = i64>> Reply<I> {
 
     /// Reads the answer to a request outside the runs, or the later answer to a request in a run.
     pub(crate) fn next(&mut self, request: &Request) -> Option<Answer> {
-        match self.numbers.next()? {
+        self.shared.clear();
+        let mut first = self.numbers.next()?;
+        while first == -4 {
+            let charge = usize::try_from(self.number()?).ok()?.checked_sub(1)?;
+            self.shared.push(charge);
+            first = self.numbers.next()?;
+        }
+        match first {
             -1 => self.in_detail(request),
+            -3 => Some(Answer::NoRoom),
             -2 => Some(Answer::Foreign(
                 usize::try_from(self.number()?).ok()?.checked_sub(1)?,
             )),

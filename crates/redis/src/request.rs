@@ -85,6 +85,16 @@ const ENFORCES: u8 = 1;
 const CHARGED_WHEN_DENIED: u8 = 2;
 const STRIKES: u8 = 16;
 const NEEDS_STATE: u8 = 32;
+const ANONYMOUS: u8 = 64;
+
+impl Item {
+    /// Whether new subjects of the rule may share a state. Slots and back-offs are not shared, and neither are quotas
+    /// that a ledger has to restore.
+    pub(crate) fn may_share(&self) -> bool {
+        let is_shared = !matches!(self.family, Family::Concurrency | Family::Backoff);
+        is_shared && self.flags & NEEDS_STATE == 0
+    }
+}
 
 impl Request {
     /// Makes the request for `charges`. Unlimited charges are left out: see [`crate::reply::fill`].
@@ -124,13 +134,14 @@ impl Request {
                 CarryOver::Reset => 8,
             };
             let needs_state = if charge.needs_state() { NEEDS_STATE } else { 0 };
+            let anonymous = if charge.anonymous { ANONYMOUS } else { 0 };
             Some(Item {
                 key: charge.key,
                 tag: charge.tag,
                 family,
                 name: naming.name(charge, family),
                 limit: charge.limit.clone(),
-                flags: manner | counts | carry_over | needs_state,
+                flags: manner | counts | carry_over | needs_state | anonymous,
                 instead,
                 watches,
                 cost: charge.cost.min(MAX),
@@ -148,6 +159,30 @@ impl Request {
             charges,
             hold_arguments: None,
         }
+    }
+
+    /// Whether the server may get this request while it is out of memory: then the request changes only keys that
+    /// exist, and shared states.
+    pub(crate) fn fits_full_server(&self) -> bool {
+        matches!(
+            self.operation,
+            Operation::Apply
+                | Operation::Refund
+                | Operation::Adjust
+                | Operation::Settle
+                | Operation::Extend
+        ) && self
+            .hold_arguments
+            .as_ref()
+            .is_none_or(|it| it.script.is_none())
+    }
+
+    /// Whether a subject without a state starts with one, or with a shared state.
+    pub(crate) fn makes_states(&self) -> bool {
+        matches!(
+            self.operation,
+            Operation::Apply | Operation::Peek | Operation::Hold
+        )
     }
 
     /// Returns the numbers of all charges as the script reads them.

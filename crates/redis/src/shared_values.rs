@@ -170,7 +170,11 @@ impl SharedValues {
                     *kept = None;
                     return Err(error);
                 }
-                Failure::Moved { .. } | Failure::Split | Failure::UnknownScript => {
+                Failure::Full => return Err(StoreError::Full),
+                Failure::Moved { .. }
+                | Failure::Split
+                | Failure::UnknownScript
+                | Failure::Elsewhen(_) => {
                     *kept = None;
                     let why = "the key is being moved between servers";
                     return Err(StoreError::Unavailable(why.into()));

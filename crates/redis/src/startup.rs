@@ -263,7 +263,10 @@ pub(crate) fn version(info: &str) -> Option<(u32, u32)> {
 /// Returns how much the servers store, including keys of other programs.
 pub(crate) async fn usage(shared: &Arc<Shared>) -> Result<Usage, StoreError> {
     let counting = async {
-        let mut usage = Usage::default();
+        let mut usage = Usage {
+            shared: shared.shared_states.decisions(),
+            ..Usage::default()
+        };
         for node in &shared.map.load_full().nodes {
             let address = shared.address(&node.target).await?;
             let mut connection = shared.options.connect(&address).await?;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -17,6 +17,7 @@ use tollgate_store::{
     Settled, Store, StoreError, SystemClock, Usage,
 };
 
+use crate::census::{self, AnonymousRules, Census, Counting};
 use crate::connect::ConnectError;
 use crate::holds::{Creation, RecentHolds};
 use crate::key_name::{KeyName, KeyNames, slot_of};
@@ -26,7 +27,9 @@ use crate::node::{Node, Pending, Target};
 use crate::options::{Address, ClockSource, Options, Servers};
 use crate::reply;
 use crate::request::{Operation, Request};
+use crate::room::Room;
 use crate::script::Family;
+use crate::shared_states::SharedStates;
 use crate::startup::{self, StartError};
 use crate::topology::{self, Map};
 
@@ -60,6 +63,12 @@ pub(crate) struct Shared {
     pub(crate) changed: Arc<Notify>,
     /// Holds that this process has made: their records need not be read from Redis.
     pub(crate) recent_holds: RecentHolds,
+    /// The last count of keys.
+    pub(crate) census: ArcSwap<Census>,
+    pub(crate) shared_states: SharedStates,
+    pub(crate) anonymous_rules: AnonymousRules,
+    /// Whether shared states made decisions in the last second.
+    pub(crate) shares: AtomicBool,
     in_flight: AtomicUsize,
     clock: SystemClock,
     /// Why this instance must not use the servers.
@@ -91,6 +100,8 @@ impl RedisStore {
         let mut attempts = 0;
         loop {
             let Err(error) = store.check().await else {
+                // From the first request on, there are no more keys than the options say.
+                Counting::default().count(&store.shared).await;
                 return Ok(store);
             };
             attempts += 1;
@@ -129,12 +140,17 @@ impl RedisStore {
             master: Mutex::default(),
             changed: Arc::default(),
             recent_holds: RecentHolds::default(),
+            census: ArcSwap::default(),
+            shared_states: SharedStates::default(),
+            anonymous_rules: AnonymousRules::default(),
+            shares: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
             clock: SystemClock::new(),
             refused: ArcSwapOption::empty(),
             options,
         });
         let weak = Arc::downgrade(&shared);
+        tokio::spawn(census::follow(weak.clone()));
         match &shared.options.servers {
             Servers::Standalone(address) => {
                 let node = Node::start(&Target::At(address.clone()), &shared);
@@ -169,14 +185,23 @@ impl RedisStore {
     #[must_use]
     pub fn breakers(&self) -> Vec<(String, BreakerState)> {
         let map = self.shared.map.load();
-        let nodes = map.nodes.iter().map(|node| {
-            let name = match &node.target {
-                Target::At(address) => address.to_string(),
-                Target::Master => "master".to_owned(),
-            };
-            (name, node.breaker_state())
-        });
-        nodes.collect()
+        let nodes = map.nodes.iter();
+        nodes
+            .map(|node| (node.name(), node.breaker_state()))
+            .collect()
+    }
+
+    /// Returns the last count of keys, memory and clocks. It is empty before the first count, and if the servers do not
+    /// allow one.
+    #[must_use]
+    pub fn census(&self) -> Arc<Census> {
+        self.shared.census.load_full()
+    }
+
+    /// Returns how many requests of new subjects shared states have decided, because there was no room.
+    #[must_use]
+    pub fn shared_decisions(&self) -> u64 {
+        self.shared.shared_states.decisions()
     }
 
     /// Returns the settings of the store.
@@ -192,6 +217,9 @@ impl RedisStore {
         ask: Ask,
         charged_at: Time,
     ) -> Result<Applied, StoreError> {
+        for charge in charges.iter().filter(|charge| charge.anonymous) {
+            self.shared.anonymous_rules.note(charge.rule);
+        }
         let mut request = Request::new(&self.shared.naming, operation, charges, ask);
         request.charged_at = charged_at;
         let mut applied = if request.charges.is_empty() {
@@ -289,6 +317,14 @@ impl Shared {
         }
     }
 
+    /// Returns the approximate time by which a server decides.
+    pub(crate) fn time_of(&self, room: &Room) -> Time {
+        match &self.options.clock {
+            ClockSource::Store => room.time_there(self.clock.now()),
+            ClockSource::Caller(clock) => clock.now(),
+        }
+    }
+
     /// Makes the store read the slots of the cluster again.
     pub(crate) fn topology_may_have_changed(&self) {
         if self.is_cluster() {
@@ -350,7 +386,9 @@ impl Shared {
         };
         match &answer {
             // These errors are answers, so the server works.
-            Ok(_) | Err(StoreError::Foreign(_) | StoreError::Script(_)) => permit.succeeded(),
+            Ok(_) | Err(StoreError::Foreign(_) | StoreError::Script(_) | StoreError::Full) => {
+                permit.succeeded();
+            }
             Err(_) => permit.failed(Instant::now().into_std()),
         }
         answer

@@ -199,21 +199,25 @@ fn a_full_server_charges_all_or_nothing() {
         .zip(&limits)
         .map(|(n, limit)| charge(n, limit))
         .collect();
-    let (old, new) = charges.split_at(charges.len() / 2);
-    let apply = |charges| block_on(store.apply(charges, Ask::Exactly(1)));
-    assert!(apply(old).unwrap().allowed);
-    let before = common::contents(&redis);
+    let (known, new) = charges.split_at(charges.len() / 2);
+    let apply = |charges, units| block_on(store.apply(charges, Ask::Exactly(units))).unwrap();
+    let names = || -> Vec<String> { common::contents(&redis).into_keys().collect() };
+    assert!(apply(known, 1).allowed);
+    let before = names();
     redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
-    for charges in [&charges, old, new] {
-        let answer = apply(charges);
-        assert!(
-            matches!(answer, Err(StoreError::Unavailable(_))),
-            "{answer:?}"
-        );
-    }
-    assert_eq!(common::contents(&redis), before);
-    redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
-    assert!(apply(&charges).unwrap().allowed);
+    assert!(apply(known, 1).allowed);
+    assert_eq!(names(), before);
+    // The known subjects have 8 units left, and the new ones would have more. All or nothing is charged.
+    let contents = common::contents(&redis);
+    assert!(!apply(&charges, 9).allowed);
+    assert_eq!(common::contents(&redis), contents);
+    // New subjects share a state: one for each algorithm of the rule, where GCRA and token bucket are one.
+    assert!(apply(new, 1).allowed);
+    let keys = names().into_iter().filter(|it| it.starts_with("tg:v1:{"));
+    let is_shared = |name: &String| name.contains(&"0".repeat(32)) || name.contains(":shared:");
+    let (shared, own): (Vec<_>, Vec<_>) = keys.partition(is_shared);
+    assert_eq!(own, before);
+    assert!((2..=4).contains(&shared.len()), "{shared:?}");
 }
 
 #[test]

@@ -14,7 +14,9 @@ use crate::placement::Placement;
 use crate::policy::Policy;
 use crate::request_limits::Source;
 use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
-use crate::ruleset::{Accepted, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom};
+use crate::ruleset::{
+    Accepted, Anonymous, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom,
+};
 use crate::symbols::{AttributeId, Symbols};
 
 /// The index of each set of attributes that makes subjects.
@@ -152,6 +154,7 @@ impl RuleSet {
                 && self.ledger
                 && rule.enforcement() == Enforcement::Enforce,
             overdraft: rule.overdraft(),
+            anonymous: Anonymous::of(&rule.per),
             backoff: rule.backoff.clone().map(|limit| {
                 // An id cannot contain `~`.
                 let salt = self.keyring.rule(&format!("{}~backoff", rule.id));

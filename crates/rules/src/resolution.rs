@@ -84,6 +84,7 @@ pub(crate) fn push_companion<'r>(
         cost: watched.cost.min(1),
         enforcement: watched.enforcement,
         on_denied: OnDenied::Strike(place),
+        anonymous: watched.anonymous,
         ..Charge::new(Key::new(salt, subject), limit)
     });
     resolution.rules.push(rule);

@@ -85,8 +85,51 @@ pub(crate) struct Compiled {
     /// Whether the rule's usage is recorded in a ledger.
     pub(crate) ledgered: bool,
     pub(crate) overdraft: Overdraft,
+    pub(crate) anonymous: Anonymous,
     /// The back-off that follows the rule's denials, and the salt of the back-off's keys.
     pub(crate) backoff: Option<(Limit, RuleSalt)>,
+}
+
+/// Whether the subjects of a rule are anonymous: known by an address only. Strangers can make many such subjects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Anonymous {
+    /// Never: another attribute names the client.
+    Never,
+    /// Always: of the attributes that tell clients apart, `per` has only `ip`.
+    Always,
+    /// If the attribute `subject` of the request is an address.
+    BySubject,
+}
+
+impl Anonymous {
+    /// Attributes that name a client.
+    const NAMES: [&str; 4] = [TENANT, "user", "api_key", "service_account"];
+    const SUBJECT: &str = "subject";
+    const ADDRESS: &str = "ip:";
+
+    pub(crate) fn of(per: &[String]) -> Anonymous {
+        let has = |name: &str| per.iter().any(|it| it == name);
+        if Anonymous::NAMES.into_iter().any(has) {
+            Anonymous::Never
+        } else if has(Anonymous::SUBJECT) {
+            Anonymous::BySubject
+        } else if has(address::ATTRIBUTE) {
+            Anonymous::Always
+        } else {
+            Anonymous::Never
+        }
+    }
+
+    #[inline]
+    fn is(self, attributes: &Attributes<'_>) -> bool {
+        match self {
+            Anonymous::Never => false,
+            Anonymous::Always => true,
+            Anonymous::BySubject => attributes
+                .get(Anonymous::SUBJECT)
+                .is_some_and(|subject| subject.starts_with(Anonymous::ADDRESS)),
+        }
+    }
 }
 
 /// Conditions on attributes, all of which must hold.
@@ -304,6 +347,7 @@ impl RuleSet {
                     carry_over: compiled.carry_over,
                     recorded: compiled.ledgered.then(|| self.recorded(index, attributes)),
                     overdraft: compiled.overdraft.of(whole(limit)),
+                    anonymous: compiled.anonymous.is(attributes),
                     ..Charge::new(Key::new(compiled.salt, subject), limit)
                 });
                 resolution.rules.push(index);

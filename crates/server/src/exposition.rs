@@ -9,6 +9,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use parking_lot::Mutex;
 use tollgate::{Accounts, ActiveConfig, Kind, Reason, RuleCounts, Span, Time, Usage};
+use tollgate_config::Config;
 use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
 use crate::control::ControlPlane;
@@ -69,6 +70,8 @@ impl Pages {
         page
     }
 }
+/// How many rules are shown with the count of their keys.
+const COUNTED_RULES: usize = 100;
 
 /// Renders all metrics.
 fn render(control: &ControlPlane) -> String {
@@ -92,12 +95,13 @@ fn render(control: &ControlPlane) -> String {
     ];
     let help = "Checks of limits that came with the request, by outcome.";
     page.counts("rate_limit_throttle_total", help, "outcome", outcomes);
+    let config = live.config();
     if let Some(usage) = engine.memory_usage() {
-        let config = live.config();
         page.memory(usage, config.subjects.max_keys, &config.namespace);
     }
     if let Some(redis) = engine.redis() {
         page.redis(redis, engine.known_denials());
+        page.census(redis, config);
     }
     // A store in this process without a ledger has no fingerprint.
     if !engine.store().is_local() {
@@ -335,13 +339,19 @@ impl Page {
 
     /// Writes the size of the state in this process.
     fn memory(&mut self, usage: Usage, max_keys: usize, namespace: &str) {
+        self.keys(usage, max_keys, namespace);
+        let labels = [("namespace", namespace)];
+        let (name, help) = ("rate_limit_memory_bytes", "Bytes the kept states occupy.");
+        self.single(name, "gauge", help, &labels, usage.bytes);
+    }
+
+    /// Writes how many states there are.
+    fn keys(&mut self, usage: Usage, max_keys: usize, namespace: &str) {
         let labels = [("namespace", namespace)];
         let name = "rate_limit_keys";
         self.single(name, "gauge", "States kept.", &labels, usage.keys);
         let (name, help) = ("rate_limit_max_keys", "How many states may be kept.");
         self.single(name, "gauge", help, &labels, max_keys);
-        let (name, help) = ("rate_limit_memory_bytes", "Bytes the kept states occupy.");
-        self.single(name, "gauge", help, &labels, usage.bytes);
         let name = "rate_limit_shared_decisions_total";
         let help =
             "Checks of new subjects decided by a shared state because the key cap was reached.";
@@ -383,6 +393,58 @@ impl Page {
                 let labels = [("server", server.as_str()), ("state", state.name())];
                 self.sample(&labels, u8::from(state == current));
             }
+        }
+    }
+
+    /// Writes the last count of the keys in Redis.
+    fn census(&mut self, store: &RedisStore, config: &Config) {
+        let (census, subjects, namespace) = (store.census(), &config.subjects, &config.namespace);
+        let usage = Usage {
+            keys: census.keys(),
+            bytes: census.bytes(),
+            shared: store.shared_decisions(),
+        };
+        self.keys(usage, subjects.max_keys, namespace);
+        let labels = [("namespace", namespace.as_str())];
+        let name = "rate_limit_anonymous_keys";
+        let help = "About how many states anonymous subjects have.";
+        self.single(name, "gauge", help, &labels, census.anonymous_keys());
+        let name = "rate_limit_max_anonymous_keys";
+        let help = "How many states anonymous subjects may have.";
+        self.single(name, "gauge", help, &labels, subjects.max_anonymous_keys);
+        let mut rules: Vec<_> = census.rules.iter().collect();
+        rules.sort_by_key(|(_, rule)| std::cmp::Reverse(rule.keys));
+        rules.truncate(COUNTED_RULES);
+        let help = "About how many keys a rule has, for the rules with the most keys.";
+        self.family("rate_limit_rule_keys", "gauge", help);
+        for (rule, counted) in &rules {
+            self.sample(&[("namespace", namespace), ("rule", rule)], counted.keys);
+        }
+        let help =
+            "About how many bytes the keys of a rule occupy, for the rules with the most keys.";
+        self.family("rate_limit_rule_memory_bytes", "gauge", help);
+        for (rule, counted) in &rules {
+            self.sample(&[("namespace", namespace), ("rule", rule)], counted.bytes);
+        }
+        let help = "Bytes that a server uses.";
+        self.family("rate_limit_redis_used_memory_bytes", "gauge", help);
+        for server in &census.servers {
+            self.sample(&[("server", &server.server)], server.used_memory);
+        }
+        let help = "Bytes that a server may use; 0 if it has no bound.";
+        self.family("rate_limit_redis_max_memory_bytes", "gauge", help);
+        for server in &census.servers {
+            self.sample(&[("server", &server.server)], server.max_memory);
+        }
+        let help = "By how many seconds the clock of a server is ahead of the clock of this host.";
+        self.family("rate_limit_store_clock_ahead_seconds", "gauge", help);
+        for server in &census.servers {
+            let (sign, micros) = match server.clock_ahead {
+                behind @ ..0 => ("-", behind.unsigned_abs()),
+                ahead => ("", ahead.unsigned_abs()),
+            };
+            let seconds = format_args!("{sign}{}.{:06}", micros / 1_000_000, micros % 1_000_000);
+            self.sample(&[("server", &server.server)], seconds);
         }
     }
 

@@ -8,10 +8,11 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::Running;
 use serde_json::Value;
-use tollgate_rig::Redis;
+use tollgate_rig::{Redis, wait};
 
 const RULES: &str = r"
 events: { webhook: { url: 'http://127.0.0.1:1/', secret: 0123456789abcdef } }
@@ -52,7 +53,17 @@ const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_memory_bytes", &["namespace"]),
     ("rate_limit_shared_decisions_total", &["namespace"]),
 ];
-const PROMISED_WITH_A_STORE: [(&str, &[&str]); 6] = [
+const PROMISED_WITH_A_STORE: [(&str, &[&str]); 17] = [
+    ("rate_limit_keys", &["namespace"]),
+    ("rate_limit_max_keys", &["namespace"]),
+    ("rate_limit_shared_decisions_total", &["namespace"]),
+    ("rate_limit_anonymous_keys", &["namespace"]),
+    ("rate_limit_max_anonymous_keys", &["namespace"]),
+    ("rate_limit_rule_keys", &["namespace", "rule"]),
+    ("rate_limit_rule_memory_bytes", &["namespace", "rule"]),
+    ("rate_limit_redis_used_memory_bytes", &["server"]),
+    ("rate_limit_redis_max_memory_bytes", &["server"]),
+    ("rate_limit_store_clock_ahead_seconds", &["server"]),
     ("rate_limit_redis_latency_ms_count", &["script", "outcome"]),
     ("rate_limit_redis_batch_size_count", &[]),
     ("rate_limit_script_errors_total", &["script", "error_type"]),
@@ -85,6 +96,10 @@ fn page_with_a_store() -> String {
         redis.url()
     );
     let server = Running::start(&format!("{store}{RULES}"));
+    ask(&server);
+    wait::until("a count of the keys", Duration::from_secs(20), || {
+        page(&server).contains("rate_limit_rule_keys{")
+    });
     ask(&server);
     redis.kill();
     ask(&server);

@@ -383,6 +383,13 @@ pub enum StoreError {
         "the key {0} holds data that Tollgate cannot read: check that no other program uses the `key_prefix`"
     )]
     Foreign(Arc<str>),
+    /// The store is out of memory, and the request needs a key that does not exist yet. Requests for existing keys
+    /// are still decided.
+    #[error(
+        "the store is out of memory, and the request needs a new key: give the server more memory, or lower \
+         `subjects.max_keys`"
+    )]
+    Full,
     /// The store is full of open holds.
     #[error("the store is full of open holds: settle some, or use a shorter time to live")]
     TooManyHolds,
@@ -405,6 +412,7 @@ impl StoreError {
             StoreError::BreakerOpen => "breaker_open",
             StoreError::Overloaded => "overloaded",
             StoreError::Foreign(_) => "foreign_data",
+            StoreError::Full => "full",
             StoreError::TooManyHolds => "too_many_holds",
             StoreError::Unsupported(_) => "unsupported",
             StoreError::Script(_) => "script",

@@ -297,6 +297,7 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     let previous = &running.subjects.previous_hash_secrets;
     config.subjects.previous_hash_secrets.clone_from(previous);
     config.subjects.max_keys = running.subjects.max_keys;
+    config.subjects.max_anonymous_keys = running.subjects.max_anonymous_keys;
     config.store = running.store.clone();
     config.server = server_without_restart(&wanted.server, &running.server);
     config.telemetry = running.telemetry.clone();
@@ -311,6 +312,10 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
             old.previous_hash_secrets != new.previous_hash_secrets,
         ),
         ("subjects.max_keys", old.max_keys != new.max_keys),
+        (
+            "subjects.max_anonymous_keys",
+            old.max_anonymous_keys != new.max_anonymous_keys,
+        ),
         ("store", config.store != wanted.store),
         ("server", config.server != wanted.server),
         ("telemetry", config.telemetry != wanted.telemetry),

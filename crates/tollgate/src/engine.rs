@@ -539,6 +539,8 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
     options.batch = redis.batch;
     options.key_prefix.clone_from(&redis.key_prefix);
     options.namespace.clone_from(&config.namespace);
+    options.max_keys = config.subjects.max_keys as u64;
+    options.max_anonymous_keys = config.subjects.max_anonymous_keys as u64;
     if redis.clock == tollgate_config::ClockSource::Caller {
         options.clock = tollgate_redis::ClockSource::Caller(Arc::new(SystemClock::new()));
     }

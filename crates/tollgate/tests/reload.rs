@@ -130,6 +130,7 @@ fn sections_that_need_a_restart_are_named_and_unchanged() {
         "namespace",
         "subjects.hash_secret",
         "subjects.max_keys",
+        "subjects.max_anonymous_keys",
         "store",
         "server",
         "telemetry",

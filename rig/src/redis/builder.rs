@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use super::{HOST, Redis};
 use crate::certificate;
+use crate::faketime;
 use crate::port::Port;
 
 /// The environment variable with a server program to use instead of `redis-server`.
@@ -39,6 +40,7 @@ pub struct RedisBuilder {
     tls: bool,
     credentials: Option<Credentials>,
     sentinel: Option<String>,
+    ahead: Option<i64>,
 }
 
 impl RedisBuilder {
@@ -82,6 +84,13 @@ impl RedisBuilder {
         self
     }
 
+    /// Sets the clock of the server ahead by this many seconds; a negative number sets it back. Only the wall clock
+    /// changes, as with `faketime`.
+    pub fn clock_ahead(mut self, seconds: i64) -> RedisBuilder {
+        self.ahead = Some(seconds);
+        self
+    }
+
     /// Makes the server a Sentinel with this config.
     pub(crate) fn sentinel(mut self, config: String) -> RedisBuilder {
         self.sentinel = Some(config);
@@ -104,6 +113,7 @@ impl RedisBuilder {
             args: self.command_line(directory.path(), &port, tls.as_ref()),
             binary: self.binary.unwrap_or_else(default_binary),
             credentials: self.credentials,
+            environment: self.ahead.map(faketime::environment).unwrap_or_default(),
             tls,
             process: Mutex::default(),
             directory,

@@ -33,6 +33,8 @@ pub struct Redis {
     binary: PathBuf,
     args: Vec<OsString>,
     credentials: Option<Credentials>,
+    /// Further variables of the environment.
+    environment: Vec<(&'static str, OsString)>,
     tls: Option<Tls>,
     process: Mutex<Process>,
     directory: TempDir,
@@ -238,6 +240,7 @@ impl Redis {
             .expect("a log file");
         let child = Command::new(&self.binary)
             .args(&self.args)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a log file"))
             .stderr(log)

@@ -9,7 +9,7 @@ use tollgate_store::{Applied, Ask, HeldCharge, HoldRecord, MAX_TTL, RETAIN, Stor
 
 use super::ABANDONED;
 use super::stored::{StoredHold, put};
-use crate::call_plan::CallPlan;
+use crate::call_plan::{CallPlan, Sharing};
 use crate::key_name::KeyName;
 use crate::options::ClockSource;
 use crate::reply::{self, Answer};
@@ -248,10 +248,15 @@ fn read(
         (7, Some(record)) => HoldReply::Lapsed(record),
         (8, _) => {
             // The number is the position of the key in the call: first the keys of the plan, then the record.
-            let plan = CallPlan::new(&[request], &|| shared.now());
+            let sharing = Sharing {
+                naming: &shared.naming,
+                slot: 0,
+                names_shared: &|_| false,
+            };
+            let plan = CallPlan::new(&[request], &sharing, &|| shared.now());
             let index = usize::try_from(number).unwrap_or(0).saturating_sub(1);
             let name = match plan.keys.get(index) {
-                Some((_, charge)) => &request.charges[*charge].name,
+                Some(key) => &request.charges[key.charge].name,
                 None => &arguments.keys[0],
             };
             let name = String::from_utf8_lossy(name);

@@ -131,7 +131,7 @@ impl Sample {
         }
         let expected = match content {
             Some(Content::Overrides | Content::Deployment) => "hash",
-            Some(Content::Slots(_) | Content::Due | Content::Open) => "zset",
+            Some(Content::Slots(_) | Content::Due | Content::Open | Content::SharedIndex) => "zset",
             Some(Content::State(_) | Content::Undone | Content::Hold) | None => "string",
         };
         if kind != expected {
@@ -140,16 +140,8 @@ impl Sample {
         match parsed {
             Some((tag, content)) => {
                 *self.by_tag.entry(tag.to_owned()).or_default() += 1;
-                let rule = match content {
-                    Content::State(rule) | Content::Slots(rule) => rule,
-                    Content::Hold => "(holds)",
-                    Content::Due => "(due holds)",
-                    Content::Open => "(open holds)",
-                    Content::Undone => "(refunds)",
-                    Content::Overrides => "(overrides)",
-                    Content::Deployment => "(deployment)",
-                };
-                *self.by_rule.entry(rule.to_owned()).or_default() += 1;
+                let rule = content.rule().to_owned();
+                *self.by_rule.entry(rule).or_default() += 1;
             }
             None => self.unknown.add(&key),
         }

@@ -115,6 +115,7 @@ fn report<T>(permit: Permit<'_>, answer: &Result<T, StoreError>) {
         Ok(_)
             | Err(StoreError::Foreign(_)
                 | StoreError::Script(_)
+                | StoreError::Full
                 | StoreError::TooManyHolds
                 | StoreError::Unsupported(_))
     );

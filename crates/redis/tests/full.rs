@@ -1,0 +1,265 @@
+//! A server without room for new subjects: out of memory, or at the bound on keys. Subjects that have a state are
+//! decided as before, and new subjects of a rule share a state.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::{LONG, block_on, charge, connect, errors, left, options, take};
+use futures_util::future::join_all;
+use tollgate_conformance::{Kind, hold_id, reservation};
+use tollgate_core::{Charge, Limit, OnDenied, Span};
+use tollgate_redis::{BreakerState, RedisStore};
+use tollgate_rig::versions::{Version, fetch};
+use tollgate_rig::{Redis, Reply, wait};
+use tollgate_store::{Ask, Held, Settle, Settled, Store, StoreError};
+
+const CAPACITY: u64 = 10;
+/// The number of the first invented subject.
+const INVENTED: u64 = 1 << 40;
+
+fn start(version: Version) -> Redis {
+    Redis::with().binary(fetch(version)).start()
+}
+
+/// Lets the server run out of memory. It evicts nothing, and rejects commands that may need memory.
+fn fill(redis: &Redis) {
+    redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    let reply = redis.connect().command(&["SET", "key", "value"]);
+    assert!(matches!(reply, Reply::Error(error) if error.starts_with("OOM")));
+}
+
+/// Gives the server enough memory, and waits until the store knows.
+fn empty(redis: &Redis, store: &RedisStore) {
+    redis.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    wait::until("a count of the memory", common::LIMIT, || {
+        store.census().servers[0].max_memory == 0
+    });
+}
+
+fn is_calm(store: &RedisStore) -> bool {
+    let breakers = store.breakers();
+    breakers
+        .iter()
+        .all(|(_, state)| *state == BreakerState::Closed)
+}
+
+/// Takes `most` units one by one; returns how many were admitted.
+async fn drain(store: &RedisStore, subject: u64, limit: &Limit, most: u64) -> u64 {
+    let mut admitted = 0;
+    for _ in 0..most {
+        admitted += u64::from(take(store, subject, limit).await.unwrap().allowed);
+    }
+    admitted
+}
+
+#[test]
+fn subjects_with_a_state_are_decided_exactly_while_the_server_is_out_of_memory() {
+    for version in Version::ALL {
+        for kind in Kind::ALL {
+            let redis = start(version);
+            let store = connect(options(&redis));
+            let limit = kind.limit(CAPACITY, LONG);
+            block_on(async {
+                let (denied, known) = (1, 2);
+                assert_eq!(drain(&store, denied, &limit, CAPACITY).await, CAPACITY);
+                assert_eq!(drain(&store, known, &limit, 3).await, 3);
+                fill(&redis);
+                let state = |what: &str| format!("{version}, {kind:?}: {what}");
+                for round in 0..5 {
+                    let again = take(&store, denied, &limit).await.unwrap();
+                    assert!(!again.allowed, "{}", state("forgiven"));
+                    // New subjects share one state.
+                    let invented = INVENTED + 100 * round..INVENTED + 100 * round + 20;
+                    let asked = invented.map(|subject| take(&store, subject, &limit));
+                    let asked = join_all(asked).await.into_iter();
+                    let admitted = asked.filter(|it| it.as_ref().unwrap().allowed).count();
+                    let fresh = if round == 0 { CAPACITY } else { 0 };
+                    assert_eq!(admitted as u64, fresh, "{}", state("shared"));
+                }
+                assert_eq!(
+                    drain(&store, known, &limit, 9).await,
+                    7,
+                    "{}",
+                    state("known")
+                );
+                assert_eq!(left(&store, known, &limit).await, 0);
+                assert!(is_calm(&store), "{}", state("breaker"));
+                assert_eq!(errors(&store, "unavailable") + errors(&store, "full"), 0);
+                assert_eq!(store.shared_decisions(), 100);
+                // When there is room again, a subject that shared a state gains nothing by its own.
+                empty(&redis, &store);
+                assert_eq!(
+                    drain(&store, INVENTED, &limit, 2).await,
+                    0,
+                    "{}",
+                    state("own")
+                );
+                assert_eq!(drain(&store, denied, &limit, 1).await, 0);
+            });
+        }
+    }
+}
+
+/// A request is all or nothing, also if one of its subjects is new and shares a state.
+#[test]
+fn requests_stay_all_or_nothing_while_the_server_is_out_of_memory() {
+    let redis = Redis::start();
+    let store = connect(options(&redis));
+    let (wide, narrow) = (
+        Limit::fixed_window(100, LONG).unwrap(),
+        Limit::sliding_log(2, LONG).unwrap(),
+    );
+    let other = |number, limit| Charge {
+        rule: "other",
+        ..charge(number, limit)
+    };
+    block_on(async {
+        take(&store, 1, &wide).await.unwrap();
+        fill(&redis);
+        for (number, allowed) in [
+            (INVENTED, true),
+            (INVENTED + 1, true),
+            (INVENTED + 2, false),
+        ] {
+            let both = [charge(1, &wide), other(number, &narrow)];
+            let applied = store.apply(&both, Ask::Exactly(1)).await.unwrap();
+            assert_eq!(applied.allowed, allowed, "{number}");
+        }
+        assert_eq!(left(&store, 1, &wide).await, 97);
+        // Two new subjects of one request draw on the same shared state.
+        let two = [charge(INVENTED, &wide), charge(INVENTED + 1, &wide)];
+        let applied = store.apply(&two, Ask::Exactly(51)).await.unwrap();
+        assert!(!applied.allowed);
+        let applied = store.apply(&two, Ask::Exactly(50)).await.unwrap();
+        assert!(applied.allowed);
+        assert_eq!(applied.outcomes[1].remaining, 0);
+        // A refund of a subject with a state.
+        let refunded = store
+            .refund(&[charge(1, &wide)], 3, applied.now)
+            .await
+            .unwrap();
+        assert_eq!(refunded.outcomes[0].remaining, 100);
+        assert!(is_calm(&store));
+    });
+}
+
+/// A back-off of a new subject is not counted without room, and is never shared.
+#[test]
+fn strikes_of_new_subjects_are_not_counted_while_the_server_is_out_of_memory() {
+    let redis = Redis::start();
+    let store = connect(options(&redis));
+    let limit = Limit::fixed_window(1, LONG).unwrap();
+    let blocks = Kind::Backoff.limit(0, Span::HOUR);
+    let watched = |number| {
+        let watching = Charge {
+            rule: "blocks",
+            on_denied: OnDenied::Strike(0),
+            ..charge(number, &blocks)
+        };
+        [charge(number, &limit), watching]
+    };
+    block_on(async {
+        assert!(take(&store, 1, &limit).await.unwrap().allowed);
+        fill(&redis);
+        let applied = store.apply(&watched(1), Ask::Exactly(1)).await.unwrap();
+        let verdicts: Vec<_> = applied.outcomes.iter().map(|it| it.is_allowed()).collect();
+        assert_eq!(verdicts, [false, true]);
+        empty(&redis, &store);
+        let applied = store.apply(&watched(1), Ask::Exactly(1)).await.unwrap();
+        let verdicts: Vec<_> = applied.outcomes.iter().map(|it| it.is_allowed()).collect();
+        assert_eq!(verdicts, [false, false]);
+    });
+}
+
+/// A flood of subjects makes no more keys than `max_keys`, and the known subjects keep their states.
+#[test]
+fn a_flood_of_subjects_stays_within_max_keys() {
+    for kind in [
+        Kind::FixedWindow,
+        Kind::Gcra,
+        Kind::SlidingLog,
+        Kind::TwoWindow,
+    ] {
+        let redis = Redis::start();
+        redis.cli(&["SET", "of-another-program", "1"]);
+        let mut options = options(&redis);
+        options.max_keys = 1000;
+        let store = connect(options);
+        let limit = kind.limit(CAPACITY, LONG);
+        block_on(async {
+            assert_eq!(drain(&store, 1, &limit, CAPACITY).await, CAPACITY);
+            let mut admitted = 0;
+            for round in 0..40 {
+                let asked = (0..100).map(|it| take(&store, INVENTED + 100 * round + it, &limit));
+                let asked = join_all(asked).await.into_iter();
+                admitted += asked.filter(|it| it.as_ref().unwrap().allowed).count() as u64;
+                assert!(!take(&store, 1, &limit).await.unwrap().allowed, "{kind:?}");
+            }
+            let keys = u64::try_from(redis.connect().keys().len()).unwrap();
+            // The bound is approximate, because the keys are counted in the background.
+            assert!((1000..=1100).contains(&keys), "{kind:?}: {keys} keys");
+            // One of each new subject, and the capacity of the shared state.
+            assert!(admitted <= keys + CAPACITY, "{kind:?}: {admitted}");
+            assert_eq!(
+                store.usage().await.unwrap().shared,
+                store.shared_decisions()
+            );
+            assert!(store.shared_decisions() >= 2900, "{kind:?}");
+            wait::until("a count of the keys", common::LIMIT, || {
+                let census = store.census();
+                census
+                    .rules
+                    .get("rule")
+                    .is_some_and(|rule| rule.keys >= 900 && rule.bytes > 50_000)
+            });
+        });
+    }
+}
+
+#[test]
+fn anonymous_subjects_have_a_bound_of_their_own() {
+    let redis = Redis::start();
+    let mut options = options(&redis);
+    (options.max_keys, options.max_anonymous_keys) = (5000, 300);
+    let store = connect(options);
+    let limit = Limit::fixed_window(CAPACITY, LONG).unwrap();
+    let anonymous = |number| Charge {
+        rule: "by-address",
+        anonymous: true,
+        ..charge(number, &limit)
+    };
+    block_on(async {
+        for number in 0..900 {
+            let charges = [anonymous(INVENTED + number)];
+            store.apply(&charges, Ask::Exactly(1)).await.unwrap();
+        }
+        let keys = redis.connect().keys().len();
+        assert!((300..=330).contains(&keys), "{keys} keys");
+        for number in 0..500 {
+            assert_eq!(drain(&store, number, &limit, 2).await, 2);
+        }
+        assert!(redis.connect().keys().len() >= keys + 500);
+    });
+}
+
+/// New holds need a key, and fail. Open holds can still be settled.
+#[test]
+fn a_full_server_settles_holds_and_makes_none() {
+    let redis = Redis::start();
+    let store = connect(options(&redis));
+    let limit = Limit::fixed_window(100, LONG).unwrap();
+    block_on(async {
+        let charges = [charge(1, &limit)];
+        let held = store.hold(&charges, 10, &reservation(1)).await.unwrap();
+        assert!(matches!(held, Held::Taken { .. }), "{held:?}");
+        fill(&redis);
+        let failed = store.hold(&charges, 10, &reservation(2)).await;
+        assert_eq!(failed.unwrap_err(), StoreError::Full);
+        let settled = store.settle(hold_id(1), Settle::Commit { actual: 4 }).await;
+        let settled = settled.unwrap();
+        assert!(matches!(settled, Settled::Done(_)), "{settled:?}");
+        assert_eq!(left(&store, 1, &limit).await, 96);
+        assert!(is_calm(&store));
+    });
+}
