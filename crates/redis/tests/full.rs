@@ -163,11 +163,19 @@ fn strikes_of_new_subjects_are_not_counted_while_the_server_is_out_of_memory() {
         assert!(take(&store, 1, &limit).await.unwrap().allowed);
         fill(&redis);
         let applied = store.apply(&watched(1), Ask::Exactly(1)).await.unwrap();
-        let verdicts: Vec<_> = applied.outcomes.iter().map(|it| it.is_allowed()).collect();
+        let verdicts: Vec<_> = applied
+            .outcomes
+            .iter()
+            .map(tollgate_core::Outcome::is_allowed)
+            .collect();
         assert_eq!(verdicts, [false, true]);
         empty(&redis, &store);
         let applied = store.apply(&watched(1), Ask::Exactly(1)).await.unwrap();
-        let verdicts: Vec<_> = applied.outcomes.iter().map(|it| it.is_allowed()).collect();
+        let verdicts: Vec<_> = applied
+            .outcomes
+            .iter()
+            .map(tollgate_core::Outcome::is_allowed)
+            .collect();
         assert_eq!(verdicts, [false, false]);
     });
 }

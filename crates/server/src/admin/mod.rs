@@ -76,7 +76,7 @@ impl IntoResponse for RequestError {
 pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
     let guard = listener.guard(GuardedDoor::Admin);
     let admin = Admin::new(control);
-    let routes = routes(&admin);
+    let routes = connection::routes_of(routes(&admin));
     let stop = async {
         stop.await;
         admin.draining.store(true, Ordering::Relaxed);

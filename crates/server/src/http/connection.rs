@@ -5,17 +5,18 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use axum::Router;
+use axum::response::Response;
 use futures_util::future::{Either, ready};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
-use hyper::service::{Service, service_fn};
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
+use tower_service::Service;
 
 use super::activity::Activity;
 use super::bounds::{
@@ -31,11 +32,28 @@ use crate::respond::{self, RequestError};
 /// Returns whether the answer to a request for this path may be large.
 pub(crate) type IsLarge = fn(&str) -> bool;
 
+/// The answer of a door to a request.
+pub(crate) type Routed = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+/// Finds what answers a request.
+pub(crate) type Routes = Arc<dyn Fn(Request<Received>) -> Routed + Send + Sync>;
+
+/// Returns the routes of `router`.
+pub(crate) fn routes_of(router: Router) -> Routes {
+    Arc::new(move |request| {
+        let answering = router.clone().call(request);
+        Box::pin(async move {
+            let Ok(answer) = answering.await;
+            answer
+        })
+    })
+}
+
 /// Serves `routes` on `listener` until `stop` is ready, then lets open requests finish.
 /// `guard` refuses requests of foreign web pages.
 pub(crate) async fn serve(
     listener: Listener,
-    routes: Router,
+    routes: Routes,
     is_large: IsLarge,
     guard: Guard,
     stop: impl Future<Output = ()>,
@@ -52,14 +70,14 @@ pub(crate) async fn serve(
 struct Protocols {
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
-    routes: TowerToHyperService<Router>,
+    routes: Routes,
     is_large: IsLarge,
     memory: Memory,
     guard: Arc<Guard>,
 }
 
 impl Protocols {
-    fn new(routes: Router, is_large: IsLarge, guard: Guard) -> Protocols {
+    fn new(routes: Routes, is_large: IsLarge, guard: Guard) -> Protocols {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
@@ -82,7 +100,7 @@ impl Protocols {
         Protocols {
             http1,
             http2,
-            routes: TowerToHyperService::new(routes),
+            routes,
             is_large,
             memory: Memory::default(),
             guard: Arc::new(guard),
@@ -118,11 +136,11 @@ impl Protocols {
             request.extensions_mut().insert(peer);
             let large = (self.is_large)(request.uri().path());
             let charge = large.then(|| admit(&account, true)).transpose();
-            let answering = self.routes.call(received(request, &account));
+            let answering = (self.routes)(received(request, &account));
             let account = account.clone();
             Either::Right(async move {
                 let (answer, charge) = match charge {
-                    Ok(charge) => (answering.await?, charge),
+                    Ok(charge) => (answering.await, charge),
                     Err(error) => (respond::error(&error), None),
                 };
                 Ok::<_, Infallible>(answer.map(|body| Answer::single(body, &account, charge)))
@@ -158,7 +176,7 @@ impl Protocols {
             };
             let answering = checked.map(|()| {
                 request.extensions_mut().insert(peer);
-                routes.call(received(request, &counting))
+                routes(received(request, &counting))
             });
             let account = counting.clone();
             async move {
@@ -166,7 +184,7 @@ impl Protocols {
                 // Not before: the answers to earlier requests count now.
                 let admitted = admit(&account, is_large);
                 let (charge, answer) = match (admitted, answering) {
-                    (Ok(charge), Ok(answering)) => (charge, answering.await?),
+                    (Ok(charge), Ok(answering)) => (charge, answering.await),
                     (Err(error), _) | (_, Err(error)) => {
                         (account.charge(0), respond::error(&error))
                     }

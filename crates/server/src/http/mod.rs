@@ -22,13 +22,14 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, Method};
 use tokio::sync::Semaphore;
 use tollgate::{ActiveConfig, HoldName, Snapshot};
 use tollgate_config::Families;
 
 use self::body::Read;
 use self::bounds::{MAX_BATCH_BODY, MAX_BODY};
+use self::connection::Routes;
 use self::guard::GuardedDoor;
 use crate::backend::{Answer, Backend};
 use crate::control::ControlPlane;
@@ -42,6 +43,8 @@ use crate::trace::Origin;
 
 /// The protocols of the HTTP door (ALPN), the preferred first.
 pub const PROTOCOLS: &[&str] = &["h2", "http/1.1"];
+
+const CHECK: &str = "/v1/check";
 
 /// The name of this door in traces.
 const DOOR: &str = "http";
@@ -160,7 +163,18 @@ pub fn router(control: Arc<ControlPlane>) -> Router {
 /// [`Engine::sweep`](tollgate::Limiter::sweep) from time to time, as one engine may have several doors.
 pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
     let app = App::new(control);
-    let routes = routes(Arc::clone(&app));
+    let (checks, others) = (
+        Arc::clone(&app),
+        connection::routes_of(routes(Arc::clone(&app))),
+    );
+    let routes: Routes = Arc::new(move |request| {
+        // Most requests are checks. The search for their route would cost as much as the decision.
+        if request.method() == Method::POST && request.uri().path() == CHECK {
+            let (app, request) = (Arc::clone(&checks), request.map(Body::new));
+            return Box::pin(async move { app.ask(MAX_BODY, None, request, body::check).await });
+        }
+        others(request)
+    });
     let stop = async {
         stop.await;
         app.draining.store(true, Ordering::Relaxed);
@@ -179,7 +193,7 @@ fn is_large(path: &str) -> bool {
 
 fn routes(app: Arc<App>) -> Router {
     Router::new()
-        .route("/v1/check", asks(body::check))
+        .route(CHECK, asks(body::check))
         .route("/v1/check/batch", post(check_batch))
         .route("/v1/peek", asks(body::peek))
         .route("/v1/refund", asks(body::refund))
