@@ -28,12 +28,12 @@ for _ = 1, runs do
       end
       local most = flags >= 64 and most_anonymous or most_keys
       if most < NO_BOUND then
-        size = size or call('DBSIZE')
+        stored = stored or call('DBSIZE')
       end
-      if most == NO_BOUND or size < most then
+      if most == NO_BOUND or stored < most then
         -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.
         done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts, 'NX')
-        size = size and size + 1
+        stored = stored and stored + 1
       end
     elseif #value == 29 and sub(value, 1, 15) == head and unpack_at('<I7', value, 16) < ending then
       done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts)

@@ -102,7 +102,7 @@ end
 local full = false
 -- The bounds of the plan on keys, and how many keys the server has: nil until a new state needs them.
 local NO_BOUND, BOUNDS = 9007199254740991, 22
-local most_keys, most_anonymous, size
+local most_keys, most_anonymous, stored
 if operation >= 16 then
   operation = operation - 16
   local tried = redis.pcall('SETRANGE', KEYS[1], 0, '')

@@ -62,11 +62,11 @@ local function has_room(flags)
   if most == NO_BOUND then
     return true
   end
-  size = size or call('DBSIZE')
-  if size >= most then
+  stored = stored or call('DBSIZE')
+  if stored >= most then
     return false
   end
-  size = size + 1
+  stored = stored + 1
   return true
 end
 

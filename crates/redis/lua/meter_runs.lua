@@ -46,12 +46,12 @@ for _ = 1, runs do
         end
         local most = flags >= 64 and most_anonymous or most_keys
         if most < NO_BOUND then
-          size = size or call('DBSIZE')
+          stored = stored or call('DBSIZE')
         end
-        if most == NO_BOUND or size < most then
+        if most == NO_BOUND or stored < most then
           -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.
           done = call('SET', KEYS[k], text, 'PX', lasts, 'NX')
-          size = size and size + 1
+          stored = stored and stored + 1
         end
       end
       if done then

@@ -260,13 +260,17 @@ impl Counting {
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => "the server did not answer in time".to_owned(),
             };
-            tracing::debug!(error = failed, "cannot count the keys of a server");
             self.servers.remove(&node.name());
             let failures = self.failures.entry(node.name()).or_default();
-            *failures += 1;
-            if *failures >= FAILURES {
+            *failures = failures.saturating_add(1);
+            if *failures == FAILURES {
                 // Old ceilings would be wrong: other keys may have come and gone.
                 node.room.set_ceilings(Ceilings::NONE);
+                tracing::warn!(
+                    server = node.name(),
+                    error = failed,
+                    "cannot count the keys of the server, so `max_keys` has no effect: run `tollgate doctor`"
+                );
             }
         }
         let names: HashSet<String> = map.nodes.iter().map(|node| node.name()).collect();
