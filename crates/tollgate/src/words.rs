@@ -35,7 +35,7 @@ impl Decision {
     /// let api = decision.applied(&explained[0]).unwrap();
     /// assert_eq!(api.limit, "gcra: 10 at once, all back in 10h");
     /// assert_eq!(api.now, "allows, 10 of 10 left");
-    /// # Ok::<(), tollgate::ConfigError>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn applied(&self, explanation: &Explanation) -> Option<AppliedRule> {
