@@ -91,6 +91,7 @@ impl<C: Clock> MemoryStore<C> {
             };
             applied.outcomes.push(outcome);
         }
+        shards.tidy(charges, &looks, now);
         drop(shards);
         if !allowed {
             return Ok(Held::Denied { applied, ahead });
