@@ -92,3 +92,40 @@ fn limits_hold_until_the_end_of_time() {
         assert!(admitted <= most, "{kind:?}: {admitted} of {most}");
     }
 }
+
+/// A request converts a state to new numbers, under which it is empty, and brings a new key of the same shard.
+/// The search for expired states must not drop the first state before it is written: it has seen a later
+/// instant, at which charges count after a step back of the clock.
+#[test]
+fn a_new_key_does_not_drop_another_state_of_its_request() {
+    for kind in [
+        Kind::SlidingCounter,
+        Kind::SlidingLog,
+        Kind::TwoWindow,
+        Kind::FixedWindow,
+    ] {
+        let long = kind.limit(25, Span::from_secs(30));
+        let short = kind.limit(3, Span::from_micros(7010));
+        let reset_at = |with_new_key: bool| {
+            let start = Time::from_micros(1_700_000_000_000_000);
+            let clock = ManualClock::at(start);
+            // One shard.
+            let store = MemoryStore::with_clock(1000, clock.clone());
+            let before = Charge::new(key(1), &long);
+            store.apply(&[before], Ask::Exactly(1));
+            let latest = start + Span::from_secs(25);
+            clock.set(latest);
+            store.apply(&[before], Ask::Exactly(1));
+            store.refund(&[before], 1, latest);
+            clock.set(start + Span::from_secs(5));
+            let charges = [Charge::new(key(1), &short), Charge::new(key(2), &short)];
+            let charges = if with_new_key {
+                &charges[..]
+            } else {
+                &charges[..1]
+            };
+            store.apply(charges, Ask::Exactly(1)).outcomes[0].reset_at
+        };
+        assert_eq!(reset_at(true), reset_at(false), "{kind:?}");
+    }
+}

@@ -96,6 +96,7 @@ impl<C: Clock> MemoryStore<C> {
             };
             applied.outcomes.push(outcome);
         }
+        shards.tidy(charges, &looks, now);
         drop(shards);
         if !allowed {
             if let Some(bound) = new.bound {

@@ -187,6 +187,7 @@ impl<C: Clock> MemoryStore<C> {
             let outcome = shards.write(charges, &looks, i, units, allowed, now);
             applied.outcomes.push(outcome);
         }
+        shards.tidy(charges, &looks, now);
     }
 
     /// See [`Store::peek`].
@@ -470,6 +471,13 @@ impl<C: Clock> Locked<'_, C> {
             outcome.remaining = shard.peek(charge, 0, now).remaining;
         }
         outcome
+    }
+
+    /// Forgets some expired states after a request with new keys.
+    fn tidy(&mut self, charges: &[Charge<'_>], looks: &[Look], now: Time) {
+        for (charge, look) in charges.iter().zip(looks) {
+            self.of(charge.key).tidy(charge, look, now);
+        }
     }
 
     /// Returns the cost of one unit that other new subjects take from the shared state of charge `i`.

@@ -190,6 +190,7 @@ impl Shard {
                 RequestResult::alone(charge, &look.verdict),
             );
             outcomes.push(self.write(charge, &look, cost, write, now));
+            self.tidy(charge, &look, now);
             look.verdict.is_allowed()
         })
     }
@@ -217,7 +218,11 @@ impl Shard {
                 place: Place::New,
             };
         }
-        self.make_room(charge, now);
+        // A request that has looked at a state must find it again. So expired states are searched for only
+        // where there is no room, and otherwise after the request.
+        if self.is_full() {
+            self.forget_expired(SWEEP_FULL, now);
+        }
         let place = if self.is_full() {
             Place::Shared
         } else {
@@ -228,6 +233,16 @@ impl Shard {
             let state = starting_state(table, numbers, charge, shared_is_live, now);
             Look { verdict: numbers.decide(&state, cost, now), asked: cost, place }
         }, unlimited: UNLIMITED)
+    }
+
+    /// Forgets some expired states after a request for a new key.
+    pub(super) fn tidy(&mut self, charge: &Charge<'_>, look: &Look, now: Time) {
+        if let Place::New = look.place
+            && !charge.limit.is_companion()
+        {
+            with_table!(self, charge.limit, |table, _numbers| table.forget_expired(SWEEP, now),
+                unlimited: ());
+        }
     }
 
     /// Forgets some expired states before a new key is inserted.
