@@ -55,6 +55,7 @@ fn a_clock_beyond_2112_is_an_error_and_never_admits() {
             idempotency_key: None,
             fingerprint: 0,
             wait: None,
+            bound: None,
         };
         assert!(is_error(Store::hold(&store, &both, 1, &hold)));
         assert!(is_error(Store::settle(&store, hold.id, Settle::Release)));
