@@ -22,7 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tollgate_config::Listen;
 
-pub(crate) use self::answer::Answer;
+pub(crate) use self::answer::{Answer, SharedPage};
 pub(crate) use self::memory::{Account, Charge, Memory};
 pub use self::memory::{FREE, LARGE_ANSWER, MAX_HELD, MAX_HELD_BY_CONNECTION};
 pub(crate) use self::request::{NoRoom, ReadError, Received, read_whole};
