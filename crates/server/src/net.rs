@@ -24,7 +24,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tollgate_config::{Listen, Subjects};
 
-pub(crate) use self::answer::Answer;
+pub(crate) use self::answer::{Answer, SharedPage};
 pub(crate) use self::memory::{Account, Charge, Memory};
 pub use self::memory::{FREE, LARGE_ANSWER, MAX_HELD, MAX_HELD_BY_CONNECTION};
 pub(crate) use self::peers::{Peers, client_of};

@@ -25,6 +25,7 @@ use utoipa::ToSchema;
 
 use crate::audit::instant;
 use crate::control::Status;
+use crate::net::SharedPage;
 
 pub(crate) use self::envoy::EnvoyResponder;
 pub(crate) use self::error::{BadConfigBody, ConfigProblemBody, ErrorBody, RequestError, error};
@@ -56,7 +57,13 @@ pub(crate) fn report(body: &impl Serialize) -> Response {
 
 /// Makes a response with the status 200 from JSON that was rendered before.
 pub(crate) fn rendered(body: Bytes) -> Response {
-    with_body(StatusCode::OK, JSON, body.into())
+    shared(with_body(StatusCode::OK, JSON, body.into()))
+}
+
+/// Marks a response whose body other responses share.
+fn shared(mut response: Response) -> Response {
+    response.extensions_mut().insert(SharedPage);
+    response
 }
 
 /// Makes a response of comma-separated values. The body is made while it is sent.
@@ -76,7 +83,7 @@ pub(crate) fn alive() -> Response {
 
 /// Makes a response with the metrics page.
 pub(crate) fn metrics(page: Bytes) -> Response {
-    with_body(StatusCode::OK, PROMETHEUS, page.into())
+    shared(with_body(StatusCode::OK, PROMETHEUS, page.into()))
 }
 
 /// The server accepts requests.

@@ -33,7 +33,7 @@ use super::pb::tollgate_server::{SERVICE_NAME as OWN_NAME, TollgateServer};
 use super::proto::DESCRIPTORS;
 use super::{UnknownDomain, request};
 use crate::backend::Backend;
-use crate::net::{self, Account, Answer, LARGE_ANSWER, Memory, ReadError, Received, read_whole};
+use crate::net::{self, Account, Answer, Memory, ReadError, Received, read_whole};
 use crate::per_config::PerConfig;
 use crate::question::Question;
 use crate::respond::EnvoyResponder;
@@ -114,13 +114,13 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
             Some("/CheckBatch") => {
                 bounds.places = &services.batches;
                 bounds.message = MAX_BATCH_MESSAGE;
-                bounds.answer = LARGE_ANSWER;
+                bounds.answer = self.account.large_answer();
                 self.bounded(services.own_batches.clone(), request, &bounds)
             }
             Some(method) => {
                 match method {
                     "/AcquireLease" => bounds.timeout += MAX_WAIT,
-                    "/ListHolders" | "/GetUsage" => bounds.answer = LARGE_ANSWER,
+                    "/ListHolders" | "/GetUsage" => bounds.answer = self.account.large_answer(),
                     _ => {}
                 }
                 self.bounded(services.own.clone(), request, &bounds)
@@ -180,27 +180,31 @@ impl Connection {
         } = bounds;
         Box::pin(async move {
             let mut charge = account.charge(0);
-            let answering = async {
-                let (head, body) = request.into_parts();
-                // Counts until the answer is made.
-                let mut body = Received::new(body, &head.headers, &account);
-                let read = read_whole(&mut body, MESSAGE_HEAD + message).await;
-                let whole = match read {
-                    Ok(whole) => whole,
-                    Err(ReadError::TooLarge) => {
-                        return Ok(EnvoyResponder::too_large(message).into_http());
-                    }
-                    // No room, or the client is gone.
-                    Err(ReadError::Body(_)) => return Ok(EnvoyResponder::no_room().into_http()),
-                };
-                account.wait_for_room(answer).await;
-                charge.set(answer);
-                // The semaphore is never closed.
-                let _place = places.acquire().await;
-                let request = Request::from_parts(head, Full::new(whole));
-                service.call(request).await
+            // Pinned in its place: a move would copy a kilobyte.
+            let answered = {
+                let answering = std::pin::pin!(async {
+                    let (head, body) = request.into_parts();
+                    // Counts until the answer is made.
+                    let mut body = Received::new(body, &head.headers, &account);
+                    let read = read_whole(&mut body, MESSAGE_HEAD + message).await;
+                    let whole = match read {
+                        Ok(whole) => whole,
+                        Err(ReadError::TooLarge) => {
+                            return Ok(EnvoyResponder::too_large(message).into_http());
+                        }
+                        // No room, or the client is gone.
+                        Err(ReadError::Body(_)) => return Ok(EnvoyResponder::no_room().into_http()),
+                    };
+                    account.wait_for_room(answer).await;
+                    charge.set(answer);
+                    // The semaphore is never closed.
+                    let _place = places.acquire().await;
+                    let request = Request::from_parts(head, Full::new(whole));
+                    service.call(request).await
+                });
+                in_time(timeout, answering).await
             };
-            let answer = in_time(timeout, answering).await?;
+            let answer = answered?;
             Ok(answer.map(|body| Answer::stream(body, charge)))
         })
     }

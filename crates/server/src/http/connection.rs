@@ -24,7 +24,7 @@ use super::bounds::{
 };
 use super::guard::Guard;
 use crate::net::{
-    self, Account, Answer, Charge, ConnectionError, LARGE_ANSWER, Listener, Memory, Peer, Received,
+    self, Account, Answer, Charge, ConnectionError, Listener, Memory, Peer, Received, SharedPage,
     Stopping, Stream,
 };
 use crate::respond::{self, RequestError};
@@ -143,7 +143,9 @@ impl Protocols {
                     Ok(charge) => (answering.await, charge),
                     Err(error) => (respond::error(&error), None),
                 };
-                Ok::<_, Infallible>(answer.map(|body| Answer::single(body, &account, charge)))
+                let is_shared = answer.extensions().get::<SharedPage>().is_some();
+                let counted = |body| Answer::single(body, &account, charge).shared(is_shared);
+                Ok::<_, Infallible>(answer.map(counted))
             })
         });
         let mut connection = pin!(self.http1.serve_connection(TokioIo::new(stream), service));
@@ -189,7 +191,9 @@ impl Protocols {
                         (account.charge(0), respond::error(&error))
                     }
                 };
-                Ok::<_, Infallible>(answer.map(|body| Answer::stream(body, charge)))
+                let is_shared = answer.extensions().get::<SharedPage>().is_some();
+                let counted = |body| Answer::stream(body, charge).shared(is_shared);
+                Ok::<_, Infallible>(answer.map(counted))
             }
         });
         let mut connection = pin!(self.http2.serve_connection(TokioIo::new(stream), service));
@@ -209,7 +213,7 @@ impl Protocols {
 
 /// Lets a request in if its connection has room for the answer.
 fn admit(account: &Account, is_large: bool) -> Result<Charge, RequestError> {
-    let bytes = if is_large { LARGE_ANSWER } else { 0 };
+    let bytes = if is_large { account.large_answer() } else { 0 };
     match account.has_room_for(bytes) {
         true => Ok(account.charge(bytes)),
         false => Err(RequestError::NoRoom),

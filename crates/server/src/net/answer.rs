@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::memory::{Account, Charge, FREE, Untaken};
+use super::memory::{Account, Charge, FREE, LARGE_ANSWER, Untaken};
 
 /// The most bytes of an HTTP/2 answer that are offered at a time. The client has to take each part in
 /// time, so a client that takes a byte now and then cannot hold a large answer.
@@ -25,12 +25,20 @@ pub(crate) struct Answer<B> {
     /// Bytes of `body` that were not offered yet.
     rest: Bytes,
     is_stream: bool,
+    /// Whether the size of the answer could not be known from its request.
+    is_large: bool,
+    is_shared: bool,
 }
+
+/// Marks a response whose body is a page that other responses share. The page itself is not counted.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedPage;
 
 impl<B: Body> Answer<B> {
     /// Makes an answer on HTTP/1. There is one answer at a time, so small ones are not counted.
     pub(crate) fn single(body: B, account: &Account, charge: Option<Charge>) -> Answer<B> {
         let bytes = known_bytes(&body);
+        let is_large = charge.is_some();
         let charge = match charge {
             Some(mut charge) => {
                 charge.set(bytes);
@@ -43,17 +51,48 @@ impl<B: Body> Answer<B> {
             charge,
             rest: Bytes::new(),
             is_stream: false,
+            is_large,
+            is_shared: false,
         }
     }
 
     /// Makes an answer on HTTP/2. `charge` is that of the request.
     pub(crate) fn stream(body: B, mut charge: Charge) -> Answer<B> {
+        let is_large = charge.bytes() >= LARGE_ANSWER;
         charge.set(OVERHEAD + known_bytes(&body));
         Answer {
             body,
             charge: Some(charge),
             rest: Bytes::new(),
             is_stream: true,
+            is_large,
+            is_shared: false,
+        }
+    }
+
+    /// Does not count the bytes of the body, if it is a page that is shared.
+    pub(crate) fn shared(mut self, is_shared: bool) -> Answer<B> {
+        if is_shared && let Some(charge) = &mut self.charge {
+            charge.set(OVERHEAD);
+        }
+        self.is_shared = is_shared;
+        self
+    }
+
+    /// Counts bytes of the body as far as that was not done before.
+    fn count(&mut self, bytes: usize) {
+        let Some(charge) = &mut self.charge else {
+            return;
+        };
+        if self.is_shared {
+            return;
+        }
+        if self.is_large {
+            charge.account().saw_large_answer(bytes);
+        }
+        // The size of this body was not known before.
+        if charge.bytes() < bytes {
+            charge.set(bytes);
         }
     }
 
@@ -61,7 +100,8 @@ impl<B: Body> Answer<B> {
     fn next_part(&mut self) -> Part {
         if !self.is_stream {
             let bytes = std::mem::take(&mut self.rest);
-            let charge = self.charge.as_mut().map(|charge| charge.split(bytes.len()));
+            let counted = if self.is_shared { 0 } else { bytes.len() };
+            let charge = self.charge.as_mut().map(|charge| charge.split(counted));
             // TCP notices a client that does not read.
             let held = charge.map(Charge::at_any_time);
             return Part { bytes, _held: held };
@@ -69,7 +109,10 @@ impl<B: Body> Answer<B> {
         let bytes = self.rest.split_to(self.rest.len().min(PART));
         let is_last = self.rest.is_empty() && self.body.is_end_stream();
         let charge = match &mut self.charge {
-            Some(charge) if !is_last => Some(charge.split(bytes.len())),
+            Some(charge) if !is_last => {
+                let counted = if self.is_shared { 0 } else { bytes.len() };
+                Some(charge.split(counted))
+            }
             charge => charge.take(),
         };
         let held = charge.map(Charge::in_time);
@@ -98,12 +141,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
             };
             match frame.into_data() {
                 Ok(data) => {
-                    // The size of this body was not known before.
-                    if let Some(charge) = &mut this.charge
-                        && charge.bytes() < data.len()
-                    {
-                        charge.set(data.len());
-                    }
+                    this.count(data.len());
                     this.rest = data;
                 }
                 Err(frame) => return Poll::Ready(Some(Ok(frame.map_data(Part::uncounted)))),

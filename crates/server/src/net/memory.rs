@@ -25,8 +25,8 @@ const KEPT_FOR_SMALL: usize = MAX_HELD / 4;
 pub const MAX_HELD_BY_CONNECTION: usize = 16 * 1024 * 1024;
 /// The bytes of a connection that do not count.
 pub const FREE: usize = 32 * 1024;
-/// The bytes that a request for a large answer counts as, until the answer is made. Then the bytes
-/// of the answer count.
+/// The least bytes that a request for a large answer counts as, until the answer is made. It counts
+/// as more if such answers were larger lately. Then the bytes of the answer count.
 pub const LARGE_ANSWER: usize = 128 * 1024;
 /// A part of the bytes that are left: what one connection may hold.
 const SHARE: usize = 4;
@@ -38,7 +38,14 @@ const _: () = assert!(TICK.as_secs() * (TICKS as u64 - 1) == READ_TIMEOUT.as_sec
 
 /// The memory of a door.
 #[derive(Clone, Default)]
-pub(crate) struct Memory(Arc<AtomicUsize>);
+pub(crate) struct Memory(Arc<Sums>);
+
+#[derive(Default)]
+struct Sums {
+    held: AtomicUsize,
+    /// The size of large answers lately, at least [`LARGE_ANSWER`] or 0.
+    large: AtomicUsize,
+}
 
 impl Memory {
     /// Opens the account of a connection.
@@ -89,8 +96,21 @@ impl Account {
             0 => MAX_HELD,
             _ => MAX_HELD - KEPT_FOR_SMALL,
         };
-        let left = most.saturating_sub(self.0.memory.0.load(Ordering::Relaxed));
+        let left = most.saturating_sub(self.0.memory.0.held.load(Ordering::Relaxed));
         held <= MAX_HELD_BY_CONNECTION.min(left / SHARE)
+    }
+
+    /// Returns what a request for a large answer counts as until the answer is made.
+    pub(crate) fn large_answer(&self) -> usize {
+        let large = self.0.memory.0.large.load(Ordering::Relaxed);
+        large.clamp(LARGE_ANSWER, MAX_HELD_BY_CONNECTION / 2)
+    }
+
+    /// Notes the size of a large answer. Sizes that do not occur any more are forgotten.
+    pub(crate) fn saw_large_answer(&self, bytes: usize) {
+        let large = &self.0.memory.0.large;
+        let before = large.load(Ordering::Relaxed);
+        large.store(bytes.max(before - before / 64), Ordering::Relaxed);
     }
 
     /// Waits until `bytes` more may be held. Released bytes of other connections are noticed at the
@@ -131,7 +151,7 @@ impl Account {
         let before = self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
         let more = beyond_free(before + bytes) - beyond_free(before);
         if more > 0 {
-            self.0.memory.0.fetch_add(more, Ordering::Relaxed);
+            self.0.memory.0.held.fetch_add(more, Ordering::Relaxed);
         }
     }
 
@@ -142,7 +162,7 @@ impl Account {
         let before = self.0.bytes.fetch_sub(bytes, Ordering::Relaxed);
         let less = beyond_free(before) - beyond_free(before - bytes);
         if less > 0 {
-            self.0.memory.0.fetch_sub(less, Ordering::Relaxed);
+            self.0.memory.0.held.fetch_sub(less, Ordering::Relaxed);
         }
         if self.0.waiting.load(Ordering::Relaxed) > 0 {
             self.0.released.notify_waiters();
@@ -251,7 +271,22 @@ mod tests {
     use super::*;
 
     fn total(memory: &Memory) -> usize {
-        memory.0.load(Ordering::Relaxed)
+        memory.0.held.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn large_answers_count_as_the_largest_of_late() {
+        let account = Memory::default().account();
+        assert_eq!(account.large_answer(), LARGE_ANSWER);
+        account.saw_large_answer(1_000_000);
+        account.saw_large_answer(10);
+        assert!((950_000..1_000_000).contains(&account.large_answer()));
+        account.saw_large_answer(usize::MAX / 2);
+        assert_eq!(account.large_answer(), MAX_HELD_BY_CONNECTION / 2);
+        for _ in 0..10_000 {
+            account.saw_large_answer(10);
+        }
+        assert_eq!(account.large_answer(), LARGE_ANSWER);
     }
 
     #[test]
