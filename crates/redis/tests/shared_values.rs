@@ -110,7 +110,7 @@ fn texts_are_found_while_their_slot_is_moved() {
 }
 
 /// Checks that of several instances one claims the store, and the others see it.
-fn is_claimed_once(stores: [RedisStore; 2]) {
+fn is_claimed_once(stores: &[RedisStore; 2]) {
     let texts = |value: &str| vec![("key".to_owned(), value.to_owned())];
     block_on(async {
         let [one, other] = stores.each_ref().map(|store| store.deployment("prod"));
@@ -130,12 +130,12 @@ fn is_claimed_once(stores: [RedisStore; 2]) {
 #[test]
 fn deployment_is_claimed_once_on_one_server() {
     let redis = Redis::start();
-    is_claimed_once([(); 2].map(|()| connect(common::options(&redis))));
+    is_claimed_once(&[(); 2].map(|()| connect(common::options(&redis))));
 }
 
 #[test]
 fn deployment_is_claimed_once_on_a_cluster() {
     let cluster = Cluster::start(3, 0);
     let options = common::cluster_options(&cluster);
-    is_claimed_once([connect(options.clone()), connect(options)]);
+    is_claimed_once(&[connect(options.clone()), connect(options)]);
 }

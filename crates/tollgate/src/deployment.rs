@@ -98,7 +98,7 @@ enum Place {
     #[cfg(feature = "ledger")]
     Ledger(Ledger, String),
     #[cfg(feature = "redis")]
-    Redis(RedisStore, tollgate_redis::Deployment),
+    Redis(RedisStore, Box<tollgate_redis::Deployment>),
 }
 
 /// How to change a record.
@@ -271,7 +271,8 @@ impl Deployment {
 
     #[cfg(feature = "redis")]
     pub(crate) fn add_redis(&mut self, redis: &RedisStore, namespace: &str) {
-        self.add(Place::Redis(redis.clone(), redis.deployment(namespace)));
+        let record = Box::new(redis.deployment(namespace));
+        self.add(Place::Redis(redis.clone(), record));
     }
 
     fn add(&mut self, place: Place) {
@@ -447,12 +448,15 @@ impl Checked {
         if mismatch.is_none() {
             self.was_right.store(true, Ordering::Relaxed);
         }
-        // An instance that started without the store would not have started with it.
-        #[cfg(feature = "redis")]
-        if let Place::Redis(redis, _) = &self.place {
-            let was_right = self.was_right.load(Ordering::Relaxed);
-            let reason = mismatch.as_deref().filter(|_| !was_right);
-            redis.refuse(reason);
+        match &self.place {
+            // An instance that started without the store would not have started with it.
+            #[cfg(feature = "redis")]
+            Place::Redis(redis, _) => {
+                let was_right = self.was_right.load(Ordering::Relaxed);
+                redis.refuse(mismatch.as_deref().filter(|_| !was_right));
+            }
+            #[cfg(feature = "ledger")]
+            Place::Ledger(..) => {}
         }
         *known = mismatch;
     }

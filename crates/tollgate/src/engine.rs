@@ -107,7 +107,7 @@ impl Parts {
         #[cfg(feature = "ledger")]
         if let Some(options) = ledger_options(config)? {
             let ledger = Ledger::open(options).await;
-            parts.ledger = Some(ledger.map_err(ledger_error)?);
+            parts.ledger = Some(ledger.map_err(|error| ledger_error(&error))?);
         }
         Ok(parts)
     }
@@ -174,7 +174,9 @@ impl Engine {
             redis: redis_options(config)?.map(RedisStore::unchecked),
             #[cfg(feature = "ledger")]
             ledger: match ledger_options(config)? {
-                Some(options) => Some(Ledger::start(options).map_err(ledger_error)?),
+                Some(options) => {
+                    Some(Ledger::start(options).map_err(|error| ledger_error(&error))?)
+                }
                 None => None,
             },
         };
@@ -463,7 +465,7 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
 }
 
 #[cfg(feature = "ledger")]
-fn ledger_error(error: tollgate_ledger::OpenError) -> StartError {
+fn ledger_error(error: &tollgate_ledger::OpenError) -> StartError {
     StartError::passing(format!("ledger: {error}"), error.is_passing())
 }
 

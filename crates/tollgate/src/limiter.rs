@@ -18,7 +18,7 @@ use crate::metrics::{Metrics, Throttles};
 use crate::rejections::DenialLog;
 use crate::snapshot::Snapshot;
 use crate::stores::Traced;
-use crate::throttle::{Throttle, Throttled};
+use crate::throttle::Throttled;
 
 /// Decides requests by rules, with state in a store.
 ///
