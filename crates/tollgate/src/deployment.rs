@@ -448,12 +448,15 @@ impl Checked {
         if mismatch.is_none() {
             self.was_right.store(true, Ordering::Relaxed);
         }
-        // An instance that started without the store would not have started with it.
-        #[cfg(feature = "redis")]
-        if let Place::Redis(redis, _) = &self.place {
-            let was_right = self.was_right.load(Ordering::Relaxed);
-            let reason = mismatch.as_deref().filter(|_| !was_right);
-            redis.refuse(reason);
+        match &self.place {
+            // An instance that started without the store would not have started with it.
+            #[cfg(feature = "redis")]
+            Place::Redis(redis, _) => {
+                let was_right = self.was_right.load(Ordering::Relaxed);
+                redis.refuse(mismatch.as_deref().filter(|_| !was_right));
+            }
+            #[cfg(feature = "ledger")]
+            Place::Ledger(..) => {}
         }
         *known = mismatch;
     }
