@@ -1,4 +1,4 @@
-//! Short runs of three faults, with the promises that hold on a busy machine too.
+//! Short runs of some faults, with the promises that hold on a busy machine too.
 
 #![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
@@ -40,6 +40,37 @@ async fn promises_are_kept(name: &str) {
             );
         }
     }
+}
+
+/// The store decides nearly all requests: a busy machine can delay some answers beyond the timeout.
+async fn the_store_decides(name: &str) {
+    let fault = ALL.iter().find(|fault| fault.name == name).unwrap();
+    let observed = run(fault, Pace::QUICK).await.unwrap();
+    for row in judge(fault, &observed) {
+        let policy = row.policy.name();
+        assert!(row.by_store > 5 * row.by_policy, "{policy}: {row:?}");
+        for promise in [Promise::WithinBound, Promise::NoError, Promise::TotalsRight] {
+            assert!(
+                !row.broken.contains(&promise),
+                "{policy}: {promise:?}: {row:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_decides_when_the_server_is_out_of_memory() {
+    the_store_decides("oom").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_decides_in_a_flood_of_subjects() {
+    the_store_decides("flood").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_store_decides_when_its_clock_is_wrong() {
+    the_store_decides("skewed-clock").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

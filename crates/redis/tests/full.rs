@@ -8,7 +8,7 @@ mod common;
 use common::{LONG, block_on, charge, connect, errors, left, options, take};
 use futures_util::future::join_all;
 use tollgate_conformance::{Kind, hold_id, reservation};
-use tollgate_core::{Charge, Limit, OnDenied, Span};
+use tollgate_core::{Charge, Limit, OnDenied, Outcome, Span};
 use tollgate_redis::{BreakerState, RedisStore};
 use tollgate_rig::versions::{Version, fetch};
 use tollgate_rig::{Redis, Reply, wait};
@@ -163,19 +163,11 @@ fn strikes_of_new_subjects_are_not_counted_while_the_server_is_out_of_memory() {
         assert!(take(&store, 1, &limit).await.unwrap().allowed);
         fill(&redis);
         let applied = store.apply(&watched(1), Ask::Exactly(1)).await.unwrap();
-        let verdicts: Vec<_> = applied
-            .outcomes
-            .iter()
-            .map(tollgate_core::Outcome::is_allowed)
-            .collect();
+        let verdicts: Vec<_> = applied.outcomes.iter().map(Outcome::is_allowed).collect();
         assert_eq!(verdicts, [false, true]);
         empty(&redis, &store);
         let applied = store.apply(&watched(1), Ask::Exactly(1)).await.unwrap();
-        let verdicts: Vec<_> = applied
-            .outcomes
-            .iter()
-            .map(tollgate_core::Outcome::is_allowed)
-            .collect();
+        let verdicts: Vec<_> = applied.outcomes.iter().map(Outcome::is_allowed).collect();
         assert_eq!(verdicts, [false, false]);
     });
 }

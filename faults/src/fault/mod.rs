@@ -9,6 +9,7 @@
 )]
 
 mod cluster;
+mod flood;
 mod network;
 mod server;
 
@@ -60,7 +61,7 @@ pub(crate) trait Stage: Send + Sync {
 }
 
 /// All faults, in the order of the report.
-pub const ALL: [Fault; 14] = [
+pub const ALL: [Fault; 16] = [
     Fault {
         name: "killed",
         what: "The server is killed, and started again later without its data.",
@@ -139,11 +140,30 @@ pub const ALL: [Fault; 14] = [
     Fault {
         name: "oom",
         what: "The server has reached `maxmemory` and rejects writes.",
-        expected: "Policies decide, because nothing can be counted. A denial needs no memory, so \
-                   the store may still deny.",
-        availability: Availability::Gone,
+        expected: "No effect on subjects with a state: the store decides them exactly. New subjects \
+                   of a rule share a state, and the breaker stays closed.",
+        availability: Availability::Available,
         may_deny_more: false,
         stage: server::out_of_memory,
+    },
+    Fault {
+        name: "flood",
+        what: "A server with 4 MB of memory (`noeviction`) gets requests of 20,000 new addresses. \
+               Then another program fills the rest of the memory.",
+        expected: "No effect on subjects with a state: the store decides them exactly, an address \
+                   that is denied stays denied, and the breaker stays closed.",
+        availability: Availability::Available,
+        may_deny_more: false,
+        stage: flood::flood,
+    },
+    Fault {
+        name: "skewed-clock",
+        what: "The clock of the server is two days ahead of the clock of the instance, all the time.",
+        expected: "No effect: the clock of the server decides. A quota with daily periods admits its \
+                   limit, and no more.",
+        availability: Availability::Available,
+        may_deny_more: false,
+        stage: flood::skewed_clock,
     },
     Fault {
         name: "readonly",

@@ -111,12 +111,16 @@ pub(super) fn loading(length: Duration) -> Box<dyn Stage> {
     })
 }
 
+/// The time until all instances have counted keys and memory again.
+pub(super) const RECOUNT: Duration = Duration::from_millis(1500);
+
 pub(super) fn out_of_memory(_: Duration) -> Box<dyn Stage> {
     single_server(|redis, length| {
         let mut resp = redis.connect();
         command(&mut resp, &["CONFIG", "SET", "maxmemory", "1"]);
         sleep(length);
         command(&mut resp, &["CONFIG", "SET", "maxmemory", "0"]);
+        sleep(RECOUNT);
         0
     })
 }
