@@ -434,7 +434,7 @@ mod tests {
     async fn pages_of_balances_use_the_primary_key() {
         let directory = tempfile::tempdir().unwrap();
         let options = Options::new(Database::Sqlite(directory.path().join("ledger.db")));
-        let mut session = Session::new(Arc::new(options.clone()));
+        let mut session = Session::new(Arc::new(options.clone()), None);
         session.open().await.unwrap();
         let readers = readers(&options).unwrap();
         let cursor = BalanceCursor([7_u128.into(), Time::from_micros(1).into()]);
