@@ -40,7 +40,7 @@ fn a_quota_admits_its_limit_if_the_clock_of_the_server_is_wrong() {
             let seconds = applied.now.as_micros() / 1_000_000;
             assert!(seconds.abs_diff(there) < 60, "{days} days ahead");
             let resets = applied.outcomes[0].reset_at;
-            let midnight = |time: Time| time.as_micros() % Span::DAY.as_micros() == 0;
+            let midnight = |time: Time| time.as_micros().is_multiple_of(Span::DAY.as_micros());
             assert!(midnight(resets) && resets > applied.now);
             assert!(resets.since(applied.now) <= Span::DAY);
         });
