@@ -355,7 +355,7 @@ fn start_without_redis_fails_if_a_rule_has_no_policy() {
     }
     // Commands for a person do not wait.
     let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-        .args(["check", "--config", &config, "user=ann"])
+        .args(["check", "--live", "--config", &config, "user=ann"])
         .output()
         .unwrap();
     assert!(!output.status.success());
