@@ -17,7 +17,7 @@ subjects: { trusted_proxies: [127.0.0.1/32] }
 rules:
   - { id: roomy, per: [user], missing: skip, algorithm: gcra, rate: 1000000/s, burst: 1000000 }
   - { id: tight, match: { user: ann }, per: [user], algorithm: fixed-window, limit: 5, window: 10d }
-  - { id: slots, algorithm: concurrency, limit: 100000, lease: 1s }
+  - { id: slots, algorithm: concurrency, limit: 100000, lease: 1s, max_lease: 24h }
   - { id: watch, algorithm: sliding-counter, limit: 3, window: 10d, state: shadow }
 ";
 
