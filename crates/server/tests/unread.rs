@@ -142,8 +142,8 @@ fn batch(count: usize) -> String {
     format!(r#"{{"requests":[{requests}]}}"#)
 }
 
-/// Opens `count` connections with `streams` requests each, takes nothing, and checks that memory
-/// stays within `most` MiB more, and that others are served.
+/// Opens `count` connections with `streams` requests each, and takes no answers. Checks that the
+/// memory grows by at most `most` MiB, and that other clients are served.
 async fn attack(
     server: &Server,
     address: SocketAddr,

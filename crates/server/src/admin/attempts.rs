@@ -20,8 +20,8 @@ use crate::outbound::Seldom;
 pub(super) const BURST: u64 = 10;
 /// How many wrong tokens of a client are answered in a second after that.
 pub(super) const PER_SECOND: u64 = 5;
-/// The longest time that an answer waits. If a client has more wrong tokens in flight than this time has
-/// turns, the last of them wait this long and no longer.
+/// The longest time that an answer waits. If a client has so many wrong tokens in flight that their
+/// turns take longer, the last of them wait only this long.
 pub(super) const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// The time of one turn, in milliseconds.
@@ -72,8 +72,8 @@ impl Attempts {
             return Duration::ZERO;
         };
         let longest = u64::try_from(MAX_DELAY.as_millis()).unwrap_or(u64::MAX);
-        // More turns than fit into the longest delay are not counted, so that a flood does not slow its
-        // client for longer than that after its end.
+        // Turns beyond the longest delay are not counted. So after a flood has ended, its client is not
+        // slowed for longer than that delay.
         let next = |free_at: u64| {
             free_at
                 .max(now)
@@ -112,7 +112,7 @@ mod tests {
         let attempts = Attempts::new();
         let last = delays(&attempts, 100_000).pop().unwrap();
         assert_eq!(u128::from(last), MAX_DELAY.as_millis());
-        // The client is as good as new after the longest delay and the time of a burst.
+        // After the longest delay and the time of a burst, the client has all of its turns again.
         tokio::time::advance(MAX_DELAY + Duration::from_millis(BURST * TURN)).await;
         assert_eq!(delays(&attempts, 10), [0; 10]);
     }

@@ -104,8 +104,8 @@ impl App {
         (snapshot, door_config)
     }
 
-    /// Answers the question that `read` finds in the body. The question is decided once it has one
-    /// of the `places`, if there are any. It takes the place when its body is there.
+    /// Answers the question that `read` finds in the body. If there are `places`, the question
+    /// needs one of them to be decided. It takes the place only when its body has arrived.
     async fn ask<R>(
         &self,
         max_body: usize,
@@ -148,10 +148,10 @@ impl App {
     }
 }
 
-/// Returns the routes alone, to mount in your own server. Your server must bound connections,
-/// headers, and the memory of requests and answers that clients leave unfinished. It must refuse
-/// requests of foreign web pages. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`],
-/// and must put a [`Peer`] into the extensions of requests for `/auth`.
+/// Returns the routes alone, to mount in your own server. Your server must bound connections, headers, and
+/// the memory of requests and answers that clients leave unfinished. It must refuse requests of foreign web
+/// pages. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`], and must put
+/// a [`Peer`] into the extensions of requests for `/auth`.
 pub fn router(control: Arc<ControlPlane>) -> Router {
     routes(App::new(control))
 }

@@ -35,7 +35,7 @@ impl OpenHolds {
         *self.part(subject).entry(subject).or_insert(0) += 1;
     }
 
-    /// Counts an open hold no longer.
+    /// Removes an open hold of a subject from the count.
     pub(super) fn remove(&self, subject: u128) {
         let mut part = self.part(subject);
         match part.get_mut(&subject) {
@@ -44,7 +44,7 @@ impl OpenHolds {
         }
     }
 
-    /// Gives up memory that is not needed any more.
+    /// Releases memory that is not needed any more.
     pub(super) fn shrink(&self) {
         for part in &self.parts {
             let mut part = part.lock();
