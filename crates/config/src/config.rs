@@ -147,7 +147,7 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Checked {
-    /// How many rules it has.
+    /// How many rules the config has.
     pub rules: usize,
     /// The version of the config.
     pub version: String,

@@ -122,7 +122,7 @@ impl Census {
     }
 }
 
-/// The rules whose subjects are anonymous, as far as charges have shown.
+/// The rules whose subjects are anonymous. They are learned from the charges of requests.
 #[derive(Debug, Default)]
 pub(crate) struct AnonymousRules(ArcSwap<HashSet<Box<str>>>);
 

@@ -293,7 +293,8 @@ impl Call<'_> {
     /// Makes the call and answers the requests. Returns false if the connection must not be used again.
     async fn run(mut self) -> bool {
         match self.call().await {
-            // There is no room for the states of the other requests: their rules have to share one.
+            // There is no room for the states of the remaining requests. So the next attempt names the shared
+            // states of their rules.
             Ok(()) if !self.group.is_empty() => {
                 self.attempt.is_crowded = true;
                 Box::pin(self.run()).await

@@ -22,7 +22,7 @@ pub(crate) struct Room {
     started: Instant,
     most_keys: AtomicU64,
     most_anonymous: AtomicU64,
-    /// Until when the server counts as full, in milliseconds since `started`.
+    /// The time until which the server counts as full, in milliseconds since `started`.
     full_until: AtomicU64,
     /// By how many microseconds the clock of the server is ahead.
     ahead: AtomicI64,

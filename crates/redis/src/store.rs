@@ -120,10 +120,10 @@ impl RedisStore {
         }
     }
 
-    /// Checks that the servers are there and are what the settings say.
+    /// Checks that the servers answer and match the settings.
     ///
     /// # Errors
-    /// If they are not. The error names the setting to check.
+    /// If a server does not answer or does not match. The error names the setting to check.
     pub async fn check(&self) -> Result<(), StartError> {
         startup::check_servers(&self.shared).await
     }

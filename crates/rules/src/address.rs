@@ -130,8 +130,8 @@ pub(crate) fn matched_network(text: &str) -> Result<Option<IpNet>, BadValue> {
     Err(BadValue::new(message, help))
 }
 
-/// Values by network. A lookup costs one hash for each prefix length in use, however many networks there
-/// are.
+/// Values by network. A lookup costs one hash for each prefix length in use. The number of networks does
+/// not matter.
 #[derive(Debug, Default)]
 pub(crate) struct NetworkMap<T>(Vec<Level<T>>);
 

@@ -29,7 +29,7 @@ enum Shape {
     Prefix(Box<str>),
     Suffix(Box<str>),
     Glob(Box<[Token]>),
-    /// An address, however it is written, that is in this network.
+    /// An address in this network, in any notation.
     Network(IpNet),
 }
 

@@ -300,7 +300,7 @@ async fn unfinished_bodies_stay_within_bounds() {
     others_are_served(&server).await;
 }
 
-/// A client that takes nothing, or one byte now and then, is cut off at every door.
+/// A client that takes no answers, or one byte from time to time, is cut off at every door.
 #[tokio::test(start_paused = true)]
 async fn answers_that_nobody_takes_are_cut() {
     let _one = ATTACK.lock().await;

@@ -451,7 +451,7 @@ impl Checked {
             self.was_right.store(true, Ordering::Relaxed);
         }
         match &self.place {
-            // A record that never matched: with the store, this instance would not have started. So it must
+            // If the record never matched, a check at the start would have stopped this instance. So it must
             // not use the store.
             #[cfg(feature = "redis")]
             Place::Redis(redis, _) => {

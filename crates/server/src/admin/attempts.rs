@@ -1,10 +1,10 @@
 //! Wrong tokens: counted, logged, and answered slowly.
 //!
-//! A token is compared before anything else, so the right token is never slowed, whatever strangers send
-//! from the same address. Only the answers to wrong tokens wait for their turn. Each client gets
-//! [`BURST`] such answers at once, and then [`PER_SECOND`] a second. A client is an IPv4 address or an
-//! IPv6 network of 64 bits. The table of clients has a fixed size: clients that share an entry share
-//! its turns.
+//! A token is compared before anything else, so a request with the right token is never slowed, even if
+//! strangers send wrong tokens from the same address. Only the answers to wrong tokens wait for their
+//! turn. Each client gets [`BURST`] such answers at once, and then [`PER_SECOND`] a second. A client is
+//! an IPv4 address or an IPv6 network of 64 bits. The table of clients has a fixed size: clients that
+//! share an entry share its turns.
 
 use std::hash::BuildHasher;
 use std::net::IpAddr;

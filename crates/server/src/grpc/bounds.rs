@@ -43,8 +43,8 @@ pub const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How much longer a request for a lease may take: it may wait for a free slot.
 pub const MAX_WAIT: Duration = Duration::from_secs(30);
-/// How long a connection may be without a request before the server asks the client to close it. The
-/// server may ask up to twice as late.
+/// How long a connection may be without a request before the server asks the client to close it. In
+/// the worst case, the server asks after twice this time.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// How often the server pings an idle client.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);

@@ -22,7 +22,7 @@ pub(crate) struct Answer<B> {
     body: B,
     /// `None` if the answer need not be counted, or if its last part has the charge.
     charge: Option<Charge>,
-    /// Bytes of `body` that were not offered yet.
+    /// Bytes of `body` that were not passed to the connection yet.
     rest: Bytes,
     is_stream: bool,
     /// Whether the request did not show how large the answer would be.

@@ -326,8 +326,8 @@ mod tests {
         assert!(one.has_room_for(LARGE_ANSWER));
     }
 
-    /// However many connections hold as much as they may, the next connection has room: for a large
-    /// answer beside hundreds of connections, for small answers beside thousands.
+    /// Even if many connections hold as much as they may, the next connection has room: for a large
+    /// answer if there are hundreds of connections, and for small answers if there are thousands.
     #[test]
     fn greedy_connections_leave_room_for_others() {
         for (connections, step, need) in [(400, LARGE_ANSWER, LARGE_ANSWER), (10_000, 4096, FREE)] {
@@ -371,7 +371,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn part_that_nobody_takes_is_noticed_after_the_read_timeout() {
         let account = Memory::default().account();
-        // Parts that are taken in time do not matter, however many there are.
+        // Any number of parts may be taken in time.
         let taking = async {
             for _ in 0..20 {
                 let part = account.charge(1).in_time();

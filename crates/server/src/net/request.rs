@@ -158,7 +158,7 @@ mod tests {
     async fn parts_are_put_together_within_the_limit() {
         let body = || {
             let parts = ["ab", "", "c", "defg"].map(|part| Frame::data(Bytes::from(part)));
-            // Each part arrives in a poll of its own.
+            // Each part arrives in a separate poll.
             StreamBody::new(Box::pin(stream::iter(parts).then(|part| async {
                 tokio::task::yield_now().await;
                 Ok::<_, Infallible>(part)

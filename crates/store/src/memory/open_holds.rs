@@ -30,7 +30,7 @@ impl OpenHolds {
         fits
     }
 
-    /// Counts an open hold that was made before, whatever the bound.
+    /// Counts an open hold that was made before, without checking the bound.
     pub(super) fn add(&self, subject: u128) {
         *self.part(subject).entry(subject).or_insert(0) += 1;
     }
