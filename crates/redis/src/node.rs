@@ -582,7 +582,8 @@ impl Call<'_> {
         for index in shared {
             let (item, outcome) = (request.charges.get(*index), applied.outcomes.get(*index));
             if let (Some(item), Some(outcome)) = (item, outcome) {
-                // A quota that is not used yet has no reset time. Its shared state is noted again with each use.
+                // A quota that is not used yet has no reset time, so the current time is used. Each use notes
+                // the shared state again.
                 let until = outcome.reset_at.max(applied.now) + GRACE;
                 let rule = self.shared.naming.rule_of(&item.name);
                 self.shared.shared_states.note(&rule, until, true);

@@ -207,7 +207,8 @@ fn a_full_server_charges_all_or_nothing() {
     redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(apply(known, 1).allowed);
     assert_eq!(names(), before);
-    // The known subjects have 8 units left, and the new ones would have more. All or nothing is charged.
+    // The known subjects have 8 units left, so a request for 9 units is denied. New subjects are not charged
+    // either, although they have more left.
     let contents = common::contents(&redis);
     assert!(!apply(&charges, 9).allowed);
     assert_eq!(common::contents(&redis), contents);

@@ -48,7 +48,7 @@ impl AsRef<[u8]> for Rendered {
 }
 
 impl Pages {
-    /// Returns all metrics, as they are now unless too many pages are being sent.
+    /// Returns all metrics. They are up to date, unless too many pages are being sent.
     pub(crate) fn render(&self, control: &ControlPlane) -> Bytes {
         let mut last = self.last.lock();
         let now = control.now();

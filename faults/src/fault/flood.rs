@@ -1,4 +1,5 @@
-//! Faults that need requests beside the load: a flood of subjects, and a quota while the clocks differ.
+//! Faults that need requests in addition to the load: a flood of subjects, and a quota while the
+//! clocks differ.
 //!
 //! These requests come from another instance, which has its own store on the same server. A wrong
 //! answer ends the run.

@@ -26,7 +26,7 @@ pub(super) const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// The time of one turn, in milliseconds.
 const TURN: u64 = 1000 / PER_SECOND;
-/// The entries of the table.
+/// How many entries the table of clients has.
 const CLIENTS: usize = 4096;
 
 /// The wrong tokens of all clients.

@@ -170,7 +170,7 @@ impl Guard {
             || host.is_some_and(|host| host.eq_ignore_ascii_case(authority))
     }
 
-    /// Returns whether `name` is a name of this machine, of the door's address, or of the config.
+    /// Returns whether `name` means this machine or the door's address, or is listed in the config.
     fn is_known(&self, name: &str) -> bool {
         let bare = name.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
         let bare = bare.unwrap_or(name);

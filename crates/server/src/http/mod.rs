@@ -168,7 +168,8 @@ pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Fu
         connection::routes_of(routes(Arc::clone(&app))),
     );
     let routes: Routes = Arc::new(move |request| {
-        // Most requests are checks. The search for their route would cost as much as the decision.
+        // Most requests are checks, so they skip the router. Finding their route would cost as much
+        // as the decision.
         if request.method() == Method::POST && request.uri().path() == CHECK {
             let (app, request) = (Arc::clone(&checks), request.map(Body::new));
             return Box::pin(async move { app.ask(MAX_BODY, None, request, body::check).await });
@@ -387,7 +388,8 @@ impl Deref for Whole {
 
 /// Reads a body within its bounds.
 pub(crate) async fn read_body(request: Request, limit: usize) -> Result<Whole, RequestError> {
-    // An announced length is refused before the client is asked to send the body (`100 Continue`).
+    // A `Content-Length` above the limit is refused before the client is asked to send the body
+    // (`100 Continue`).
     if request.body().size_hint().lower() > limit as u64 {
         return Err(RequestError::BodyTooLarge { limit });
     }

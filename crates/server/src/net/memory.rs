@@ -348,7 +348,7 @@ mod tests {
             assert!(total(&memory) <= MAX_HELD - KEPT_FOR_SMALL);
             let next = memory.account();
             assert!(next.has_room_for(need), "{connections}");
-            // Small answers have room of their own.
+            // Small answers have separate room.
             let _small = next.charge(FREE + 100 * 1024);
             assert!(next.has_room_for(0), "{connections}");
         }

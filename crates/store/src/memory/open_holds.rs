@@ -1,7 +1,7 @@
 //! How many open holds each subject has, so that one subject cannot fill the table of records.
 //!
-//! Only subjects with open holds are here, so there are never more subjects than records. A caller that locks a
-//! part of the records, shards of states and a part of these counts locks them in this order.
+//! Only subjects with open holds are here, so there are never more subjects than records. Locks are always
+//! taken in this order: a part of the records, shards of states, a part of these counts.
 
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
