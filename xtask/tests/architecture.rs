@@ -11,7 +11,8 @@ use std::fs;
 use std::path::Path;
 
 const MAX_WORDS: usize = 30;
-/// The most files that a check in memory passes, and the most that a check on Redis passes besides.
+/// The most files that a check in memory passes, and the most that a check on Redis passes in
+/// addition.
 const MAX_FILES: [usize; 2] = [22, 14];
 
 fn root() -> &'static Path {

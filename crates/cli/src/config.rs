@@ -77,7 +77,8 @@ pub(crate) struct TrialArgs {
 }
 
 impl TrialArgs {
-    /// Loads the config, without the state that no flag asks for. Says which state is not used.
+    /// Loads the config. Removes its store and its ledger, unless a flag asks for them, and prints
+    /// which of them are not used.
     pub(crate) fn load(&self) -> Result<Config, String> {
         let of_server = || std::env::var("TOLLGATE_STORE").ok();
         let store = self.store.clone();
@@ -115,7 +116,7 @@ impl TrialArgs {
 pub(crate) async fn start(config: &Config) -> Result<Engine, String> {
     let mut config = config.clone();
     if let Store::Redis(redis) = &mut config.store {
-        // A person waits for the answer.
+        // A person waits for the answer, so try to connect only once.
         redis.connect_patience = Span::ZERO;
     }
     Engine::start(&config).await.map_err(failed)

@@ -26,7 +26,8 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
         println!("{explanation}");
         if let Some(rule) = decision.applied(&explanation) {
             println!("    {}", rule.limit);
-            // Without a secret, every process hashes in its own way.
+            // Without a secret, each process hashes subjects differently, so the server's log has
+            // another hash.
             if config.subjects.hash_secret.is_some() {
                 println!("    subject {} in the log", rule.subject);
             }

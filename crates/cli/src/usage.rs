@@ -76,7 +76,8 @@ fn row(it: &Value) -> [String; 8] {
         // Each subject of the rule has its own limit. A share of one limit would mean nothing here.
         Some(limit) if counters > 1 => (format!("{counters} x {limit}"), "-".to_owned()),
         Some(limit) => {
-            // Only the current period has a share: a limit or an extra of an earlier one is not known.
+            // Only the current period has a share. The limit and the extra units of earlier periods
+            // are not known.
             let extra = it["extra"].as_u64();
             let share = extra.map(|extra| share(number("used"), limit.saturating_add(extra)));
             (limit.to_string(), share.unwrap_or_else(|| "-".to_owned()))
@@ -122,7 +123,7 @@ mod tests {
             "granted": 0, "counters": 1, "limit": 100, "extra": 70,
         });
         assert_eq!(row(&it)[6..], ["100", "100%"]);
-        // The extra of an earlier period is not known.
+        // The extra units of an earlier period are not known.
         it["extra"] = Value::Null;
         assert_eq!(row(&it)[6..], ["100", "-"]);
     }

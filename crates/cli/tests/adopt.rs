@@ -58,7 +58,7 @@ fn changed_secret_is_refused_carried_over_or_adopted() {
     );
     let server = Serving::start(&["--config", &old]);
     assert!(remaining(&server).contains("99 of 100 left"));
-    // The server that runs is the only one on its ledger.
+    // The old server still runs, and no other server may use its ledger.
     let (said, code) = tollgate(&["adopt", "--config", &new]);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("is in use by another server"), "{said}");

@@ -160,7 +160,8 @@ fn ledger_commands(server: &Server) {
         &said,
         &[
             "action  rule    period  used  reserved  granted  limit  share",
-            // The share is of the limit and the grant, under whichever action the grant was made.
+            // The share is the usage divided by the limit plus all grants. Grants under any action
+            // count.
             "export  yearly  ....       5         0        0    100     3%",
             "search  yearly  ....      18         0       50    100    12%",
         ],
@@ -417,7 +418,7 @@ fn second_server_on_a_sqlite_ledger_is_refused() {
     let (said, code) = first.run(&["doctor", "--config", &config]);
     assert_eq!(code, Some(0), "{said}");
 
-    // The lock ends with the process, however it ends.
+    // The lock is freed when the process ends, even if it is killed.
     first.serving.child.kill().unwrap();
     first.serving.child.wait().unwrap();
     let next = Server::start(&path);

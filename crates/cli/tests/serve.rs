@@ -279,7 +279,7 @@ fn start_waits_for_a_redis_that_starts_later() {
     start_waits(Redis::kill, Redis::restart);
 }
 
-/// A Redis that does not answer for a while does not end the start.
+/// If Redis does not answer for a while, the server keeps trying to start.
 fn start_waits(stop: fn(&Redis), start: fn(&Redis)) {
     let redis = Redis::start();
     stop(&redis);
@@ -301,8 +301,7 @@ fn start_waits(stop: fn(&Redis), start: fn(&Redis)) {
     assert!(!ready.contains("storeProblem"), "{ready}");
 }
 
-/// If every rule has a failure policy, the server starts without a Redis that is down, and uses it when it is
-/// there.
+/// If every rule has a failure policy, the server starts while Redis is down, and uses Redis once it is up.
 #[test]
 fn start_without_redis_if_every_rule_has_a_policy() {
     let redis = Redis::start();
@@ -353,7 +352,7 @@ fn start_without_redis_fails_if_a_rule_has_no_policy() {
     ] {
         assert!(error.contains(text), "{text}: {error}");
     }
-    // Commands for a person do not wait.
+    // A command that a person runs does not wait for Redis.
     let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
         .args(["check", "--live", "--config", &config, "user=ann"])
         .output()

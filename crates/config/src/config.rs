@@ -147,18 +147,19 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Checked {
-    /// How many rules it has.
+    /// How many rules the config has.
     pub rules: usize,
     /// The version of the config.
     pub version: String,
-    /// A problem for each `${VAR}` that is not set, in the order of the file. Its value was not checked.
+    /// A problem for each `${VAR}` that is not set, in the order of the file. The value could not
+    /// be checked.
     pub unset: Vec<Problem>,
     /// Rules that may not do what their author expects.
     pub warnings: Vec<Warning>,
 }
 
 /// Checks the config at `path`, and the tenant files that it names, as [`load`] does. But a `${VAR}`
-/// that is not set is not an error, so that secrets need not be at hand.
+/// that is not set is not an error, so the check works without the secrets.
 ///
 /// # Errors
 /// As [`load`].

@@ -47,14 +47,15 @@ pub fn normal_path(path: &[u8]) -> Option<String> {
     if normal.is_empty() {
         normal.push('/');
     }
-    // `normal` may have been longer than `MAX_PATH` before: a later `..` can shorten it. The input bounds
-    // its length.
+    // The length is checked only here, because a later `..` can shorten `normal`. Until now, the length
+    // of the input bounds it.
     (normal.len() <= MAX_PATH).then_some(normal)
 }
 
-/// Returns the strict form of a path, for servers that tell apart what [`normal_path`] does not: a slash
-/// at the end, parameters, backslashes and escaped slashes stay. Empty, `.` and `..` segments and needless
-/// escapes go. `None` if the result is longer than [`MAX_PATH`].
+/// Returns the strict form of a path, for servers that treat paths with the same [`normal_path`] as
+/// different paths. The strict form keeps a slash at the end, parameters, backslashes and escaped slashes.
+/// It has no empty, `.` or `..` segments and no needless escapes. `None` if the result is longer than
+/// [`MAX_PATH`].
 ///
 /// ```
 /// use tollgate_config::strict_path;
@@ -86,8 +87,8 @@ pub fn strict_path(path: &[u8]) -> Option<String> {
     (strict.len() <= MAX_PATH).then_some(strict)
 }
 
-/// Removes the segment that begins at `start` if it is empty or `.`, and also the one before it if it is
-/// `..`. Returns whether it did.
+/// Removes the segment that begins at `start` if it is empty, `.` or `..`. For `..`, removes the segment
+/// before it too. Returns whether a segment was removed.
 fn close_segment(path: &mut String, start: usize) -> bool {
     match &path[start + 1..] {
         "" | "." => path.truncate(start),
@@ -100,8 +101,8 @@ fn close_segment(path: &mut String, start: usize) -> bool {
     true
 }
 
-/// Returns the first byte of a text, without its escape, and the text after it. A `%` that starts no
-/// escape stands for itself.
+/// Returns the first byte of a text, and the text after it. Decodes the byte if it is escaped. A `%`
+/// that does not begin an escape is returned as it is.
 fn decoded(text: &[u8]) -> Option<(u8, &[u8])> {
     let (&first, after) = text.split_first()?;
     if let (b'%', [high, low, rest @ ..]) = (first, after)
@@ -148,7 +149,7 @@ mod tests {
         strict_path(path.as_bytes()).unwrap()
     }
 
-    /// Paths in both forms, if they are the same.
+    /// Paths whose normal form and strict form are the same. Each has that form beside it.
     const SAME: [(&str, &str); 25] = [
         ("", "/"),
         ("/", "/"),

@@ -257,8 +257,8 @@ fn strict_pattern(text: &str) -> Result<Pattern, BadValue> {
     }
 }
 
-/// Says why no path would match `text`, with its `normal` form as the remedy. If `text` is in its `strict`
-/// form, `strict: true` is a remedy too.
+/// Returns the error for a glob `text` that no path can match. The remedy is its `normal` form. If `text`
+/// is in its `strict` form, `strict: true` is a remedy too.
 fn unmatched(
     text: &str,
     normal: Option<String>,
@@ -282,9 +282,9 @@ fn unmatched(
     wrong(format!("no path would match `{shown}`"), help)
 }
 
-/// Brings a glob of paths into a form of paths. Wildcards and their escapes stay as they are.
+/// Converts a glob of paths with `form`. Wildcards and their escapes stay as they are.
 fn normal_glob(text: &str, form: fn(&[u8]) -> Option<String>) -> Option<String> {
-    // The forms of paths would change these. Placeholders protect them.
+    // `form` would change these texts, so placeholders stand in for them.
     const KEPT: [(&str, &str); 3] = [(r"\*", "%02"), (r"\?", "%03"), ("?", "%01")];
     let mut glob = text.to_owned();
     for (written, placeholder) in KEPT {

@@ -259,7 +259,7 @@ fn secret(at: &At<Text>, env: Env<'_>, problems: &mut Problems<'_>) -> Option<Se
     Some(secret)
 }
 
-/// Reads the earlier secrets. Each is a secret of its own.
+/// Reads the earlier secrets, and reports a secret that is listed twice.
 fn previous_secrets(
     raw: &RawSubjects,
     subjects: &Subjects,

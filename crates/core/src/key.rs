@@ -14,7 +14,8 @@ use crate::Tag;
 /// The version of the layout of keys. After a change of the version, stores do not find old states.
 const VERSION: &str = "tollgate key v1";
 
-/// The purposes of the other values that are derived from a key. Each makes them independent of the rest.
+/// The purposes of other values that are derived from a key. Values with different purposes are
+/// independent of each other.
 const FINGERPRINT: &str = "tollgate keyring fingerprint v1";
 const SEAL: &str = "tollgate keyring seal v1";
 
@@ -76,8 +77,8 @@ impl Keyring {
         blake3::Hash::from_bytes(bytes).to_hex().to_string()
     }
 
-    /// Returns the keyring with this fingerprint that this keyring has sealed; `None` if another keyring has
-    /// sealed it.
+    /// Decrypts a keyring that this keyring has [sealed](Self::seal), and that has this fingerprint. `None`
+    /// if another keyring has sealed it.
     #[must_use]
     pub fn unseal(&self, sealed: &str, fingerprint: &str) -> Option<Keyring> {
         let sealed = blake3::Hash::from_hex(sealed).ok()?;
@@ -86,8 +87,8 @@ impl Keyring {
         (keyring.fingerprint() == fingerprint).then_some(keyring)
     }
 
-    /// Encrypts or decrypts a key. The pad depends on both keys, so that it is used for one key only. The
-    /// fingerprint shows whether a decrypted key is the right one.
+    /// Encrypts or decrypts a key by XOR with a pad. The pad depends on both keys, so each pad is used
+    /// for one key only. The fingerprint shows whether a decrypted key is the right one.
     fn with_pad(&self, key: &[u8; 32], fingerprint: &str) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_derive_key(SEAL);
         hasher.update(&self.key).update(fingerprint.as_bytes());

@@ -35,8 +35,8 @@ pub enum ParamProblem {
     /// A count, and the range that is allowed.
     #[error("{0} is not between {min} and {max}", min = .1.start(), max = .1.end())]
     OutOfRange(u64, RangeInclusive<u64>),
-    /// Numbers that cannot be counted exactly, and the power of two that bounds their product, even in
-    /// milliseconds.
+    /// Numbers that cannot be counted exactly, not even in milliseconds. Their product must not exceed
+    /// two to this power.
     #[error("{0} cannot be counted exactly: the product of the numbers exceeds 2^{1}")]
     NotExact(String, u32),
     /// The numbers of a bucket. The bucket takes longer than [`Span::MAX`] to refill.

@@ -180,8 +180,9 @@ impl Ledger {
     /// at the same time share a transaction. A caller that stops waiting does not cancel the write.
     ///
     /// # Errors
-    /// If the write failed, or was not confirmed within [`Options::strict_wait`]. If the error [is unknown](LedgerError::is_unknown), the entries may have been
-    /// written. Otherwise no entry was written, and none will be.
+    /// If the write failed, or was not confirmed within [`Options::strict_wait`]. If the error [is
+    /// unknown](LedgerError::is_unknown), the entries may have been written. Otherwise no entry was written,
+    /// and none will be.
     pub async fn write(&self, entries: Vec<Entry>) -> Result<(), LedgerError> {
         self.write_new(entries).await.map(|_| ())
     }

@@ -1,11 +1,11 @@
 //! The lock of a SQLite ledger: one server at a time.
 //!
 //! Two servers with counts in memory and one SQLite file would each admit the whole limit of a quota. So a
-//! server locks a file beside the database, for as long as its writer runs. The system frees the lock when the
-//! process ends, however it ends.
+//! server locks a file beside the database, for as long as its writer runs. The system frees the lock when
+//! the process ends, even after a crash.
 //!
 //! The database file itself is not locked: closing a second handle of that file would free the locks that
-//! SQLite holds on it. The lock file stays when the lock is freed, because removing it would let two servers
+//! SQLite holds on it. The lock file stays when the lock is freed, because removing it could let two servers
 //! lock two different files of the same name.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -52,7 +52,7 @@ impl Lock {
             .mode(0o600)
             .open(&file);
         let opened = match opened {
-            // The caller reports a missing directory better.
+            // The directory is missing. The caller reports this with a better message.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(failed)?,
         };
@@ -66,7 +66,8 @@ impl Lock {
         }
     }
 
-    /// Locks the ledger, and waits for a while if another server has the lock: it may be about to end.
+    /// Locks the ledger, and waits for a while if another server has the lock: that server may be about to
+    /// end.
     pub(crate) async fn take_patiently(options: &Options) -> Result<Option<Lock>, OpenError> {
         let until = Instant::now() + PATIENCE;
         loop {

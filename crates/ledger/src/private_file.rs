@@ -1,8 +1,8 @@
 //! Files that only the user of this process may read: the ledger, its spill files, and the files that the
 //! server keeps in its data directory.
 //!
-//! They hold usage, names of tenants and names of operators. Another user of the machine must not read
-//! them, and must not choose with a symbolic link which file is written.
+//! They hold usage, names of tenants and names of operators. Another user of the machine must not read them,
+//! and must not use a symbolic link to make the process write to another file.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -34,8 +34,8 @@ pub fn create_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Creates an empty file with the mode 0600, unless there is one. An existing file is not opened: if a
-/// process closes a SQLite file, it loses the locks of its other connections.
+/// Creates an empty file with the mode 0600, unless there is one. An existing file is not opened: when a
+/// process closes a SQLite file, it loses the locks that its other connections have on the file.
 ///
 /// # Errors
 /// If the system does not permit it, or if the path is a symbolic link.
@@ -50,7 +50,7 @@ pub(crate) fn create(path: &Path) -> io::Result<()> {
 /// Returns an error if the path is a symbolic link.
 ///
 /// # Errors
-/// If it is, or if it cannot be found out.
+/// If the path is a symbolic link, or cannot be checked.
 pub(crate) fn reject_link(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_symlink() => Err(is_link()),

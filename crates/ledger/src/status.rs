@@ -71,7 +71,7 @@ impl StatusReport {
         }
     }
 
-    /// Reports how many entries were lost in all.
+    /// Reports the total number of entries that were lost.
     pub(crate) fn dropped(&self, entries: u64) {
         self.0.lock().status.dropped = entries;
     }

@@ -164,7 +164,8 @@ impl Writer {
         }
         if let Some(mut session) = self.session.take() {
             session.close().await;
-            // The session has the lock of an exclusive ledger. It is freed before `close` returns.
+            // The session has the lock of an exclusive ledger. Drop it here, so that the lock is free before
+            // `close` returns.
             drop(session);
         }
         self.shared.has_ended.send_replace(true);

@@ -158,7 +158,7 @@ async fn an_exclusive_file_is_opened_once() {
     std::os::unix::fs::symlink(directory.join("ledger.db"), directory.join("alias.db")).unwrap();
     let alias = open_error(exclusive("alias.db")).await;
     assert!(matches!(alias, OpenError::InUse { .. }), "{alias}");
-    // The lock does not disturb SQLite: others can look, and the owner can write.
+    // The lock does not disturb SQLite: other processes can read, and the owner can write.
     let found = Ledger::inspect(&exclusive("ledger.db")).await.unwrap();
     assert!(found.is_some());
     first.write(vec![grant(1)]).await.unwrap();

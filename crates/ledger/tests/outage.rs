@@ -188,7 +188,7 @@ async fn entries_do_not_wait_for_a_hanging_server() {
     assert_eq!((ledger.status().spilled, ledger.status().failures), (0, 0));
 }
 
-/// A caller waits for a strict write as long as the settings say, and not until the transaction ends.
+/// A caller waits for a strict write for at most `strict_wait`, and not until the transaction ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_strict_write_waits_as_long_as_configured() {
     let (server, mut fixture) = with_tables().await;

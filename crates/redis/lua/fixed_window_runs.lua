@@ -22,7 +22,7 @@ for _ = 1, runs do
       -- SETRANGE keeps the expiry of the key.
       done = call('SETRANGE', KEYS[k], '22', pack('<I7', used))
     elseif not value then
-      -- The same as `has_room`, which fewer calls need.
+      -- The same as `has_room` in general.lua. Most calls end before that function is defined.
       if not most_keys then
         most_keys, most_anonymous = unpack_at('<I7I7', plan, BOUNDS)
       end
@@ -31,7 +31,8 @@ for _ = 1, runs do
         stored = stored or call('DBSIZE')
       end
       if most == NO_BOUND or stored < most then
-        -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.
+        -- NX: the key may hold a value that is not a string. MGET does not show such a value, and SET must
+        -- not replace it.
         done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts, 'NX')
         stored = stored and stored + 1
       end

@@ -67,9 +67,9 @@
 --          `when` is the delay if allowed, and the time otherwise. `reset` is the time at which the whole allowance
 --          is available again.
 --
--- If the first write fails, for example because the server is out of memory, nothing has changed. If the
--- first write succeeds, the later writes do not fail. So a call that fails for lack of memory is sent again, with 16
--- added to the operation. Then states that exist are written as usual, and no new states are made but the shared ones.
+-- If the first write fails, for example because the server is out of memory, nothing has changed. If the first write
+-- succeeds, the later writes do not fail. So a call that fails for lack of memory is sent again, with 16 added to the
+-- operation. Then states that exist are written as usual, and no new states are made except shared states.
 
 local call, pack, unpack_at, sub = redis.call, struct.pack, struct.unpack, string.sub
 
@@ -97,8 +97,8 @@ local function time_to_live(expires)
 end
 
 -- Whether the server is out of memory. A server that is out of memory rejects the first write of a script if the
--- command may need memory, and lets all writes pass after a write that never does. SETRANGE without bytes and GETEX
--- without options are such commands, and change nothing.
+-- command may need memory. If the first write is a command that never needs memory, the server accepts all later
+-- writes. SETRANGE without bytes and GETEX without options are such commands, and change nothing.
 local full = false
 -- The bounds of the plan on keys, and how many keys the server has: nil until a new state needs them.
 local NO_BOUND, BOUNDS = 9007199254740991, 22

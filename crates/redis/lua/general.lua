@@ -83,7 +83,7 @@ local undoing = operation == 2 and ARGV[3]
 local APPLY, PEEK, RESTORE, HOLD, SETTLE, EXTEND = 0, 1, 4, 7, 8, 9
 local hold = {}
 
--- Whether a subject without a state starts with one, or with the shared state.
+-- Whether the operation decides for a subject without a state: with a new state, or with the shared state.
 local makes_states = operation == APPLY or operation == PEEK or operation == HOLD
 
 -- Each algorithm has the functions below, for key number k and the numbers n of a limit.

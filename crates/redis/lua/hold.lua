@@ -17,7 +17,7 @@ if absolute and now >= time then
 end
 
 if open and call('ZCARD', open) >= most then
-  -- Holds whose records are gone by now do not count.
+  -- Holds whose records have expired do not count.
   call('ZREMRANGEBYSCORE', open, '-inf', now - retain)
   if call('ZCARD', open) >= most then
     return { now, TOO_MANY, '', 0 }

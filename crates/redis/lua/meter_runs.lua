@@ -40,7 +40,7 @@ for _ = 1, runs do
       if value then
         done = call('SET', KEYS[k], text, 'PX', lasts)
       else
-        -- The same as `has_room`, which fewer calls need.
+        -- The same as `has_room` in general.lua. Most calls end before that function is defined.
         if not most_keys then
           most_keys, most_anonymous = unpack_at('<I7I7', plan, BOUNDS)
         end
@@ -49,7 +49,8 @@ for _ = 1, runs do
           stored = stored or call('DBSIZE')
         end
         if most == NO_BOUND or stored < most then
-          -- NX: a value that is not a string must not be replaced, and MGET does not show such a value.
+          -- NX: the key may hold a value that is not a string. MGET does not show such a value, and SET must
+          -- not replace it.
           done = call('SET', KEYS[k], text, 'PX', lasts, 'NX')
           stored = stored and stored + 1
         end

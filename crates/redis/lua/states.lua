@@ -38,14 +38,14 @@ local function touch(k)
   end
 end
 
--- `places`: by a key without room for a state, the key of the shared state. `crowded`: whether a state of the current
--- request has no room, and the shared state is not among KEYS.
+-- `places`: for each key without room for a state, the key of the shared state. `crowded`: whether the current
+-- request needs a state that has no room, and the shared state is not among KEYS.
 local places, crowded = {}, false
 local prepare
 
 -- Finds a place for a state that does not exist yet. If there is no room, the shared state takes its place. If there
--- is room, the new state starts as a copy of the shared state, because the subject may have used that one. Returns the
--- numbers of the state, or nil if another program wrote the shared value.
+-- is room, the new state starts as a copy of the shared state, because the subject may have used the shared state
+-- before. Returns the numbers of the state, or nil if another program wrote the shared value.
 local function place_new(k, l, flag, shared, n, how)
   local has_place = operation ~= APPLY or has_room(flag)
   if shared == 0 then

@@ -1,9 +1,10 @@
 //! Counts keys and memory by rule, and compares clocks, once a second for each server, at a bounded cost.
 //!
-//! A server with few keys is counted exactly. Of a server with many keys, a random sample is taken each second, and
-//! the counts are estimated from the samples of the last seconds. From the counts follow the ceilings of the server:
-//! from how many keys on the script makes no new states. The script compares the ceilings with the exact number of
-//! keys at the moment of a decision, so a flood of new subjects is stopped between two counts, too.
+//! A server with few keys is counted exactly. For a server with many keys, a random sample is taken each
+//! second, and the counts are estimated from the samples of the last seconds. The counts determine the
+//! ceilings of the server: once the server has that many keys, the script makes no new states. The script
+//! compares the ceilings with the exact number of keys at the moment of a decision, so a flood of new
+//! subjects is stopped even between two counts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Weak;
@@ -32,21 +33,21 @@ const LONGEST: Duration = Duration::from_secs(2);
 const FEW: u64 = 1000;
 /// How many keys a sample has.
 const SAMPLE: usize = 200;
-/// Of how many keys in a sample the memory is measured.
+/// How many keys of a sample have their memory measured.
 const WEIGHED: usize = 20;
 /// The weight of a key in the newest sample. It falls by a fifth with each further sample.
 const WEIGHT: u64 = 1000;
 /// The most rules that are counted apart. The keys of further rules are counted together.
 const MOST_RULES: usize = 1000;
-/// After how many failed counts in a row the last one no longer matters.
+/// After this many failed counts in a row, the last successful count is no longer used.
 const FAILURES: u32 = 5;
 /// The name under which the keys of further rules are counted.
 const FURTHER: &str = "(others)";
-/// The bytes of a key if none was measured.
+/// The assumed bytes of a key, if no key was measured.
 const USUAL_BYTES: u64 = 200;
 /// The bytes of a key that `MEMORY USAGE` does not show: its entry in the table of expiries.
 const EXPIRY_BYTES: u64 = 64;
-/// Up to how many percent of `maxmemory` new subjects get states of their own.
+/// New subjects get their own states up to this percentage of `maxmemory`.
 const PERCENT: u64 = 95;
 /// The same for anonymous subjects.
 const PERCENT_ANONYMOUS: u64 = 90;
@@ -121,7 +122,7 @@ impl Census {
     }
 }
 
-/// The rules whose subjects are anonymous, as far as charges have shown.
+/// The rules whose subjects are anonymous. They are learned from the charges of requests.
 #[derive(Debug, Default)]
 pub(crate) struct AnonymousRules(ArcSwap<HashSet<Box<str>>>);
 
@@ -264,7 +265,7 @@ impl Counting {
             let failures = self.failures.entry(node.name()).or_default();
             *failures = failures.saturating_add(1);
             if *failures == FAILURES {
-                // Old ceilings would be wrong: other keys may have come and gone.
+                // Old ceilings would be wrong: other programs may have added or removed keys.
                 node.room.set_ceilings(Ceilings::NONE);
                 tracing::warn!(
                     server = node.name(),
@@ -358,7 +359,8 @@ impl Counting {
             sum.bytes += counted.bytes;
             sum.is_anonymous = counted.is_anonymous;
         }
-        // A server that evicts keys is never out of memory, and may use all of it.
+        // A server that evicts keys does not reject writes for lack of memory, so it may use all of its
+        // memory.
         let evicts = field(&info, "maxmemory_policy").is_none_or(|it| it != "noeviction");
         let each = match own.keys {
             0 => USUAL_BYTES + EXPIRY_BYTES,

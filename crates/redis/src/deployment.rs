@@ -50,8 +50,8 @@ impl RedisStore {
         }
     }
 
-    /// Stops using the servers, for this reason, or uses them again. Until then every decision fails, so that
-    /// failure policies decide.
+    /// With a reason, stops using the servers: every decision fails, so that failure policies decide. With
+    /// `None`, uses the servers again.
     pub fn refuse(&self, reason: Option<&str>) {
         let reason = reason.map(|it| it.to_owned().into());
         self.shared.refused.store(reason);
@@ -85,7 +85,7 @@ impl Deployment {
         self.values.ask(redis::cmd("HGETALL").arg(key)).await
     }
 
-    /// Sets the texts if there are none. Returns all texts as they are then.
+    /// Sets the texts if there are none. Returns all texts after the change.
     ///
     /// # Errors
     /// If the server does not confirm the change.

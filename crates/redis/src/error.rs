@@ -20,7 +20,7 @@ pub(crate) enum Failure {
     Split,
     /// The server is out of memory, and the call would have needed more. Nothing was changed.
     Full,
-    /// The periods of a quota in the plan are not around the time of the server, which is this. Nothing was changed.
+    /// The server's time, which is outside the periods of a quota in the plan. Nothing was changed.
     Elsewhen(Time),
     /// The request fails. Says whether to reconnect, and whether to read the cluster's slots again.
     Failed {

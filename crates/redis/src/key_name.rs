@@ -23,8 +23,8 @@ pub(crate) type KeyName = SmallVec<[u8; 96]>;
 #[derive(Clone, Debug)]
 pub(crate) struct KeyNames {
     start: String,
-    /// The name of a deployment, up to its namespace. It has no version: instances with another layout must
-    /// find it too.
+    /// The start of the name of a deployment, before its namespace. It has no version, because instances with
+    /// another layout must find it too.
     deployment: String,
 }
 

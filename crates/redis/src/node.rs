@@ -293,7 +293,8 @@ impl Call<'_> {
     /// Makes the call and answers the requests. Returns false if the connection must not be used again.
     async fn run(mut self) -> bool {
         match self.call().await {
-            // There is no room for the states of the other requests: their rules have to share one.
+            // There is no room for the states of the remaining requests. So the next attempt names the shared
+            // states of their rules.
             Ok(()) if !self.group.is_empty() => {
                 self.attempt.is_crowded = true;
                 Box::pin(self.run()).await
@@ -581,7 +582,8 @@ impl Call<'_> {
         for index in shared {
             let (item, outcome) = (request.charges.get(*index), applied.outcomes.get(*index));
             if let (Some(item), Some(outcome)) = (item, outcome) {
-                // A quota that is not used yet has no reset time. Its shared state is noted again with each use.
+                // A quota that is not used yet has no reset time, so the current time is used. Each use notes
+                // the shared state again.
                 let until = outcome.reset_at.max(applied.now) + GRACE;
                 let rule = self.shared.naming.rule_of(&item.name);
                 self.shared.shared_states.note(&rule, until, true);

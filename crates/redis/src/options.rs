@@ -41,9 +41,9 @@ pub struct Options {
     pub breaker: BreakerOptions,
     /// How long Redis keeps a state after it has expired.
     pub margin: Span,
-    /// About how many keys to make at most, in all. At this count, new subjects share a state.
+    /// The approximate maximum number of keys. Once it is reached, new subjects of a rule share a state.
     pub max_keys: u64,
-    /// About how many keys to make at most for anonymous subjects.
+    /// The same for the keys of anonymous subjects.
     pub max_anonymous_keys: u64,
 }
 

@@ -161,8 +161,8 @@ impl Request {
         }
     }
 
-    /// Whether the server may get this request while it is out of memory: then the request changes only keys that
-    /// exist, and shared states.
+    /// Whether this request may be sent to a server that is out of memory. Then the request changes only
+    /// existing keys and shared states.
     pub(crate) fn fits_full_server(&self) -> bool {
         matches!(
             self.operation,
@@ -177,7 +177,7 @@ impl Request {
             .is_none_or(|it| it.script.is_none())
     }
 
-    /// Whether a subject without a state starts with one, or with a shared state.
+    /// Whether the operation decides for a subject without a state: with a new state, or with a shared state.
     pub(crate) fn makes_states(&self) -> bool {
         matches!(
             self.operation,

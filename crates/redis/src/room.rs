@@ -1,7 +1,8 @@
 //! How much room a server has for new states, and how far its clock is from the clock of this process.
 //!
-//! `census` measures both. Calls of the script read the last measurement here. Only the script knows how many keys
-//! there are at the moment of a decision, so it gets the count from which on no new state is made.
+//! `census` measures both. Calls of the script read the last measurement here. Only the script knows how many
+//! keys there are at the moment of a decision, so it gets a ceiling: once there are that many keys, it makes
+//! no new states.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +12,8 @@ use tollgate_core::{Span, Time};
 
 use crate::request::MAX;
 
-/// For how long a server counts as full after it was out of memory. In this time, calls do not fail first.
+/// For how long a server counts as full after it was out of memory. During this time, calls say that the
+/// server may be full, so they do not have to fail first.
 const FULL_FOR: Duration = Duration::from_secs(1);
 
 /// The room of one server.
@@ -20,13 +22,13 @@ pub(crate) struct Room {
     started: Instant,
     most_keys: AtomicU64,
     most_anonymous: AtomicU64,
-    /// Until when the server counts as full, in milliseconds since `started`.
+    /// The time until which the server counts as full, in milliseconds since `started`.
     full_until: AtomicU64,
     /// By how many microseconds the clock of the server is ahead.
     ahead: AtomicI64,
 }
 
-/// From how many keys of the server on no new state is made. [`MAX`] is no bound.
+/// Once the server has this many keys, no new states are made. [`MAX`] means that there is no bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ceilings {
     pub(crate) keys: u64,

@@ -1,8 +1,8 @@
 //! Which rules have a shared state: the state of new subjects that came while there was no room for their own.
 //!
-//! While a shared state lives, a subject without a state starts as a copy of it. So calls have to name the shared
-//! states of these rules, and the calls for other rules stay short. Instances tell each other through an index in
-//! Redis: a sorted set of rules, by the time at which their shared states end.
+//! While a shared state lives, the state of a new subject starts as a copy of it. So calls have to name the
+//! shared states of these rules, and the calls for other rules stay short. Instances tell each other through
+//! an index in Redis: a sorted set of rules, by the time at which their shared states end.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ const MOST: usize = 10_000;
 /// Rules with a shared state, each as `<rule>:<algorithm>`.
 #[derive(Debug, Default)]
 pub(crate) struct SharedStates {
-    /// Whether there is one.
+    /// Whether any rule has a shared state.
     any: AtomicBool,
     rules: Mutex<HashMap<Box<[u8]>, Live>>,
     decisions: AtomicU64,
@@ -57,7 +57,7 @@ impl SharedStates {
         self.any.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that other instances were not told about this rule.
+    /// Notes that other instances still have to be told about this rule.
     pub(crate) fn note_again(&self, rule: &[u8]) {
         if let Some(live) = self.rules.lock().get_mut(rule) {
             live.is_news = true;
@@ -109,7 +109,7 @@ mod tests {
         states.note(b"login:f", Time::from_micros(100), true);
         states.note(b"api:m", Time::from_micros(200), false);
         assert!(has("login", "f") && has("api", "m") && !has("api", "f"));
-        // An earlier end changes nothing.
+        // An end before the known end changes nothing.
         states.note(b"login:f", Time::from_micros(50), true);
         let news = (Box::from(&b"login:f"[..]), Time::from_micros(100));
         assert_eq!(states.news(), [news]);

@@ -100,7 +100,7 @@ impl RedisStore {
         let mut attempts = 0;
         loop {
             let Err(error) = store.check().await else {
-                // From the first request on, there are no more keys than the options say.
+                // Count now, so that the bounds on keys hold from the first request on.
                 Counting::default().count(&store.shared).await;
                 return Ok(store);
             };
@@ -120,10 +120,10 @@ impl RedisStore {
         }
     }
 
-    /// Checks that the servers are there and are what the settings say.
+    /// Checks that the servers answer and match the settings.
     ///
     /// # Errors
-    /// If they are not. The error names the setting to check.
+    /// If a server does not answer or does not match. The error names the setting to check.
     pub async fn check(&self) -> Result<(), StartError> {
         startup::check_servers(&self.shared).await
     }
@@ -198,7 +198,7 @@ impl RedisStore {
         self.shared.census.load_full()
     }
 
-    /// Returns how many requests of new subjects shared states have decided, because there was no room.
+    /// Returns how many requests of new subjects were decided by shared states, because there was no room.
     #[must_use]
     pub fn shared_decisions(&self) -> u64 {
         self.shared.shared_states.decisions()

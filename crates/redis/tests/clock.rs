@@ -18,7 +18,8 @@ fn daily(limit: u64, rollover: u64) -> Limit {
     Limit::quota(limit, 0, rollover, calendar).unwrap()
 }
 
-/// However far apart the clocks are, a quota admits its limit, and ends with the period of the server.
+/// Even if the clocks are far apart, a quota admits exactly its limit, and its period ends by the server's
+/// clock.
 #[test]
 fn a_quota_admits_its_limit_if_the_clock_of_the_server_is_wrong() {
     for days in [-400, -3, -2, -1, 1, 2, 3, 400] {

@@ -87,7 +87,7 @@ fn subjects_with_a_state_are_decided_exactly_while_the_server_is_out_of_memory()
                 assert!(is_calm(&store), "{}", state("breaker"));
                 assert_eq!(errors(&store, "unavailable") + errors(&store, "full"), 0);
                 assert_eq!(store.shared_decisions(), 100);
-                // When there is room again, a subject that shared a state gains nothing by its own.
+                // When there is room again, a subject that shared a state gains nothing by getting its own.
                 empty(&redis, &store);
                 assert_eq!(
                     drain(&store, INVENTED, &limit, 2).await,
@@ -144,7 +144,7 @@ fn requests_stay_all_or_nothing_while_the_server_is_out_of_memory() {
     });
 }
 
-/// A back-off of a new subject is not counted without room, and is never shared.
+/// If there is no room, the back-off of a new subject does not count. It is never shared.
 #[test]
 fn strikes_of_new_subjects_are_not_counted_while_the_server_is_out_of_memory() {
     let redis = Redis::start();
@@ -199,7 +199,8 @@ fn a_flood_of_subjects_stays_within_max_keys() {
             let keys = u64::try_from(redis.connect().keys().len()).unwrap();
             // The bound is approximate, because the keys are counted in the background.
             assert!((1000..=1100).contains(&keys), "{kind:?}: {keys} keys");
-            // One of each new subject, and the capacity of the shared state.
+            // Each subject with its own state gets one unit. All others share the capacity of the shared
+            // state.
             assert!(admitted <= keys + CAPACITY, "{kind:?}: {admitted}");
             assert_eq!(
                 store.usage().await.unwrap().shared,

@@ -464,7 +464,7 @@ fn a_reused_id_settles_the_current_hold() {
     assert_eq!((left(&one, old), left(&one, new)), (80, 90));
 }
 
-/// Outside a cluster, the holds of a subject count together, whatever the tags of their charges.
+/// Outside a cluster, the holds of a subject count together, even if their charges have different tags.
 #[test]
 fn open_holds_of_a_subject_count_together_under_all_tags() {
     let redis = Redis::start();

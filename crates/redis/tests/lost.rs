@@ -207,11 +207,13 @@ fn a_full_server_charges_all_or_nothing() {
     redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(apply(known, 1).allowed);
     assert_eq!(names(), before);
-    // The known subjects have 8 units left, and the new ones would have more. All or nothing is charged.
+    // The known subjects have 8 units left, so a request for 9 units is denied. New subjects are not charged
+    // either, although they have more left.
     let contents = common::contents(&redis);
     assert!(!apply(&charges, 9).allowed);
     assert_eq!(common::contents(&redis), contents);
-    // New subjects share a state: one for each algorithm of the rule, where GCRA and token bucket are one.
+    // New subjects share a state: one for each algorithm of the rule. GCRA and token bucket count as one
+    // algorithm.
     assert!(apply(new, 1).allowed);
     let keys = names().into_iter().filter(|it| it.starts_with("tg:v1:{"));
     let is_shared = |name: &String| name.contains(&"0".repeat(32)) || name.contains(":shared:");

@@ -109,7 +109,7 @@ fn texts_are_found_while_their_slot_is_moved() {
     });
 }
 
-/// Checks that of several instances one claims the store, and the others see it.
+/// Checks that if several instances claim the store, one of them wins, and the others see its claim.
 fn is_claimed_once(stores: &[RedisStore; 2]) {
     let texts = |value: &str| vec![("key".to_owned(), value.to_owned())];
     block_on(async {

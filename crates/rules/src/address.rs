@@ -130,8 +130,8 @@ pub(crate) fn matched_network(text: &str) -> Result<Option<IpNet>, BadValue> {
     Err(BadValue::new(message, help))
 }
 
-/// Values by network. A lookup costs one hash for each prefix length in use, however many networks there
-/// are.
+/// Values by network. A lookup costs one hash for each prefix length in use. The number of networks does
+/// not matter.
 #[derive(Debug, Default)]
 pub(crate) struct NetworkMap<T>(Vec<Level<T>>);
 
@@ -187,7 +187,8 @@ fn leading_bits(address: IpAddr, prefix: u8) -> u128 {
 /// Returns the subject of an address: IPv4 in plain notation, or IPv6 cut to its first `prefix` bits.
 /// `None` if the text itself is the subject.
 pub(crate) fn subject(text: &str, prefix: u8) -> Option<String> {
-    // The plain notation of IPv4 is unique. A text without these characters is that, or not an address.
+    // IPv4 has only one plain notation. A text without these characters is in that notation, or is
+    // not an address.
     let plain = |byte: u8| byte != b':' && !byte.is_ascii_whitespace();
     if text.bytes().all(plain) {
         return None;

@@ -29,7 +29,7 @@ enum Shape {
     Prefix(Box<str>),
     Suffix(Box<str>),
     Glob(Box<[Token]>),
-    /// An address, however it is written, that is in this network.
+    /// An address in this network, in any notation.
     Network(IpNet),
 }
 
@@ -92,8 +92,8 @@ impl Pattern {
         })
     }
 
-    /// Reads a glob of paths. A path and the same path with a slash at its end are one place: so `/a/*`
-    /// matches `/a` and everything below it, and `/a/` matches `/a`.
+    /// Reads a glob of paths. A path and the same path with a slash at its end count as the same path.
+    /// So `/a/*` matches `/a` and everything below it, and `/a/` matches `/a`.
     ///
     /// # Errors
     /// If a backslash stands before a character that needs no escape, or at the end.

@@ -95,9 +95,9 @@ pub(crate) struct Compiled {
 pub(crate) enum Anonymous {
     /// Never: another attribute names the client.
     Never,
-    /// Always: of the attributes that tell clients apart, `per` has only `ip`.
+    /// Always: `ip` is the only attribute in `per` that identifies a client.
     Always,
-    /// If the attribute `subject` of the request is an address.
+    /// Depends on the request: anonymous if its attribute `subject` is an address.
     BySubject,
 }
 
@@ -166,7 +166,8 @@ pub(crate) const TENANT: &str = "tenant";
 /// The attribute that names the action, which a ledger records.
 const ACTION: &str = "action";
 
-/// The patterns that a condition accepts: a single one needs no list, and networks need no search.
+/// The patterns that a condition accepts. A single pattern needs no list, and networks are looked
+/// up, not searched.
 #[derive(Debug)]
 pub(crate) enum Accepted {
     One(Pattern),

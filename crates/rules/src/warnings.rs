@@ -1,4 +1,4 @@
-//! Rules that are valid, and probably do not limit what their author expects.
+//! Warnings about rules that are valid, but may not limit what their author expects.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -47,8 +47,8 @@ impl Policy {
     }
 }
 
-/// Returns a warning for each attribute without which the cost has no value, so that a request without
-/// it escapes the rule.
+/// Returns a warning for each attribute that the cost needs. A request without the attribute has no
+/// cost, so the rule does not limit it.
 fn unpriced(rule: &Rule) -> Vec<Warning> {
     let mut absent = BTreeSet::new();
     let mut sure: Vec<&str> = rule.per.iter().map(String::as_str).collect();
@@ -73,8 +73,8 @@ fn unpriced(rule: &Rule) -> Vec<Warning> {
     absent.into_iter().map(warning).collect()
 }
 
-/// Collects the attributes that a cost needs and a request may lack. Requests have the attributes
-/// `sure`, because the rule skips other requests anyway.
+/// Collects the attributes that a cost needs and a request may lack. The attributes `sure` are
+/// never missing, because the rule does not apply to requests without them.
 fn collect(cost: &Cost, sure: &[&str], absent: &mut BTreeSet<String>) {
     match cost {
         Cost::Fixed(_) => {}

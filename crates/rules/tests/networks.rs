@@ -69,7 +69,8 @@ fn match_takes_networks_addresses_and_lists_of_both() {
     }
 }
 
-/// With many rules an index finds them, and finds the same ones.
+/// With many rules, an index finds the rules that apply. The index finds the same rules as a
+/// search.
 #[test]
 fn index_finds_the_same_networks() {
     let mut text = String::new();

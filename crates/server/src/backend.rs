@@ -98,7 +98,8 @@ impl Backend {
     }
 
     /// Like `answer`, but only if the state is in this process, and the question never waits. Then the
-    /// whole decision is made on the stack. A future would have to be moved: several kilobytes a request.
+    /// whole decision is made on the stack, without a future. A future would have to be moved: several
+    /// kilobytes for each request.
     pub(crate) fn answer_now(
         &self,
         snapshot: &Snapshot<'_>,

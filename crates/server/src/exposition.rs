@@ -26,12 +26,12 @@ const MAX_PAGES: usize = 8;
 /// How old a shared page may be.
 const SHARED_FOR: Span = Span::from_millis(1000);
 
-/// The pages of a door that are being sent. A page for each of many clients that do not take it would
-/// fill the memory, so they share pages.
+/// The pages of a door that are being sent. If many clients do not take their pages, a page for each
+/// of them would fill the memory. So these clients share pages.
 #[derive(Default)]
 pub(crate) struct Pages {
     last: Mutex<Option<(Time, Bytes)>>,
-    /// Has a clone in each page.
+    /// Each page has a clone until it is sent. So the clones count the pages that are being sent.
     unsent: Arc<()>,
 }
 
@@ -48,7 +48,7 @@ impl AsRef<[u8]> for Rendered {
 }
 
 impl Pages {
-    /// Returns all metrics, as they are now unless too many pages are being sent.
+    /// Returns all metrics. They are up to date, unless too many pages are being sent.
     pub(crate) fn render(&self, control: &ControlPlane) -> Bytes {
         let mut last = self.last.lock();
         let now = control.now();
@@ -63,7 +63,7 @@ impl Pages {
             text: render(control),
             _unsent: Arc::clone(&self.unsent),
         });
-        // A page that nobody shares is not kept.
+        // Keep the page only if the next requests have to share it.
         if Arc::strong_count(&self.unsent) > MAX_PAGES {
             *last = Some((now, page.clone()));
         }

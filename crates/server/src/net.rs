@@ -1,8 +1,8 @@
 //! Listeners and the one accept loop of all doors.
 //!
-//! `serve` accepts connections within a bound for all clients and a bound for each, sets up TLS if so
-//! configured, and calls the door's handler for each connection. When the server stops, it waits for
-//! open connections.
+//! `serve` accepts connections, up to a bound for all clients together and a bound for each client.
+//! It sets up TLS if so configured, and calls the door's handler for each connection. When the server
+//! stops, it waits for open connections.
 
 mod answer;
 mod memory;

@@ -1,5 +1,5 @@
-//! Web pages must not drive a server that their visitor's machine reaches: in a real browser, and byte by
-//! byte.
+//! Web pages must not control a server that their visitor's machine can reach. Tested with a real
+//! browser, and with requests that are written byte by byte.
 
 #![allow(clippy::unwrap_used)] // Test helpers may panic.
 

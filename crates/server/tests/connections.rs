@@ -46,7 +46,7 @@ async fn ask(mut stream: TcpStream, request: &str) -> String {
         stream.write_all(request.as_bytes()).await?;
         stream.read(&mut answer).await
     };
-    // A reset is an end too.
+    // A reset counts as a closed connection.
     let read = asking.await.unwrap_or(0);
     String::from_utf8_lossy(&answer[..read]).into_owned()
 }

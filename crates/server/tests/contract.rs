@@ -206,7 +206,7 @@ fn missing_or_broken_attribute_has_its_own_code_and_message() {
         let answer = check(&server, attributes.clone());
         assert_eq!(answer.status, 429, "{attributes}");
         assert_eq!(answer.json()["code"], code, "{attributes}");
-        // The rule's own message speaks of an allowance that is used up.
+        // The message of the rule is only for an allowance that is used up.
         let message = match code {
             "MISSING_ATTRIBUTE" => "The request lacks an attribute it must carry.",
             _ => "An attribute of the request has no usable value.",

@@ -40,7 +40,7 @@ rules:
   - { id: open, match: { action: open }, algorithm: gcra, rate: unlimited }
 "#;
 
-/// The header fields that speak of the state of a limit.
+/// The header fields that describe the state of a limit.
 const STATE: [&str; 8] = [
     "ratelimit-policy",
     "ratelimit",

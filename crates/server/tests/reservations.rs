@@ -192,7 +192,8 @@ fn idempotency_key_makes_one_reservation() {
     );
 }
 
-/// A tenant with too many open reservations gets 429 with a code of its own. Other tenants are not affected.
+/// A tenant with too many open reservations gets 429 with a separate code. Other tenants are not
+/// affected.
 #[test]
 fn open_reservations_of_a_tenant_are_bounded() {
     let server =

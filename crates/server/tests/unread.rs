@@ -142,8 +142,8 @@ fn batch(count: usize) -> String {
     format!(r#"{{"requests":[{requests}]}}"#)
 }
 
-/// Opens `count` connections with `streams` requests each, takes nothing, and checks that memory
-/// stays within `most` MiB more, and that others are served.
+/// Opens `count` connections with `streams` requests each, and takes no answers. Checks that the
+/// memory grows by at most `most` MiB, and that other clients are served.
 async fn attack(
     server: &Server,
     address: SocketAddr,
@@ -300,7 +300,7 @@ async fn unfinished_bodies_stay_within_bounds() {
     others_are_served(&server).await;
 }
 
-/// A client that takes nothing, or one byte now and then, is cut off at every door.
+/// A client that takes no answers, or one byte from time to time, is cut off at every door.
 #[tokio::test(start_paused = true)]
 async fn answers_that_nobody_takes_are_cut() {
     let _one = ATTACK.lock().await;

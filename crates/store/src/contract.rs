@@ -56,7 +56,7 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 ///   has a cost above 0, `hold` takes one slot. `apply` and `peek` take no slot, and only check whether one
 ///   is free.
 /// * **Bounds**: a hold whose subject has too many open holds is [not made](Held::TooMany). A hold that was
-///   made before with the same id is found all the same.
+///   made before with the same id is still found.
 /// * **Slots** become free when the hold ends or expires. They become free at the expiry even if no call has
 ///   ended the hold.
 /// * **Other charges** of the hold come back when the hold is settled. A store does not settle holds by

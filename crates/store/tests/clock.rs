@@ -94,9 +94,9 @@ fn limits_hold_until_the_end_of_time() {
     }
 }
 
-/// A request converts a state to new numbers, under which it is empty, and brings a new key of the same shard.
-/// The search for expired states must not drop the first state before it is written: it has seen a later
-/// instant, at which charges count after a step back of the clock.
+/// A request converts a state to new numbers, under which the state is empty, and also has a new key in the
+/// same shard. The search for expired states must not drop the converted state before it is written. That
+/// state has seen a later instant: after a step back of the clock, charges count at that instant.
 #[test]
 fn a_new_key_does_not_drop_another_state_of_its_request() {
     for kind in [
@@ -110,7 +110,7 @@ fn a_new_key_does_not_drop_another_state_of_its_request() {
         let reset_at = |with_new_key: bool| {
             let start = Time::from_micros(1_700_000_000_000_000);
             let clock = ManualClock::at(start);
-            // One shard.
+            // A store of this size has one shard.
             let store = MemoryStore::with_clock(1000, clock.clone());
             let before = Charge::new(key(1), &long);
             store.apply(&[before], Ask::Exactly(1));

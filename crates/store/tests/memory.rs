@@ -40,7 +40,7 @@ impl Fixture for Reference {
     }
 }
 
-/// Returns `steps`, and ten times as many in a long run.
+/// Returns `steps`, or ten times as many in a long run.
 fn steps(steps: usize) -> usize {
     match std::env::var("TOLLGATE_PROOF_CASES") {
         Ok(_) => steps * 10,

@@ -229,7 +229,7 @@ impl CurrentConfig {
         self.replace(&running, config, overrides, &keyring, keyed);
     }
 
-    /// Hashes subjects with another keyring from now on. All states have other names then.
+    /// Hashes subjects with another keyring from now on. So all states get other names.
     #[cfg(any(feature = "ledger", feature = "redis"))]
     pub(crate) fn rekey(&self, new: Keyring) {
         let mut keyring = self.keyring.lock();

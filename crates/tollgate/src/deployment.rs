@@ -52,7 +52,8 @@ impl Secrets {
         }
     }
 
-    /// Returns the keyring of a deployment without a record. A deployment hashes with its first secret.
+    /// Returns the keyring of a deployment without a record: that of its first secret, because a later secret
+    /// does not change the keyring.
     fn first(&self) -> &Keyring {
         self.previous.last().unwrap_or(&self.current)
     }
@@ -82,7 +83,7 @@ impl Secrets {
 /// The text with the fingerprint of the keyring.
 const KEY: &str = "key";
 
-/// Returns the name of the text with the keyring that `secret` has sealed.
+/// Returns the name of the text that holds the keyring, sealed with `secret`.
 fn sealed_by(secret: &Keyring) -> String {
     format!("sealed:{}", secret.fingerprint())
 }
@@ -180,8 +181,8 @@ impl Place {
         }
     }
 
-    /// Returns how `record` differs from this config, with the remedy; `None` if it matches. `secret` is
-    /// whether the keyring is the right one.
+    /// Returns how `record` differs from this config, with the remedy; `None` if it matches. `secret` says
+    /// whether the keyring of the record is the right one.
     fn mismatch(&self, record: &Texts, secret: bool) -> Option<String> {
         let mut differences = Vec::new();
         let mut remedies = Vec::new();
@@ -331,7 +332,8 @@ impl Deployment {
         Ok(())
     }
 
-    /// Makes the records those of this config. Returns where they are. A keyring that the config can find stays.
+    /// Rewrites the records so that they match this config. Returns where they are. If a secret of the config
+    /// leads to the keyring of a record, this keyring stays in use.
     ///
     /// # Errors
     /// If a record cannot be read or written.
@@ -342,7 +344,7 @@ impl Deployment {
             is_new &= record.is_empty();
             found = found.or(self.secrets.find(&record));
         }
-        // With a record of other secrets, everything starts anew, with the secret in use.
+        // If there are only records of other secrets, all state starts from zero, under the current secret.
         *self.keyring.lock() = match found {
             Some(keyring) => keyring,
             None if is_new => self.secrets.first().clone(),
@@ -367,9 +369,9 @@ impl Deployment {
         text(record, KEY) == Some(self.keyring().fingerprint().as_str())
     }
 
-    /// Looks at the records again, and writes those that are lost. Logs a record that no longer matches, and a
-    /// record that matches again. Returns the keyring to hash with from now on, if an instance that started
-    /// without its store learns only now which one it is.
+    /// Looks at the records again, and writes those that are lost. Logs a record that no longer matches, and
+    /// a record that matches again. Returns the keyring to hash with from now on, if this instance started
+    /// without its store and finds the right keyring only now.
     pub(crate) async fn check(&self) -> Option<Keyring> {
         let mut learnt = None;
         for checked in &self.places {
@@ -449,7 +451,8 @@ impl Checked {
             self.was_right.store(true, Ordering::Relaxed);
         }
         match &self.place {
-            // An instance that started without the store would not have started with it.
+            // If the record never matched, a check at the start would have stopped this instance. So it must
+            // not use the store.
             #[cfg(feature = "redis")]
             Place::Redis(redis, _) => {
                 let was_right = self.was_right.load(Ordering::Relaxed);

@@ -62,11 +62,11 @@ struct Redis {
     store: RedisStore,
     /// How many requests were denied from known denials.
     known_denials: Arc<AtomicU64>,
-    /// Why the store was not there at the start; `None` since it was there.
+    /// Why the store has not answered since the start; `None` once it has answered.
     missing: Arc<ArcSwapOption<String>>,
 }
 
-/// How often an engine that has started without its store looks whether the store is there.
+/// How often an engine that has started without its store tries to reach the store.
 #[cfg(feature = "redis")]
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -172,7 +172,7 @@ impl Engine {
         let deployment = {
             let deployment = parts.deployment(config);
             if let Err(error) = deployment.join().await {
-                // Its lock must be free when the caller knows the error.
+                // Close the ledger first: its lock must be free when the caller gets the error.
                 #[cfg(feature = "ledger")]
                 if let Some(ledger) = parts.ledger {
                     ledger.close().await;
@@ -306,18 +306,19 @@ impl Engine {
     }
 }
 
-/// The methods for an engine whose state outlives it.
+/// Methods for an engine with state in Redis or in a ledger, which outlives the engine.
 #[cfg(any(feature = "ledger", feature = "redis"))]
 impl Engine {
-    /// Checks that the store and the ledger still belong to instances with the same `hash_secret`, and makes them
-    /// known again if Redis has come back empty. Logs a mismatch. Call this every few seconds.
+    /// Checks that the store and the ledger still belong to instances with the same `hash_secret`, and writes
+    /// their records again if they are lost, for example because Redis has restarted empty. Logs a mismatch.
+    /// Call this every few seconds.
     pub async fn check_fingerprints(&self) {
         if let Some(keyring) = self.deployment.check().await {
             self.limiter.current.rekey(keyring);
         }
     }
 
-    /// Returns for the store and the ledger whether another deployment uses it, as of the last
+    /// Returns, for the store and for the ledger, whether another deployment uses it, as of the last
     /// [check](Self::check_fingerprints).
     pub fn fingerprint_mismatches(&self) -> impl Iterator<Item = (&'static str, bool)> + '_ {
         self.deployment.mismatches()
@@ -437,7 +438,8 @@ impl Engine {
     }
 }
 
-/// Looks for a store that was not checked, until it is there. Meanwhile, `missing` has the problem.
+/// Tries to reach a store that was not checked at the start, until the store answers. Until then, `missing`
+/// has the problem.
 #[cfg(feature = "redis")]
 fn watch_for(store: &RedisStore, missing: &Arc<ArcSwapOption<String>>) {
     let unknown = "the store was not reached since the start";
@@ -575,7 +577,7 @@ fn ledger_options(config: &Config) -> Result<Option<LedgerOptions>, StartError> 
         }
     };
     Ok(Some(LedgerOptions {
-        // Each server on one file would count for itself, and admit the whole limit.
+        // If several servers used one file, each would count for itself and admit the whole limit.
         exclusive: true,
         flush_interval: ledger.flush_interval.into(),
         max_queued: ledger.max_queued,

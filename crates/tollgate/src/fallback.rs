@@ -182,9 +182,9 @@ impl Fallback {
 }
 
 impl RuleFallbacks {
-    /// Makes the fallbacks of the rules of `config`. Rules with the policy `local-fallback` count
-    /// against a `share` of their limits. Without a share, the store is in this process. It fails only
-    /// when it is full of open holds, so no answer is remembered for that.
+    /// Makes the fallbacks of the rules of `config`. Rules with the policy `local-fallback` count against a
+    /// `share` of their limits. Without a share, the store is in this process. Such a store fails only when
+    /// it is full of open holds, so answers are not remembered for the policy `cached`.
     pub(crate) fn new(config: &Config, share: Option<Share>) -> RuleFallbacks {
         let follows = share.is_some();
         let share = share.unwrap_or(Share::WHOLE);

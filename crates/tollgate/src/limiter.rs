@@ -87,7 +87,7 @@ impl<S: Store> LimiterBuilder<'_, S> {
         self
     }
 
-    /// Sets the keyring that hashes subjects, instead of that of the config's secret.
+    /// Sets the keyring that hashes subjects. It replaces the keyring of the config's secret.
     #[cfg(any(feature = "ledger", feature = "redis"))]
     pub(crate) fn keyring(mut self, keyring: Keyring) -> Self {
         self.keyring = Some(keyring);

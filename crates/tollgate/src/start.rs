@@ -27,7 +27,7 @@ impl StartError {
         }
     }
 
-    /// Makes an error. `passing` is its answer for `is_passing`.
+    /// Makes an error. `passing` is what `is_passing` returns.
     #[cfg(any(feature = "ledger", feature = "redis"))]
     pub(crate) fn passing(what: impl Into<String>, passing: bool) -> StartError {
         StartError {
@@ -36,7 +36,7 @@ impl StartError {
         }
     }
 
-    /// Makes an error of the store. `passing` is its answer for `is_passing`.
+    /// Makes an error of the store. `passing` is what `is_passing` returns.
     #[cfg(feature = "redis")]
     pub(crate) fn of_store(what: impl Into<String>, passing: bool) -> StartError {
         StartError {
@@ -45,7 +45,8 @@ impl StartError {
         }
     }
 
-    /// Returns whether the store, and not the ledger, cannot be reached at the moment.
+    /// Returns whether the reason is that the store cannot be reached at the moment. Problems of the ledger
+    /// do not count.
     #[must_use]
     pub fn is_store_unreachable(&self) -> bool {
         self.of_store && self.passing

@@ -21,7 +21,7 @@ pub struct AppliedRule {
 }
 
 impl Decision {
-    /// Describes a rule that applies to the request of this decision. The explanation is of the same
+    /// Describes a rule that applies to the request of this decision. The explanation must be of the same
     /// request and the same rules. Returns `None` if the rule does not apply.
     ///
     /// ```
@@ -102,7 +102,7 @@ pub fn wait_in_words(wait: Span) -> String {
         ("days", 86_400_000),
     ];
     let millis = wait.as_millis_ceil();
-    // Ten of the next unit are the most, so that rounding adds at most a tenth.
+    // A unit is used up to ten of the next larger unit, so that rounding adds at most a tenth.
     let fits = |pair: &&[(&str, u64)]| millis <= pair[1].1.saturating_mul(10);
     let unit = UNITS.windows(2).find(fits).map_or(UNITS[4], |pair| pair[0]);
     format!("{} {}", millis.div_ceil(unit.1), unit.0)

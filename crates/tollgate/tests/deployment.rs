@@ -163,7 +163,7 @@ async fn running_instance_notices_another_secret() {
     assert_eq!(adopted, ["Redis (key tg:{00000000}:deployment:default)"]);
     engine.check_fingerprints().await;
     assert_eq!(now(&engine), [("redis", true)]);
-    // It was right at the start, so it goes on deciding.
+    // The record matched at the start, so the instance still uses the store.
     assert!(is_admitted(&engine).await);
     // The adopted store starts from zero.
     assert_eq!(admitted(&start(&config(&store, B, &[])).await).await, 5);
@@ -183,7 +183,7 @@ async fn instance_that_started_without_a_check_does_not_use_the_state_of_others(
     assert_eq!(mismatches, [("redis", true)]);
     let decision = other.ask(&acme(), Ask::Exactly(1)).await;
     assert!(decision.fallback().is_some());
-    // It uses the store when the store is its own.
+    // Once the store belongs to the instance's deployment, the instance uses it.
     Engine::adopt(&config(&store, B, &[])).await.unwrap();
     other.check_fingerprints().await;
     assert!(is_admitted(&other).await);
@@ -196,7 +196,7 @@ async fn instance_that_started_without_a_check_learns_how_to_hash() {
     let old = start(&config(&store, A, &[])).await;
     start(&config(&store, B, &[A])).await;
     assert!(is_admitted(&old).await);
-    // This config leads to the keyring of the store only through the store.
+    // This config does not list the first secret. It finds the keyring only through the record in the store.
     let new = Engine::start_unchecked(&config(&store, B, &[])).unwrap();
     new.check_fingerprints().await;
     let mismatches: Vec<_> = new.fingerprint_mismatches().collect();

@@ -239,7 +239,8 @@ rules:
     );
     limiter.release_now(&made[0]).unwrap();
     held(limiter.reserve_now(&bob, &nothing).unwrap());
-    // Without a tenant, the first rule with a subject decides. Requests without a subject count together.
+    // Without a tenant, a hold belongs to the subject of the first rule that has one. Requests without a
+    // subject count together.
     for attributes in [
         Attributes::from([("tenant", "other")]),
         Attributes::from([("user", "ann")]),

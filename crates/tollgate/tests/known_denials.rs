@@ -75,7 +75,7 @@ struct Stores {
     runtime: Runtime,
     clock: ManualClock,
     memory: MemoryStore<ManualClock>,
-    /// Two instances on one Redis, which remember denials.
+    /// Two instances that share one Redis and remember denials.
     instances: [Remembered<RedisStore>; 2],
     /// A store with other keys on this Redis, without known denials.
     plain: RedisStore,

@@ -131,7 +131,7 @@ fn request_denied_before_the_store_reports_all_rules() {
         "in the order of the file"
     );
     let left: Vec<_> = denied.rules().map(|rule| rule.remaining()).collect();
-    // How much a subject that is not known has left is not known either.
+    // If the subject is not known, the amount that it has left is not known either.
     assert_eq!(left, [Some(10), None, Some(9)]);
 }
 

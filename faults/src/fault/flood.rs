@@ -1,6 +1,8 @@
-//! Faults that need requests beside the load: a flood of subjects, and a quota while the clocks differ.
+//! Faults that need requests in addition to the load: a flood of subjects, and a quota while the
+//! clocks differ.
 //!
-//! These requests come from another instance: a store of its own on the same server. A wrong answer ends the run.
+//! These requests come from another instance, which has its own store on the same server. A wrong
+//! answer ends the run.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -121,7 +123,7 @@ impl Stage for Skewed {
     }
 }
 
-/// Runs `work` with a store of its own, and checks that its breaker stays closed.
+/// Runs `work` with a separate store, and checks that the breaker of this store stays closed.
 fn on_another_instance(mut options: Options, work: impl AsyncFnOnce(RedisStore)) {
     // Waits longer than the instance under load, because the machine is busy.
     options.timeout = Duration::from_secs(5);

@@ -14,7 +14,7 @@ use super::{
 use crate::fields::{Env, expand, number_in, password, text};
 
 const MAX_TOKENS: usize = 256;
-/// The connections of a door.
+/// The most connections that a door accepts.
 const MAX_CONNECTIONS: u64 = 10_000;
 /// Names that the audit trail uses for changes without a token.
 const RESERVED_NAMES: [&str; 4] = ["anonymous", "clock", "file", "signal"];

@@ -178,8 +178,9 @@ pub async fn another_algorithm_starts_fresh(fixture: &impl Fixture) {
     }
 }
 
-/// A log may expire because its window gets shorter. Even then it keeps the latest instant that it has seen:
-/// after a step back of the clock, a charge is written at that instant, so it leaves late and never early.
+/// A log may expire because its window gets shorter. Even then it keeps the latest instant that it has seen.
+/// After a step back of the clock, a charge is written at that instant. So the charge leaves the window late,
+/// and never early.
 pub async fn an_expired_log_keeps_the_latest_instant(fixture: &impl Fixture) {
     if fixture.range() == Range::Steady {
         return;

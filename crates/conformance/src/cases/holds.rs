@@ -363,8 +363,8 @@ pub async fn a_hold_of_nothing_is_denied_without_allowance(fixture: &impl Fixtur
     assert!(matches!(none, Held::Denied { .. }), "{none:?}");
 }
 
-/// A subject with as many open holds as it may have gets no further hold, and nothing is taken. Other subjects
-/// get holds. A repeated call still finds its hold. When a hold ends, the subject can get another.
+/// A subject that has reached its bound on open holds gets no further hold, and nothing is taken. Other
+/// subjects get holds. A repeated call still finds its hold. When a hold ends, the subject can get another.
 pub async fn open_holds_of_a_subject_are_bounded(fixture: &impl Fixture) {
     let one = charge(1, &ENDLESS);
     let of = |subject: u128, number: u128| NewHold {

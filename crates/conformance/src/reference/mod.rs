@@ -297,8 +297,9 @@ impl States {
             let fresh = || (numbers.clone(), Default::default());
             let (own, state) = kept.entry(charge.key).or_insert_with(fresh);
             if own != numbers && own.expires_at(state) <= now {
-                // An expired state of other numbers is the same as a missing state. An expired state of these
-                // numbers is not: after a step back of the clock, it may have seen a later instant.
+                // An expired state with other numbers is the same as a missing state. An expired state with
+                // these numbers is not: if the clock has stepped back, the state may have seen a later
+                // instant.
                 numbers.carry_over(own, state, CarryOver::Reset, now);
                 *own = numbers.clone();
             }

@@ -20,7 +20,8 @@ pub(super) struct Path<'t> {
 }
 
 impl Path<'_> {
-    /// Returns why Tollgate cannot see a request with this key after this path; `None` if it can.
+    /// Returns why no request in Tollgate can have this key in addition to the keys of this path;
+    /// `None` if a request can.
     pub(super) fn why_unreachable(&self, key: &str) -> Option<String> {
         if key == DOMAIN {
             Some(

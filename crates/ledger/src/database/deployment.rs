@@ -44,11 +44,11 @@ impl Ledger {
         self.read(Query::new(SELECT).with(namespace), read).await
     }
 
-    /// Sets texts of the deployment of `namespace`. Returns all texts as they are then.
+    /// Sets texts of the deployment of `namespace`. Returns all texts after the change.
     ///
     /// # Errors
-    /// If the database does not answer. Nothing was changed then, unless the error
-    /// [is unknown](LedgerError::is_unknown).
+    /// If the database does not answer. Then nothing was changed, unless the error [is
+    /// unknown](LedgerError::is_unknown).
     pub async fn claim(
         &self,
         namespace: &str,

@@ -97,7 +97,7 @@ impl Session {
     pub(crate) async fn open(&mut self) -> Result<(), OpenError> {
         if self.connection.is_none() {
             if self.lock.is_none() {
-                // The directory of the file may have been missing before.
+                // There may be no lock yet because the directory of the file was missing before.
                 self.lock = Lock::take(&self.options)?;
             }
             let mut connection = connect(&self.options, Purpose::Write).await?;

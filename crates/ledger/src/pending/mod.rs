@@ -171,14 +171,14 @@ impl Pending {
         }
         let mut is_due = false;
         for it in uses {
-            // Of several uses, none fails here: everything was checked.
+            // If there are several uses, this does not fail: `has_room_for` has checked all of them.
             is_due |= self.record_use(&it.of, it.amount, it.count, it.at, &mut id)?;
         }
         Ok(is_due)
     }
 
-    /// Checks that all of `uses` can be queued. If there may be too little room, all of them must fit into
-    /// waiting uses.
+    /// Checks that all of `uses` can be queued: either all of them can be merged into waiting uses, or there
+    /// is room for all of them.
     fn has_room_for(&self, uses: &[NewUse<'_>]) -> Result<(), Full> {
         self.is_open()?;
         let (mut amount, mut count) = (0_i64, 0_u32);
@@ -191,7 +191,7 @@ impl Pending {
             let is_same =
                 |place: &usize| use_at(&self.items, *place).is_some_and(|it| it.is_of(of));
             let place = self.index.find(of.hash(&self.hasher), is_same)?;
-            // Several of the uses may be merged into this one.
+            // Several of the uses may be merged into this one, so the sum of all must fit.
             use_at(&self.items, *place).filter(|it| it.fits(amount, count))
         };
         let mut is_merged = true;

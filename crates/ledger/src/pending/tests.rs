@@ -174,7 +174,7 @@ fn several_uses_are_recorded_all_or_none() {
         .map(|it| (it.key, it.amount))
         .collect();
     assert_eq!(sums, [(1, 2 * one.amount), (2, 2 * other.amount), (3, 1)]);
-    // A use that cannot be stored keeps the others out.
+    // If one use cannot be stored, none of the uses is queued.
     pending.forget(3);
     let mut bad = uses;
     bad[1].of.tenant = "\0";

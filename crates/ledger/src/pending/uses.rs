@@ -162,7 +162,7 @@ impl Use {
         true
     }
 
-    /// Returns whether this much can be added.
+    /// Returns whether `amount` and `count` can be added to this use.
     pub(super) fn fits(&self, amount: i64, count: u32) -> bool {
         self.sum(amount, count).is_some()
     }

@@ -151,7 +151,8 @@ impl SpillFile {
         Ok(read)
     }
 
-    /// Marks all of `read` as stored in the database. Returns how many entries were lost instead.
+    /// Marks all of `read` as stored in the database. Returns how many entries were lost because another
+    /// program truncated the file.
     pub(super) fn advance(&mut self, read: &Read) -> u64 {
         let mut lost = 0;
         if read.damaged > 0 {

@@ -128,7 +128,7 @@ impl<'s> Problems<'s> {
     }
 
     /// Records a problem of the environment that the text is read in, and its remedy. The problem is an
-    /// error like any other, unless [`take_outside`](Self::take_outside) takes it away.
+    /// error like any other, unless [`take_outside`](Self::take_outside) removes it.
     pub fn report_outside(
         &mut self,
         place: Place,
@@ -139,7 +139,8 @@ impl<'s> Problems<'s> {
             .push(problem(place, message.into(), help.into()));
     }
 
-    /// Takes the problems of the environment away, so that only problems of the text remain.
+    /// Removes and returns the problems of the environment, so that only problems of the text
+    /// remain.
     pub fn take_outside(&mut self) -> Vec<Problem> {
         let mut outside = std::mem::take(&mut self.outside);
         self.locate(&mut outside);

@@ -1,8 +1,9 @@
 //! A bound on the work of an expression, for any request.
 //!
-//! A macro such as `all` evaluates its argument for each item of a list, so macros within macros multiply,
-//! and lists and texts that are joined in a macro grow. The bound is found when the policy is read. It
-//! counts a step for each node that is evaluated, and for each part of a value that is copied.
+//! A macro such as `all` evaluates its argument for each item of a list, so the work of nested macros
+//! multiplies. A list or a text that a macro appends to grows with each item. The bound is found when the
+//! policy is read. It counts a step for each node that is evaluated, and for each part of a value that is
+//! copied.
 
 use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
 
@@ -91,7 +92,7 @@ struct Bound<'e> {
 }
 
 impl<'e> Bound<'e> {
-    /// Returns the most steps of an expression, and the largest size of its value.
+    /// Returns the maximum number of steps of an expression, and the largest size of its value.
     fn walk(&mut self, expr: &'e IdedExpr) -> (u64, Size) {
         let (steps, size) = match &expr.expr {
             Expr::Literal(literal) => (1, literal_size(literal)),
@@ -131,7 +132,8 @@ impl<'e> Bound<'e> {
         }
     }
 
-    /// A list or a map: `of_item` parts make one item. The parts are copied into it.
+    /// Returns the same for a list or a map. Each item has `of_item` parts: 2 for a map, the key
+    /// and the value. The parts are copied into the list or map.
     fn container(
         &mut self,
         parts: impl Iterator<Item = &'e IdedExpr>,
@@ -189,7 +191,8 @@ impl<'e> Bound<'e> {
         let (condition, _) = self.walk(&it.loop_cond);
         let (step, next) = self.walk(&it.loop_step);
         self.scope.truncate(outer);
-        // A macro reads its own result once in a step, so the result grows by the same amount each time.
+        // Each step of a macro reads the result so far once, so the result grows by the same amount
+        // in each step.
         let grown = |from: u64, to: u64| {
             let growth = to.saturating_sub(from).saturating_mul(list.items);
             from.saturating_add(growth)
@@ -202,7 +205,8 @@ impl<'e> Bound<'e> {
         self.scope.push((&it.accu_var, total));
         let (result, size) = self.walk(&it.result);
         self.scope.truncate(outer);
-        // Each item is copied into the variable of the macro; together the items are the list.
+        // Each item is copied into the variable of the macro. All items together have as many parts
+        // as the list.
         let each = condition.saturating_add(step).saturating_mul(list.items);
         let steps = [range, start, each, list.parts, result, 1];
         (steps.into_iter().fold(0, u64::saturating_add), size)

@@ -20,7 +20,7 @@ use crate::raw::AttributeType;
 
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut env = Env::stdlib();
-    // Only a name that is taken is an error, and a test shows that this name is free.
+    // This fails only if the name is taken, and a test shows that it is free.
     let _ = network::declare(&mut env);
     Arc::new(env)
 });

@@ -1,10 +1,10 @@
 //! Wrong tokens: counted, logged, and answered slowly.
 //!
-//! A token is compared before anything else, so the right token is never slowed, whatever strangers send
-//! from the same address. Only the answers to wrong tokens wait for their turn. Each client gets
-//! [`BURST`] such answers at once, and then [`PER_SECOND`] a second. A client is an IPv4 address or an
-//! IPv6 network of 64 bits. The table of clients has a fixed size: clients that share an entry share
-//! its turns.
+//! A token is compared before anything else, so a request with the right token is never slowed, even if
+//! strangers send wrong tokens from the same address. Only the answers to wrong tokens wait for their
+//! turn. Each client gets [`BURST`] such answers at once, and then [`PER_SECOND`] a second. A client is
+//! an IPv4 address or an IPv6 network of 64 bits. The table of clients has a fixed size: clients that
+//! share an entry share its turns.
 
 use std::hash::BuildHasher;
 use std::net::IpAddr;
@@ -20,13 +20,13 @@ use crate::outbound::Seldom;
 pub(super) const BURST: u64 = 10;
 /// How many wrong tokens of a client are answered in a second after that.
 pub(super) const PER_SECOND: u64 = 5;
-/// The longest time that an answer waits. If a client has more wrong tokens in flight than this time has
-/// turns, the last of them wait this long and no longer.
+/// The longest time that an answer waits. If a client has so many wrong tokens in flight that their
+/// turns take longer, the last of them wait only this long.
 pub(super) const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// The time of one turn, in milliseconds.
 const TURN: u64 = 1000 / PER_SECOND;
-/// The entries of the table.
+/// How many entries the table of clients has.
 const CLIENTS: usize = 4096;
 
 /// The wrong tokens of all clients.
@@ -72,8 +72,8 @@ impl Attempts {
             return Duration::ZERO;
         };
         let longest = u64::try_from(MAX_DELAY.as_millis()).unwrap_or(u64::MAX);
-        // More turns than fit into the longest delay are not counted, so that a flood does not slow its
-        // client for longer than that after its end.
+        // Turns beyond the longest delay are not counted. So after a flood has ended, its client is not
+        // slowed for longer than that delay.
         let next = |free_at: u64| {
             free_at
                 .max(now)
@@ -112,7 +112,7 @@ mod tests {
         let attempts = Attempts::new();
         let last = delays(&attempts, 100_000).pop().unwrap();
         assert_eq!(u128::from(last), MAX_DELAY.as_millis());
-        // The client is as good as new after the longest delay and the time of a burst.
+        // After the longest delay and the time of a burst, the client has all of its turns again.
         tokio::time::advance(MAX_DELAY + Duration::from_millis(BURST * TURN)).await;
         assert_eq!(delays(&attempts, 10), [0; 10]);
     }

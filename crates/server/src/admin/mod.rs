@@ -86,8 +86,8 @@ pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Fu
     connection::serve(listener, routes, is_large, guard, stop).await;
 }
 
-/// Returns the routes of the admin door. They answer requests of any web page and for any host: only
-/// [`serve`] refuses those.
+/// Returns the routes of the admin door. These routes alone accept requests of any web page and for
+/// any host. Only [`serve`] refuses requests of foreign web pages and for unknown hosts.
 pub fn router(control: Arc<ControlPlane>) -> Router {
     routes(&Admin::new(control))
 }

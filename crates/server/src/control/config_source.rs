@@ -72,8 +72,9 @@ impl Source {
         self
     }
 
-    /// Returns the stamps of the files of `config` before they were first read. A file that the config
-    /// did not name then has none, so that it counts as changed. Remembers which files these are.
+    /// Returns the stamps that the files of `config` had before they were first read. A file that the
+    /// config did not name at that time has no stamp, so it counts as changed. Remembers the files of
+    /// `config`.
     pub(super) fn first(&self, config: &Config) -> Stamps {
         let files = config.tenant_files().iter();
         let all = files.chain(config.tenant_directories());

@@ -2,10 +2,10 @@
 //! rejected with an error that names the bound. A connection beyond a bound is closed.
 //!
 //! The memory of requests that have not arrived in full, and of answers that were not taken, is
-//! limited to [`MAX_HELD`](crate::net::MAX_HELD) in all and
-//! [`MAX_HELD_BY_CONNECTION`](crate::net::MAX_HELD_BY_CONNECTION). In addition, each connection has
-//! [`FREE`](crate::net::FREE) bytes, and the answers that are being made exist before they are
-//! counted.
+//! limited to [`MAX_HELD`](crate::net::MAX_HELD) for the door, and to
+//! [`MAX_HELD_BY_CONNECTION`](crate::net::MAX_HELD_BY_CONNECTION) for each connection. Two things
+//! come in addition: [`FREE`](crate::net::FREE) bytes for each connection, and answers that are
+//! being made, because they are counted only when they are complete.
 //!
 //! Attributes in Tollgate's own service have the bounds of the [HTTP door](crate::http::bounds).
 
@@ -15,8 +15,8 @@ use std::time::Duration;
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// The largest batch of Tollgate's own service, in bytes.
 pub const MAX_BATCH_MESSAGE: usize = 1024 * 1024;
-/// The most batches that are decided at a time. Other batches wait. A batch that has not arrived
-/// takes no place; a batch whose answer was not taken counts in `MAX_HELD`.
+/// The most batches that are decided at a time. Other batches wait. A batch that has not arrived in
+/// full does not take a place. A batch whose answer was not taken counts in `MAX_HELD`.
 pub const MAX_BATCHES: usize = 128;
 /// The most descriptors in a request.
 pub const MAX_DESCRIPTORS: usize = 64;
@@ -25,7 +25,7 @@ pub const MAX_ENTRIES: usize = 32;
 /// The longest value of an entry, and the longest domain, in bytes.
 pub const MAX_VALUE: usize = 1024;
 /// The most requests that are decided at a time. Other requests wait. A request that has not arrived
-/// takes no place.
+/// in full does not take a place.
 pub const MAX_IN_FLIGHT: usize = 8192;
 /// The most open streams of a connection.
 pub const MAX_STREAMS: u32 = 1024;
@@ -43,8 +43,8 @@ pub const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How much longer a request for a lease may take: it may wait for a free slot.
 pub const MAX_WAIT: Duration = Duration::from_secs(30);
-/// How long a connection may be without a request before the server asks the client to close it. It may
-/// take twice as long.
+/// How long a connection may be without a request before the server asks the client to close it. In
+/// the worst case, the server asks after twice this time.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 /// How often the server pings an idle client.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);

@@ -133,7 +133,8 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
     }
 }
 
-/// Returns whether the client says that it speaks gRPC. A web page cannot say so without being permitted.
+/// Returns whether the client says that it speaks gRPC. A browser does not let a web page send this
+/// header without permission of the server.
 fn is_grpc(headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes);
     content_type.is_some_and(|it| it.starts_with(b"application/grpc"))
@@ -151,14 +152,14 @@ struct Bounds<'a> {
     places: &'a Arc<Semaphore>,
     /// The largest message, in bytes.
     message: usize,
-    /// What the request counts as until its answer is made, in bytes.
+    /// How many bytes the request counts as until its answer is made.
     answer: usize,
     timeout: Duration,
 }
 
 impl Connection {
     /// Answers once the request has arrived, there is room for its answer, and a place is free. All
-    /// within the timeout.
+    /// of this has to happen within the timeout.
     fn bounded<S>(
         &self,
         mut service: S,
@@ -184,7 +185,7 @@ impl Connection {
             let answered = {
                 let answering = std::pin::pin!(async {
                     let (head, body) = request.into_parts();
-                    // Counts until the answer is made.
+                    // The body counts as held memory until the answer is made.
                     let mut body = Received::new(body, &head.headers, &account);
                     let read = read_whole(&mut body, MESSAGE_HEAD + message).await;
                     let whole = match read {

@@ -21,7 +21,7 @@ type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub(super) struct Streams {
     /// The requests that were not polled yet.
     waiting: Arc<Mutex<Vec<(Stream, Active)>>>,
-    /// Whether there are requests, until their answers are sent.
+    /// Whether there are requests whose answers are not sent yet.
     pub(super) activity: Activity,
 }
 

@@ -2,8 +2,9 @@
 //! that names the bound, or are cut off.
 //!
 //! The memory of requests that have not arrived in full, and of answers that were not taken, is
-//! limited to `MAX_HELD` in all and `MAX_HELD_BY_CONNECTION`. In addition, each connection has
-//! `FREE` bytes, and the answers that are being made exist before they are counted.
+//! limited to `MAX_HELD` for the door, and to `MAX_HELD_BY_CONNECTION` for each connection. Two
+//! things come in addition: `FREE` bytes for each connection, and answers that are being made,
+//! because they are counted only when they are complete.
 
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a client may take to send the head of a request.
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many batches may be decided at a time. Further batches wait. A batch whose body has not
-/// arrived takes no place; a batch whose answer was not taken counts in `MAX_HELD`.
+/// arrived in full does not take a place. A batch whose answer was not taken counts in `MAX_HELD`.
 pub const MAX_BATCHES: usize = 128;
 /// How long a client may take to send the body of a request.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -35,7 +35,7 @@ pub(crate) type IsLarge = fn(&str) -> bool;
 /// The answer of a door to a request.
 pub(crate) type Routed = Pin<Box<dyn Future<Output = Response> + Send>>;
 
-/// Finds what answers a request.
+/// Passes a request to the handler of its route.
 pub(crate) type Routes = Arc<dyn Fn(Request<Received>) -> Routed + Send + Sync>;
 
 /// Returns the routes of `router`.
@@ -183,7 +183,7 @@ impl Protocols {
             let account = counting.clone();
             async move {
                 let _active = active;
-                // Not before: the answers to earlier requests count now.
+                // Admit the request only now, when the answers to earlier requests are counted.
                 let admitted = admit(&account, is_large);
                 let (charge, answer) = match (admitted, answering) {
                     (Ok(charge), Ok(answering)) => (charge, answering.await),

@@ -1,14 +1,14 @@
-//! Which requests of web pages a door takes.
+//! Decides which requests of web pages a door accepts.
 //!
-//! A browser sends requests of any web page to any address, also to a door that only this machine
-//! reaches. The page cannot read the answer, but a write would be done. So a door refuses a request with
-//! a foreign `Origin`, and a request that a browser marks as sent by another site. Other programs send
-//! neither header.
+//! A browser sends requests of any web page to any address, even to a door that only this machine can
+//! reach. The page cannot read the answer, but a write would take effect. So a door refuses a request
+//! with a foreign `Origin`, and a request that a browser marks as sent by another site. Other programs
+//! send neither header.
 //!
-//! A page whose name resolves to the address of a door (DNS rebinding) is of the same origin as the door,
-//! for the browser. Only the `Host` shows the foreign name. So the admin door takes only names that it
-//! knows. Data doors stand behind proxies and take any name, and do not count a foreign name as their
-//! own when they check the `Origin`.
+//! If the name of a page resolves to the address of a door (DNS rebinding), the page and the door have
+//! the same origin for the browser. Only the `Host` shows the foreign name. So the admin door accepts
+//! only names that it knows. Data doors stand behind proxies and accept any name. But when they check the
+//! `Origin`, a foreign name does not count as their own.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -31,7 +31,7 @@ pub(crate) enum GuardedDoor {
 }
 
 impl GuardedDoor {
-    /// Returns the section of the config.
+    /// Returns the section of the config that describes the door.
     fn name(self) -> &'static str {
         match self {
             GuardedDoor::Http => "server.http",
@@ -82,7 +82,8 @@ impl Guard {
         Ok(())
     }
 
-    /// Checks who sends the request, and logs a refusal: a visited page may be hostile.
+    /// Checks where the request comes from. Logs a refusal, because the page that sent the request
+    /// may be hostile.
     #[cold]
     fn check_page<B>(&self, request: &Request<B>) -> Result<(), RequestError> {
         let host = match self.door {
@@ -98,8 +99,8 @@ impl Guard {
         checked
     }
 
-    /// Checks every name that the request has for the server. A request in the form for proxies, and
-    /// an HTTP/2 request, may have two.
+    /// Checks every host name in the request. A request to a proxy, and an HTTP/2 request, may have
+    /// two: in the target and in `Host`.
     fn check_host<B>(&self, request: &Request<B>) -> Result<(), RequestError> {
         let target = request.uri().authority().map(|it| it.as_str().as_bytes());
         let hosts = request.headers().get_all(HOST);
@@ -169,13 +170,14 @@ impl Guard {
             || host.is_some_and(|host| host.eq_ignore_ascii_case(authority))
     }
 
-    /// Returns whether `name` is a name of this machine, of the door's address, or of the config.
+    /// Returns whether `name` means this machine or the door's address, or is listed in the config.
     fn is_known(&self, name: &str) -> bool {
         let bare = name.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
         let bare = bare.unwrap_or(name);
         if let Ok(given) = bare.parse::<IpAddr>() {
             let (given, own) = (given.to_canonical(), self.address.ip().to_canonical());
-            // A door on all addresses answers to each of them. No name can be mistaken for one.
+            // A door that listens on all addresses accepts each of them. DNS rebinding needs a
+            // name, and a name is never parsed as an address.
             let is_own = given.is_loopback() || given == own || own.is_unspecified();
             return is_own || self.hosts.iter().any(|it| *it == given.to_string());
         }
@@ -202,7 +204,8 @@ fn is_cross_site(headers: &HeaderMap) -> bool {
     sites.any(|site| !own.contains(&site.as_bytes()))
 }
 
-/// Returns whether a person follows a link, and the answer becomes the page that they see.
+/// Returns whether a person follows a link, so that the answer becomes the page that the person
+/// sees.
 fn is_link<B>(request: &Request<B>) -> bool {
     let is = |name, value: &str| {
         let given = request.headers().get(name);
@@ -295,7 +298,7 @@ mod tests {
                 ("http://127.0.0.1:8082", "ok"),
                 ("http://localhost:8082", "ok"),
                 ("http://[::1]:8082", "ok"),
-                // Where the client reaches the door, such as a forwarded port.
+                // The address that the client uses for the door, such as a forwarded port.
                 ("http://localhost:9000", "ok"),
                 ("https://app.example.com", "ok"),
                 ("HTTPS://App.Example.com", "ok"),
@@ -351,7 +354,7 @@ mod tests {
         assert_eq!(link("GET", "document"), "ok");
         assert_eq!(link("GET", "iframe"), "foreign");
         assert_eq!(link("POST", "document"), "foreign");
-        // A listed origin is another site, and may ask.
+        // A listed origin may send requests, although it is another site.
         let listed = [
             host,
             ("sec-fetch-site", "cross-site"),

@@ -104,8 +104,8 @@ impl App {
         (snapshot, door_config)
     }
 
-    /// Answers the question that `read` finds in the body. The question is decided once it has one
-    /// of the `places`, if there are any. It takes the place when its body is there.
+    /// Answers the question that `read` finds in the body. If there are `places`, the question
+    /// needs one of them to be decided. It takes the place only when its body has arrived.
     async fn ask<R>(
         &self,
         max_body: usize,
@@ -148,10 +148,10 @@ impl App {
     }
 }
 
-/// Returns the routes alone, to mount in your own server. Your server must bound connections,
-/// headers, and the memory of requests and answers that clients leave unfinished. It must refuse
-/// requests of foreign web pages. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`],
-/// and must put a [`Peer`] into the extensions of requests for `/auth`.
+/// Returns the routes alone, to mount in your own server. Your server must bound connections, headers, and
+/// the memory of requests and answers that clients leave unfinished. It must refuse requests of foreign web
+/// pages. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`], and must put
+/// a [`Peer`] into the extensions of requests for `/auth`.
 pub fn router(control: Arc<ControlPlane>) -> Router {
     routes(App::new(control))
 }
@@ -168,7 +168,8 @@ pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Fu
         connection::routes_of(routes(Arc::clone(&app))),
     );
     let routes: Routes = Arc::new(move |request| {
-        // Most requests are checks. The search for their route would cost as much as the decision.
+        // Most requests are checks, so they skip the router. Finding their route would cost as much
+        // as the decision.
         if request.method() == Method::POST && request.uri().path() == CHECK {
             let (app, request) = (Arc::clone(&checks), request.map(Body::new));
             return Box::pin(async move { app.ask(MAX_BODY, None, request, body::check).await });
@@ -387,7 +388,8 @@ impl Deref for Whole {
 
 /// Reads a body within its bounds.
 pub(crate) async fn read_body(request: Request, limit: usize) -> Result<Whole, RequestError> {
-    // An announced length is refused before the client is asked to send the body (`100 Continue`).
+    // A `Content-Length` above the limit is refused before the client is asked to send the body
+    // (`100 Continue`).
     if request.body().size_hint().lower() > limit as u64 {
         return Err(RequestError::BodyTooLarge { limit });
     }

@@ -1,7 +1,7 @@
 //! The body of an answer. It counts as held memory until the client has taken it.
 //!
 //! The count belongs to the bytes, not to the stream: HTTP/2 keeps bytes that the client does not
-//! take, also when the stream that made them has ended.
+//! take, even when the stream that made them has ended.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -22,10 +22,10 @@ pub(crate) struct Answer<B> {
     body: B,
     /// `None` if the answer need not be counted, or if its last part has the charge.
     charge: Option<Charge>,
-    /// Bytes of `body` that were not offered yet.
+    /// Bytes of `body` that were not passed to the connection yet.
     rest: Bytes,
     is_stream: bool,
-    /// Whether the size of the answer could not be known from its request.
+    /// Whether the request did not show how large the answer would be.
     is_large: bool,
     is_shared: bool,
 }
@@ -35,7 +35,8 @@ pub(crate) struct Answer<B> {
 pub(crate) struct SharedPage;
 
 impl<B: Body> Answer<B> {
-    /// Makes an answer on HTTP/1. There is one answer at a time, so small ones are not counted.
+    /// Makes an answer on HTTP/1. HTTP/1 has one answer at a time, so small answers are not
+    /// counted.
     pub(crate) fn single(body: B, account: &Account, charge: Option<Charge>) -> Answer<B> {
         let bytes = known_bytes(&body);
         let is_large = charge.is_some();
@@ -56,7 +57,7 @@ impl<B: Body> Answer<B> {
         }
     }
 
-    /// Makes an answer on HTTP/2. `charge` is that of the request.
+    /// Makes an answer on HTTP/2. `charge` is the charge of the request.
     pub(crate) fn stream(body: B, mut charge: Charge) -> Answer<B> {
         let is_large = charge.bytes() >= LARGE_ANSWER;
         charge.set(OVERHEAD + known_bytes(&body));
@@ -79,7 +80,7 @@ impl<B: Body> Answer<B> {
         self
     }
 
-    /// Counts bytes of the body as far as that was not done before.
+    /// Counts the bytes of the body that are not counted yet.
     fn count(&mut self, bytes: usize) {
         let Some(charge) = &mut self.charge else {
             return;
@@ -102,7 +103,8 @@ impl<B: Body> Answer<B> {
             let bytes = std::mem::take(&mut self.rest);
             let counted = if self.is_shared { 0 } else { bytes.len() };
             let charge = self.charge.as_mut().map(|charge| charge.split(counted));
-            // TCP notices a client that does not read.
+            // No time limit is needed here: `TCP_USER_TIMEOUT` ends a connection whose client does
+            // not read.
             let held = charge.map(Charge::at_any_time);
             return Part { bytes, _held: held };
         }

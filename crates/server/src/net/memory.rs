@@ -1,12 +1,13 @@
 //! The memory that the clients of a door hold: requests that have not arrived in full, and answers
-//! that were not taken.
+//! that the client has not taken, that is, not read yet.
 //!
 //! Each connection has an [`Account`]. The first [`FREE`] bytes of an account cost nothing, so most
-//! connections never touch the sum of the door. Beyond that, an account may grow to a quarter of the
-//! bytes that are left at the door. So many connections that hold as much as they may still leave
-//! something to the next connection: no client can take it all.
+//! connections never change the sum of the door. Beyond that, an account may grow to a quarter of
+//! the bytes that are left at the door. So even if many connections hold as much as they may, some
+//! bytes are left for the next connection: no client can take them all.
 //!
-//! Bytes are counted when they exist. A request is refused, or waits, before it makes more of them.
+//! Bytes are counted when they exist. If there is no room, a request is refused or waits before it
+//! makes more bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,23 +17,25 @@ use tokio::sync::Notify;
 
 use super::READ_TIMEOUT;
 
-/// The most bytes that the connections of a door may hold in all, beyond [`FREE`] of each. Answers
-/// that are being made when the bound is reached come on top.
+/// The most bytes that the connections of a door may hold in all, beyond the [`FREE`] bytes of each
+/// connection. Answers that are being made when the bound is reached may exceed it.
 pub const MAX_HELD: usize = 128 * 1024 * 1024;
 /// The part of [`MAX_HELD`] that is kept for small answers.
 const KEPT_FOR_SMALL: usize = MAX_HELD / 4;
 /// The most bytes that a connection may hold. It may hold less while others hold much.
 pub const MAX_HELD_BY_CONNECTION: usize = 16 * 1024 * 1024;
-/// The bytes of a connection that do not count.
+/// The bytes that each connection may hold without being counted.
 pub const FREE: usize = 32 * 1024;
-/// The least bytes that a request for a large answer counts as, until the answer is made. It counts
-/// as more if such answers were larger lately. Then the bytes of the answer count.
+/// How many bytes a request for a large answer counts as, until the answer is made. The request
+/// counts as more bytes if recent answers of this kind were larger. Once the answer is made, its
+/// own bytes count instead.
 pub const LARGE_ANSWER: usize = 128 * 1024;
-/// A part of the bytes that are left: what one connection may hold.
+/// One connection may hold the bytes that are left at the door, divided by this number.
 const SHARE: usize = 4;
-/// How often the age of answers is looked at.
+/// How often the age of answers is checked.
 const TICK: Duration = Duration::from_secs(4);
-/// An answer that was not taken in so many ticks is [`READ_TIMEOUT`] old, or up to a tick older.
+/// An answer that was not taken within this many ticks is [`READ_TIMEOUT`] old, or up to a tick
+/// older.
 const TICKS: usize = 6;
 const _: () = assert!(TICK.as_secs() * (TICKS as u64 - 1) == READ_TIMEOUT.as_secs());
 
@@ -43,7 +46,8 @@ pub(crate) struct Memory(Arc<Sums>);
 #[derive(Default)]
 struct Sums {
     held: AtomicUsize,
-    /// The size of large answers lately, at least [`LARGE_ANSWER`] or 0.
+    /// The size of recent large answers: grows at once with a larger answer, and falls slowly with
+    /// smaller ones.
     large: AtomicUsize,
 }
 
@@ -189,7 +193,7 @@ impl Charge {
         self.bytes
     }
 
-    /// Counts `bytes` from now on.
+    /// Changes the charge: `bytes` count from now on.
     pub(crate) fn set(&mut self, bytes: usize) {
         if bytes > self.bytes {
             self.account.add(bytes - self.bytes);
@@ -199,7 +203,8 @@ impl Charge {
         self.bytes = bytes;
     }
 
-    /// Splits off a charge of `bytes`. They count anew as far as this charge has fewer.
+    /// Splits off a charge of `bytes`. If this charge has fewer bytes, the missing bytes are
+    /// counted now.
     pub(crate) fn split(&mut self, bytes: usize) -> Charge {
         let mut part = Charge {
             account: self.account.clone(),
@@ -321,8 +326,8 @@ mod tests {
         assert!(one.has_room_for(LARGE_ANSWER));
     }
 
-    /// However many connections hold as much as they may, the next connection has room: for a large
-    /// answer beside hundreds of connections, for small answers beside thousands.
+    /// Even if many connections hold as much as they may, the next connection has room: for a large
+    /// answer if there are hundreds of connections, and for small answers if there are thousands.
     #[test]
     fn greedy_connections_leave_room_for_others() {
         for (connections, step, need) in [(400, LARGE_ANSWER, LARGE_ANSWER), (10_000, 4096, FREE)] {
@@ -343,7 +348,7 @@ mod tests {
             assert!(total(&memory) <= MAX_HELD - KEPT_FOR_SMALL);
             let next = memory.account();
             assert!(next.has_room_for(need), "{connections}");
-            // Small answers have room of their own.
+            // Small answers have separate room.
             let _small = next.charge(FREE + 100 * 1024);
             assert!(next.has_room_for(0), "{connections}");
         }
@@ -366,7 +371,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn part_that_nobody_takes_is_noticed_after_the_read_timeout() {
         let account = Memory::default().account();
-        // Parts that are taken in time do not matter, however many there are.
+        // Any number of parts may be taken in time.
         let taking = async {
             for _ in 0..20 {
                 let part = account.charge(1).in_time();

@@ -1,8 +1,8 @@
 //! How many connections one client may have at a listener.
 //!
 //! Without this bound, one client with idle connections takes all places of a door. A client is an IPv4
-//! address, or an IPv6 network of 64 bits: whoever has one IPv6 address usually has its whole network.
-//! Trusted proxies carry the connections of many clients, so they have no bound of their own.
+//! address, or an IPv6 network of 64 bits: a client with one IPv6 address usually has the whole
+//! network. Trusted proxies carry the connections of many clients, so they have no bound of their own.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -18,7 +18,7 @@ use crate::outbound::Seldom;
 #[derive(Debug)]
 pub(crate) struct Peers {
     max: usize,
-    /// Only the trusted proxies are set.
+    /// Only the trusted proxies of this value are set.
     trusted: Subjects,
     /// The clients that have connections. There are at most as many as connections.
     open: Mutex<HashMap<IpAddr, usize>>,

@@ -11,11 +11,12 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use super::ConnectionError;
 use super::memory::{Account, Charge};
 
-/// The largest body that is not counted if it arrives at once, in bytes.
+/// A body of at most this many bytes is not counted, if all of it arrives at once.
 const SMALL: usize = 4096;
-/// What a request counts as while its body arrives, in addition to the body: its head and its task.
+/// How many bytes a request counts as while its body arrives, in addition to the body: for its head
+/// and its task.
 const OVERHEAD: usize = 2048;
-/// What a header of such a request counts as.
+/// How many bytes each header of such a request counts as.
 const HEADER: usize = 128;
 
 /// The connection, or the door, holds too many bytes for its clients.
@@ -27,7 +28,7 @@ pub(crate) struct NoRoom;
 pub(crate) struct Received {
     body: Incoming,
     charge: Charge,
-    /// What the request counts as while its body arrives.
+    /// How many bytes the request counts as while its body arrives, in addition to the body.
     overhead: usize,
 }
 
@@ -40,7 +41,7 @@ impl Received {
         }
     }
 
-    /// Counts `bytes` more. An error if there is no room for them.
+    /// Counts `bytes` more. Returns an error if there is no room for them.
     fn hold(&mut self, bytes: usize) -> Result<(), ConnectionError> {
         if self.charge.bytes() == 0 {
             self.charge.set(self.overhead);
@@ -77,8 +78,8 @@ impl Body for Received {
         };
         let bytes = frame.data_ref().map_or(0, Bytes::len);
         let is_small = bytes <= SMALL && this.charge.bytes() == 0 && this.body.is_end_stream();
-        // Also looks for room at the end of a body that took its time: the answers to other requests
-        // may have taken the room meanwhile.
+        // Checks for room even at the end of a body that arrived slowly: the answers to other
+        // requests may have taken the room meanwhile.
         if !is_small && let Err(error) = this.hold(bytes) {
             return Poll::Ready(Some(Err(error)));
         }
@@ -157,7 +158,7 @@ mod tests {
     async fn parts_are_put_together_within_the_limit() {
         let body = || {
             let parts = ["ab", "", "c", "defg"].map(|part| Frame::data(Bytes::from(part)));
-            // Each part arrives in a poll of its own.
+            // Each part arrives in a separate poll.
             StreamBody::new(Box::pin(stream::iter(parts).then(|part| async {
                 tokio::task::yield_now().await;
                 Ok::<_, Infallible>(part)

@@ -36,7 +36,7 @@ pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
 pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
     let rule = decision.rule()?;
     let reason = rule.reason()?;
-    // The rule's own message speaks of an allowance that is used up.
+    // The message of the rule is only for an allowance that is used up.
     let is_used_up = matches!(
         reason,
         Reason::Exceeded | Reason::BackedOff | Reason::QueueFull

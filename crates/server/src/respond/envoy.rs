@@ -92,12 +92,12 @@ impl EnvoyResponder {
         Status::invalid_argument(error.to_string())
     }
 
-    /// Makes the status of a message beyond the bound of its method.
+    /// Makes the status for a message that is larger than its method allows.
     pub(crate) fn too_large(limit: usize) -> Status {
         Status::out_of_range(format!("the message is larger than {limit} bytes"))
     }
 
-    /// Makes the status of a request for which the server has no memory left.
+    /// Makes the status for a request for which the server has no memory left.
     pub(crate) fn no_room() -> Status {
         Status::resource_exhausted(
             "the server holds too many unfinished requests and unread answers for this \
@@ -138,13 +138,13 @@ fn status(decision: &Decision) -> DescriptorStatus {
         return status;
     };
     let Some(limit) = rule.limit() else {
-        // As in Envoy's own service.
+        // Unlimited: report the largest number as remaining, as Envoy's own service does.
         if rule.is_allowed() {
             status.limit_remaining = u32::MAX;
         }
         return status;
     };
-    // A limit of 0 says when its window ends, as in Envoy's own service.
+    // For a limit of 0, the reset is the end of its window, as in Envoy's own service.
     let reset = match limit {
         0 => rule.reset_after().or_else(|| rule.window_left()),
         _ => rule.reset_after(),

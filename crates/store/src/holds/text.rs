@@ -1,9 +1,10 @@
 //! Hold records as text, for stores and ledgers that outlive a process.
 //!
 //! The first line is the hold. Each further line is a charge with its limit. The text begins with its
-//! version. A change of the layout needs a new version. The reader has to keep reading all versions,
-//! because running deployments have stored such texts. Version 1 has no subject. `tests/hold_text.rs` has examples. The code does not
-//! use serde: the stored texts need this reader in any case, and serde would add a second format.
+//! version. A change of the layout needs a new version. The reader has to keep reading all versions, because
+//! running deployments have stored such texts. Version 1 has no subject. `tests/hold_text.rs` has examples.
+//! The code does not use serde: the stored texts need this reader in any case, and serde would add a second
+//! format.
 //!
 //! The reader checks everything, because other programs may write to the disk or server that the text
 //! comes from. For a wrong text, the reader returns an error that names the line. It never returns a limit

@@ -1,7 +1,7 @@
 //! How many open holds each subject has, so that one subject cannot fill the table of records.
 //!
-//! Only subjects with open holds are here, so there are never more subjects than records. A caller that locks a
-//! part of the records, shards of states and a part of these counts locks them in this order.
+//! Only subjects with open holds are here, so there are never more subjects than records. Locks are always
+//! taken in this order: a part of the records, shards of states, a part of these counts.
 
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
@@ -30,12 +30,12 @@ impl OpenHolds {
         fits
     }
 
-    /// Counts an open hold that was made before, whatever the bound.
+    /// Counts an open hold that was made before, without checking the bound.
     pub(super) fn add(&self, subject: u128) {
         *self.part(subject).entry(subject).or_insert(0) += 1;
     }
 
-    /// Counts an open hold no longer.
+    /// Removes an open hold of a subject from the count.
     pub(super) fn remove(&self, subject: u128) {
         let mut part = self.part(subject);
         match part.get_mut(&subject) {
@@ -44,7 +44,7 @@ impl OpenHolds {
         }
     }
 
-    /// Gives up memory that is not needed any more.
+    /// Releases memory that is not needed any more.
     pub(super) fn shrink(&self) {
         for part in &self.parts {
             let mut part = part.lock();

@@ -97,7 +97,7 @@ impl Records {
     }
 }
 
-/// Returns whether a collection has given up most of its items, so that it should give up memory too.
+/// Returns whether a collection has lost most of its items, so that it should release memory.
 pub(super) fn is_mostly_empty(len: usize, capacity: usize) -> bool {
     capacity > 64 && len < capacity / 8
 }

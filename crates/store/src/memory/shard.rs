@@ -218,8 +218,8 @@ impl Shard {
                 place: Place::New,
             };
         }
-        // A request that has looked at a state must find it again. So expired states are searched for only
-        // where there is no room, and otherwise after the request.
+        // A request that has looked at a state must find it again. So expired states are forgotten here
+        // only if there is no room. Otherwise they are forgotten after the request.
         if self.is_full() {
             self.forget_expired(SWEEP_FULL, now);
         }

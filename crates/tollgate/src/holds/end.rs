@@ -88,8 +88,8 @@ impl<S: Store> Limiter<S> {
     /// Keeps a lease until `ttl` from now. The default is the shortest `lease` of its rules.
     ///
     /// # Errors
-    /// If there is no such lease, it has ended, `ttl` is longer than a rule allows, or the token belongs to
-    /// another lease.
+    /// If there is no such lease, if it has ended, if `ttl` is longer than a rule allows, or if the token
+    /// belongs to another lease.
     pub async fn renew(
         &self,
         name: &HoldName,

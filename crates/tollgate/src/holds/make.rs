@@ -121,9 +121,9 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         Ok(self.acquired(attributes, &resolution, attempt.await?))
     }
 
-    /// Returns whose open holds include a new hold, and how many there may be. The subject is the tenant. A
-    /// request without a tenant belongs to the subject of its first rule that has one. The slots of a
-    /// concurrency rule come on top, so that the rule decides about them, and not this bound.
+    /// Returns the subject that a new hold belongs to, and the most open holds of that subject. The subject
+    /// is the tenant. For a request without a tenant, it is the subject of the first rule that has one. The
+    /// slots of a concurrency rule are added to the bound, so that the rule limits them, and not this bound.
     fn bound(&self, attributes: &Attributes<'_>, resolution: &Resolution<'_>) -> Option<OpenBound> {
         let subject = match attributes.get("tenant").unwrap_or_default() {
             "" => {

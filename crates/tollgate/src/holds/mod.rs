@@ -290,8 +290,8 @@ fn within(what: &'static str, span: Span, least: Span, most: Span) -> Result<Spa
     })
 }
 
-/// Returns how long a lease lasts: as long as the client asks for, or the shortest `lease` of the charges
-/// of concurrency rules. Rejects a time that is longer than the lease of a charge and the `max_lease` of
+/// Returns how long a lease lasts: as long as the client asks for, or the shortest `lease` of the charges of
+/// concurrency rules. Rejects a time that is longer than both the lease of a charge and the `max_lease` of
 /// its rule.
 fn lease_for<'c>(
     asked: Option<Span>,

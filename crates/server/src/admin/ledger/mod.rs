@@ -29,7 +29,7 @@ use self::rows::{EntryBody, Total};
 use super::{Admin, Answer};
 use crate::respond::{self, RequestError};
 
-/// For how many counters an answer says how much they have in addition to their limits.
+/// The most counters in an answer that are shown with the units that they have in addition to their limits.
 const MOST_EXTRA: usize = 256;
 
 /// Returns the ledger of the engine, or an error if the config names none.
@@ -125,8 +125,8 @@ pub(super) async fn usage(
     Ok(respond::report(&LedgerUsages { usage, is_cut }))
 }
 
-/// Adds to each total of one counter in its current period the units that the counter has in addition
-/// to its limit. Reads at most [`MOST_EXTRA`] counters.
+/// Completes each total that is of one counter in its current period: adds the units that the counter has in
+/// addition to its limit. Reads at most [`MOST_EXTRA`] counters.
 async fn add_extra(admin: &Admin, usage: &mut [Total]) -> Result<(), RequestError> {
     let (accounts, now) = (accounts(admin)?, admin.control.now());
     let mut known: HashMap<u128, u64> = HashMap::new();
