@@ -32,7 +32,8 @@ pub fn open(url: &str) -> String {
         ])
         .arg("--host-resolver-rules=MAP rebound.example 127.0.0.1")
         .arg(format!("--user-data-dir={}", home.path().display()))
-        // Scripts run as if this much time had passed. Requests do not count.
+        // Scripts get this much virtual time, in milliseconds. The time that requests take does not
+        // count.
         .args(["--virtual-time-budget=5000", "--dump-dom"])
         .arg(url)
         .env("HOME", home.path())

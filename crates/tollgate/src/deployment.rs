@@ -1,7 +1,8 @@
 //! Whether a store and a ledger belong to this deployment.
 //!
-//! Instances that share a store must hash subjects in the same way. Otherwise each would count for itself, and
-//! admit every limit once more. So Redis and the ledger each keep a *record* of their namespace. Its texts are:
+//! Instances that share a store must hash subjects in the same way. Otherwise each instance would count for
+//! itself and admit the whole limit. So Redis and the ledger each keep a *record* of their namespace. Its
+//! texts are:
 //!
 //! * `key`: the fingerprint of the keyring that hashes subjects;
 //! * `layout` and `clock` (only Redis): the version of the names of keys, and whose time counts;
@@ -255,7 +256,7 @@ struct Checked {
 }
 
 impl Deployment {
-    /// Returns the deployment of a config, without a look at its records. Add the store and the ledger next.
+    /// Returns the deployment of a config, without reading its records. Add the store and the ledger next.
     pub(crate) fn new(config: &Config) -> Deployment {
         let secrets = Secrets::of(config);
         Deployment {
@@ -369,8 +370,8 @@ impl Deployment {
         text(record, KEY) == Some(self.keyring().fingerprint().as_str())
     }
 
-    /// Looks at the records again, and writes those that are lost. Logs a record that no longer matches, and
-    /// a record that matches again. Returns the keyring to hash with from now on, if this instance started
+    /// Reads the records again, and writes those that are lost. Logs a record that no longer matches, and a
+    /// record that matches again. Returns the keyring to hash with from now on, if this instance started
     /// without its store and finds the right keyring only now.
     pub(crate) async fn check(&self) -> Option<Keyring> {
         let mut learnt = None;

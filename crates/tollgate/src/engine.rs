@@ -309,7 +309,7 @@ impl Engine {
 /// Methods for an engine with state in Redis or in a ledger, which outlives the engine.
 #[cfg(any(feature = "ledger", feature = "redis"))]
 impl Engine {
-    /// Checks that the store and the ledger still belong to instances with the same `hash_secret`, and writes
+    /// Checks that the store and the ledger still belong to instances with the same `hash_secret`. Writes
     /// their records again if they are lost, for example because Redis has restarted empty. Logs a mismatch.
     /// Call this every few seconds.
     pub async fn check_fingerprints(&self) {
