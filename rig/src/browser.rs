@@ -97,7 +97,8 @@ impl Site {
         );
         let listener = self.listener.try_clone().expect("a listener");
         let url = self.origin();
-        // Ends with the process: a browser may ask for an icon at any time.
+        // The thread runs until the process ends, because a browser may ask for an icon at any
+        // time.
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { break };

@@ -8,9 +8,9 @@
 //! * `layout` and `clock` (only Redis): the version of the names of keys, and whose time counts;
 //! * `sealed:<fingerprint>`: the keyring, encrypted with the secret of that fingerprint.
 //!
-//! The first instance writes the record. An instance with a config that does not match it does not start. A
-//! running instance reads the record every few seconds, writes it again if it is lost, and reports a record that
-//! has changed.
+//! The first instance writes the record. If the config of an instance does not match the record, the instance
+//! does not start. A running instance reads the record every few seconds, writes it again if it is lost, and
+//! reports a record that has changed.
 //!
 //! A change of `hash_secret` does not change the keyring, as long as the new config lists the old secret: the
 //! keyring of the record is sealed with the new secret. So all state stays where it is, and old and new instances
