@@ -86,7 +86,7 @@ fn limits_hold_until_the_end_of_time() {
             admitted += store.apply(&[charge], Ask::Exactly(1)).granted;
         }
         let most = match kind {
-            // The window of a quota with grace, or a queue.
+            // The capacity of a quota includes its grace.
             Kind::Quota => limit.capacity(),
             _ => 3,
         };

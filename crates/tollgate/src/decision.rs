@@ -438,7 +438,7 @@ impl<'d> RuleDecision<'d> {
     }
 
     /// Returns when the whole allowance is back, if nothing more is taken. This is never before the retry
-    /// time. `None` if the store was not asked or did not answer, and if the rule denies and waiting does not
+    /// time. `None` if the store was not asked or did not answer, or if the rule denies and waiting does not
     /// help.
     #[must_use]
     pub fn reset_at(&self) -> Option<Time> {
