@@ -32,7 +32,8 @@ pub fn open(url: &str) -> String {
         ])
         .arg("--host-resolver-rules=MAP rebound.example 127.0.0.1")
         .arg(format!("--user-data-dir={}", home.path().display()))
-        // Scripts run as if this much time had passed. Requests do not count.
+        // Scripts get this much virtual time, in milliseconds. The time that requests take does not
+        // count.
         .args(["--virtual-time-budget=5000", "--dump-dom"])
         .arg(url)
         .env("HOME", home.path())
@@ -96,7 +97,8 @@ impl Site {
         );
         let listener = self.listener.try_clone().expect("a listener");
         let url = self.origin();
-        // Ends with the process: a browser may ask for an icon at any time.
+        // The thread runs until the process ends, because a browser may ask for an icon at any
+        // time.
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { break };

@@ -408,7 +408,7 @@ fn second_server_on_a_sqlite_ledger_is_refused() {
     );
     assert!(said.contains("or use a PostgreSQL ledger"), "{said}");
 
-    // Commands of operators work beside the running server.
+    // Commands of operators work while the server is running.
     let (said, code) = first.run(&["usage", "acme"]);
     assert_eq!(code, Some(0), "{said}");
     let (said, code) = first.run(&["export", "--period", "current"]);

@@ -9,8 +9,8 @@ pub const MAX_PATH: usize = 4096;
 
 /// Returns the normal form of a path. A slash, a backslash and their escapes separate segments. The
 /// normal form has one slash before each segment and none at the end. It has no empty, `.` or `..`
-/// segments, no parameters (`;` and the text after it in a segment) and no needless escapes, and writes
-/// escapes in capital letters. `None` if the result is longer than [`MAX_PATH`].
+/// segments, no parameters (`;` and the text after it in a segment) and no needless escapes. Its
+/// escapes are in capital letters. `None` if the result is longer than [`MAX_PATH`].
 ///
 /// Pass the path without its query. Any bytes have a normal form. A path in normal form stays as it is.
 ///

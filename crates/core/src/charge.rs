@@ -138,7 +138,7 @@ impl Tag {
             .wrapping_add((group as u32).wrapping_mul(0x9E37_79B9)))
     }
 
-    /// Returns the number.
+    /// Returns the number of the tag.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0

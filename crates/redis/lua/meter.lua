@@ -55,8 +55,8 @@ local function first_tick_owing(at, part, rate, debt)
   return first > 0 and first or 0
 end
 
--- Sets the state of k: the allowance is whole again when `units` are refilled after the tick `at` and the
--- fraction `part`.
+-- Sets the state of k. The allowance is whole again once `units` are refilled, counted from the tick `at`
+-- plus the fraction `part`.
 local function put_later(k, at, part, units, rate)
   if rate == 1 then
     whole_at[k], fraction[k] = at + units, 0

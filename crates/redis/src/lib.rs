@@ -8,8 +8,8 @@
 //!   for the same server leave in one call.
 //! * In a cluster, a request goes to the server of its cluster slot. If the keys of a request are in several
 //!   cluster slots, `multi_slot` charges slot by slot, and refunds the charges if a later slot denies.
-//! * `census` counts keys, memory and clocks in the background. `room` has the bounds that follow, and
-//!   `shared_states` the rules whose new subjects share a state because there is no room.
+//! * `census` counts keys, memory and clocks in the background. `room` has the bounds that result from the
+//!   counts. `shared_states` has the rules whose new subjects share a state because there is no room.
 //! * `holds` keeps the records of reservations and leases.
 //! * [`SharedValues`] has the few texts that instances share: overrides.
 //! * [`Deployment`] says how the instances of a namespace hash subjects.

@@ -1,5 +1,5 @@
-//! A server whose clock differs from the clock of the instance: the clock of the server decides, also about the
-//! periods of quotas.
+//! A server whose clock differs from the clock of the instance: the clock of the server decides, including
+//! the periods of quotas.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

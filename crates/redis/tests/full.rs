@@ -101,7 +101,7 @@ fn subjects_with_a_state_are_decided_exactly_while_the_server_is_out_of_memory()
     }
 }
 
-/// A request is all or nothing, also if one of its subjects is new and shares a state.
+/// A request is all or nothing, even if one of its subjects is new and shares a state.
 #[test]
 fn requests_stay_all_or_nothing_while_the_server_is_out_of_memory() {
     let redis = Redis::start();
@@ -144,7 +144,7 @@ fn requests_stay_all_or_nothing_while_the_server_is_out_of_memory() {
     });
 }
 
-/// If there is no room, the back-off of a new subject does not count. It is never shared.
+/// If there is no room, strikes of a new subject are not counted. A back-off is never shared.
 #[test]
 fn strikes_of_new_subjects_are_not_counted_while_the_server_is_out_of_memory() {
     let redis = Redis::start();

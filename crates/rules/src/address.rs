@@ -108,8 +108,8 @@ fn as_ipv4(network: IpNet) -> Option<IpNet> {
     IpNet::new(address.into(), prefix).ok()
 }
 
-/// Reads a value of the attribute `ip` in a `match`: the network that it means. An address is a network
-/// of one address. `None` if the value is a plain text, such as `unknown`.
+/// Returns the network that a value of the attribute `ip` in a `match` stands for. An address is a
+/// network of one address. `None` if the value is a plain text, such as `unknown`.
 pub(crate) fn matched_network(text: &str) -> Result<Option<IpNet>, BadValue> {
     if text.contains('/') {
         return parse_network(text).map(Some);

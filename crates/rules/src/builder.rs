@@ -233,7 +233,7 @@ impl RuleBuilder {
     }
 
     /// Sets the longest time that a client may ask for when it takes or renews a slot of concurrency.
-    /// Without this, it is the lease of the limit.
+    /// Without this, the longest time is the lease of the limit.
     pub fn max_lease(self, most: Span) -> Self {
         self.with("max_lease", most.to_string())
     }

@@ -20,8 +20,8 @@ const HOT_KEYS: usize = 10;
 /// How many digits of a subject's hash: enough to find it in a log, too few to guess it.
 const HOT_KEY_DIGITS: usize = 8;
 
-/// How many pages a door renders while the earlier ones are still being sent. Beyond that, requests
-/// share a page for [`SHARED_FOR`].
+/// While this many pages of a door are still being sent, further requests share a page for
+/// [`SHARED_FOR`].
 const MAX_PAGES: usize = 8;
 /// How old a shared page may be.
 const SHARED_FOR: Span = Span::from_millis(1000);

@@ -1,5 +1,5 @@
-//! Known denials over HTTP: a server on Redis answers as a server in memory does, also with a denial that it
-//! remembers, and its headers name all rules of the request.
+//! Known denials over HTTP: a server on Redis gives the same answers as a server in memory, even if the
+//! answer is a denial that it remembers. Its headers name all rules of the request.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 

@@ -211,7 +211,7 @@ async fn unread_grpc_batches_stay_within_bounds() {
     attack(&server, server.grpc, (connections, 1000), &post, whole, 256).await;
 }
 
-/// Requests whose bodies never end take no places: others are served meanwhile.
+/// Requests whose bodies never end do not take places, so other clients are served.
 #[tokio::test(flavor = "multi_thread")]
 async fn unfinished_requests_do_not_starve_others() {
     let _one = ATTACK.lock().await;

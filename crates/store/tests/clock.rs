@@ -60,7 +60,7 @@ fn a_clock_beyond_2112_is_an_error_and_never_admits() {
         assert!(is_error(Store::hold(&store, &both, 1, &hold)));
         assert!(is_error(Store::settle(&store, hold.id, Settle::Release)));
         assert!(is_error(Store::extend(&store, hold.id, Span::MINUTE, None)));
-        // When the clock is right again, nothing was taken, and requests are decided.
+        // When the clock is right again, requests are decided. Nothing was taken before.
         clock.set(Time::from_micros(1_000_000_000_000_000));
         let applied = store.apply(&[charge], Ask::Exactly(1));
         assert!(applied.allowed, "{kind:?}: {applied:?}");
@@ -86,7 +86,7 @@ fn limits_hold_until_the_end_of_time() {
             admitted += store.apply(&[charge], Ask::Exactly(1)).granted;
         }
         let most = match kind {
-            // The window of a quota with grace, or a queue.
+            // The capacity of a quota includes its grace.
             Kind::Quota => limit.capacity(),
             _ => 3,
         };

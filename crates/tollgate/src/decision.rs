@@ -437,9 +437,9 @@ impl<'d> RuleDecision<'d> {
             .map(|at| at.since(self.decision.decided_at))
     }
 
-    /// Returns when the whole allowance is back, if nothing more is taken. This is never before the
-    /// retry time. `None` if it is not known, because the store was not asked or did not answer, and
-    /// if the rule denies and waiting does not help.
+    /// Returns when the whole allowance is back, if nothing more is taken. This is never before the retry
+    /// time. `None` if the store was not asked or did not answer, or if the rule denies and waiting does not
+    /// help.
     #[must_use]
     pub fn reset_at(&self) -> Option<Time> {
         match &self.outcome.verdict {

@@ -1,15 +1,16 @@
 //! Whether a store and a ledger belong to this deployment.
 //!
-//! Instances that share a store must hash subjects in the same way. Otherwise each would count for itself, and
-//! admit every limit once more. So Redis and the ledger each keep a *record* of their namespace. Its texts are:
+//! Instances that share a store must hash subjects in the same way. Otherwise each instance would count for
+//! itself and admit the whole limit. So Redis and the ledger each keep a *record* of their namespace. Its
+//! texts are:
 //!
 //! * `key`: the fingerprint of the keyring that hashes subjects;
 //! * `layout` and `clock` (only Redis): the version of the names of keys, and whose time counts;
 //! * `sealed:<fingerprint>`: the keyring, encrypted with the secret of that fingerprint.
 //!
-//! The first instance writes the record. An instance with a config that does not match it does not start. A
-//! running instance reads the record every few seconds, writes it again if it is lost, and reports a record that
-//! has changed.
+//! The first instance writes the record. If the config of an instance does not match the record, the instance
+//! does not start. A running instance reads the record every few seconds, writes it again if it is lost, and
+//! reports a record that has changed.
 //!
 //! A change of `hash_secret` does not change the keyring, as long as the new config lists the old secret: the
 //! keyring of the record is sealed with the new secret. So all state stays where it is, and old and new instances
@@ -255,7 +256,7 @@ struct Checked {
 }
 
 impl Deployment {
-    /// Returns the deployment of a config, without a look at its records. Add the store and the ledger next.
+    /// Returns the deployment of a config, without reading its records. Add the store and the ledger next.
     pub(crate) fn new(config: &Config) -> Deployment {
         let secrets = Secrets::of(config);
         Deployment {
@@ -369,8 +370,8 @@ impl Deployment {
         text(record, KEY) == Some(self.keyring().fingerprint().as_str())
     }
 
-    /// Looks at the records again, and writes those that are lost. Logs a record that no longer matches, and
-    /// a record that matches again. Returns the keyring to hash with from now on, if this instance started
+    /// Reads the records again, and writes those that are lost. Logs a record that no longer matches, and a
+    /// record that matches again. Returns the keyring to hash with from now on, if this instance started
     /// without its store and finds the right keyring only now.
     pub(crate) async fn check(&self) -> Option<Keyring> {
         let mut learnt = None;

@@ -62,7 +62,7 @@ struct Redis {
     store: RedisStore,
     /// How many requests were denied from known denials.
     known_denials: Arc<AtomicU64>,
-    /// Why the store has not answered since the start; `None` once it has answered.
+    /// Why the store could not be used since the start; `None` once it can be used.
     missing: Arc<ArcSwapOption<String>>,
 }
 
@@ -309,7 +309,7 @@ impl Engine {
 /// Methods for an engine with state in Redis or in a ledger, which outlives the engine.
 #[cfg(any(feature = "ledger", feature = "redis"))]
 impl Engine {
-    /// Checks that the store and the ledger still belong to instances with the same `hash_secret`, and writes
+    /// Checks that the store and the ledger still belong to instances with the same `hash_secret`. Writes
     /// their records again if they are lost, for example because Redis has restarted empty. Logs a mismatch.
     /// Call this every few seconds.
     pub async fn check_fingerprints(&self) {
@@ -438,8 +438,8 @@ impl Engine {
     }
 }
 
-/// Tries to reach a store that was not checked at the start, until the store answers. Until then, `missing`
-/// has the problem.
+/// Checks a store that was not checked at the start, again and again until the check succeeds. Until then,
+/// `missing` has the problem.
 #[cfg(feature = "redis")]
 fn watch_for(store: &RedisStore, missing: &Arc<ArcSwapOption<String>>) {
     let unknown = "the store was not reached since the start";

@@ -1,5 +1,5 @@
-//! Memory, Redis with known denials, and Redis without them give the same answers: to the same microsecond, for all
-//! charges of a request, also if two instances share the Redis.
+//! Memory, Redis with known denials, and Redis without them give the same answers: to the same microsecond,
+//! for all charges of a request, even if two instances share the Redis.
 //!
 //! There is one exception, which the test leaves out: if an instance refunds or resets, other instances may repeat a
 //! known denial for `denial_cache`. After these calls, the test lets that time pass.

@@ -94,7 +94,7 @@ pub struct Redis {
     pub denial_cache: Option<Span>,
 }
 
-/// What the addresses of a Redis point to.
+/// What the servers at the configured addresses are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The Redis itself.

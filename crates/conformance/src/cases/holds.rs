@@ -402,7 +402,7 @@ pub async fn open_holds_of_a_subject_are_bounded(fixture: &impl Fixture) {
     assert!(matches!(denied, Held::Denied { .. }), "{denied:?}");
     held(fixture, &[one], 0, &of(9, 21)).await;
     held(fixture, &[one], 0, &of(9, 22)).await;
-    // A hold that is put back counts.
+    // A hold that `put_hold` restores counts.
     let record = HoldRecord::new(&of(10, 30), 0, 0, vec![HeldCharge::of(&one, 0)], START);
     assert_eq!(fixture.store().put_hold(&record).await, Ok(true));
     held(fixture, &[one], 0, &of(10, 31)).await;

@@ -19,7 +19,7 @@ pub struct Source {
     finish: Finish,
     /// The other files that the config depends on: files of tenants, and their directories.
     others: Mutex<Vec<PathBuf>>,
-    /// The stamps of all files before any of them was first read.
+    /// The stamps that all files had before the first of them was read.
     first: HashMap<PathBuf, Option<Stamp>>,
 }
 

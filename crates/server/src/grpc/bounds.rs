@@ -33,7 +33,7 @@ pub const MAX_STREAMS: u32 = 1024;
 pub const CONNECTION_WINDOW: u32 = 128 * 1024;
 /// The most bytes of a stream that wait to be read.
 pub const STREAM_WINDOW: u32 = 64 * 1024;
-/// The most bytes of a stream that are offered to the client at a time.
+/// The most bytes of a stream that are buffered for sending at a time.
 pub const SEND_BUFFER: usize = 64 * 1024;
 /// The most header bytes of a request.
 pub const MAX_HEADER_BYTES: u32 = 16 * 1024;

@@ -12,7 +12,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use super::memory::{Account, Charge, FREE, LARGE_ANSWER, Untaken};
 
 /// The most bytes of an HTTP/2 answer that are offered at a time. The client has to take each part in
-/// time, so a client that takes a byte now and then cannot hold a large answer.
+/// time, so a client that takes a byte from time to time cannot hold a large answer.
 const PART: usize = 16 * 1024;
 /// What an answer on HTTP/2 counts as, in addition to its body: its head and its stream.
 const OVERHEAD: usize = 1024;

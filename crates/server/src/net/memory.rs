@@ -22,7 +22,8 @@ use super::READ_TIMEOUT;
 pub const MAX_HELD: usize = 128 * 1024 * 1024;
 /// The part of [`MAX_HELD`] that is kept for small answers.
 const KEPT_FOR_SMALL: usize = MAX_HELD / 4;
-/// The most bytes that a connection may hold. It may hold less while others hold much.
+/// The most bytes that a connection may hold. It may hold fewer bytes while other connections hold
+/// many.
 pub const MAX_HELD_BY_CONNECTION: usize = 16 * 1024 * 1024;
 /// The bytes that each connection may hold without being counted.
 pub const FREE: usize = 32 * 1024;

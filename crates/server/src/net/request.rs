@@ -99,7 +99,7 @@ impl Body for Received {
 pub(crate) enum ReadError<E> {
     /// The body is larger than the limit.
     TooLarge,
-    /// The body broke off.
+    /// The body ended with an error: the client is gone, or there is no room for more.
     Body(E),
 }
 

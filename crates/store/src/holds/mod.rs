@@ -64,7 +64,8 @@ pub struct NewHold<'a> {
 pub struct OpenBound {
     /// The subject, hashed.
     pub subject: u128,
-    /// The most open holds of the subject. If it has as many already, another hold is rejected.
+    /// The most open holds of the subject. If the subject already has this many, another hold is
+    /// rejected.
     pub most: u64,
 }
 

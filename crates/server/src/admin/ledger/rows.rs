@@ -57,7 +57,7 @@ pub(crate) struct Total {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(super) extra: Option<u64>,
-    /// The counter that the total is of, if it is one.
+    /// The counter of this total, if the total is of a single counter.
     #[serde(skip)]
     pub(super) counter: Option<Counted>,
 }
