@@ -154,7 +154,7 @@ fn announce(args: &Args, config: &Config, problem: Option<&str>, addresses: &[Ad
     }
     if let Some(problem) = problem {
         say(&format!(
-            "WITHOUT the store until it is there: failure policies decide ({problem})\n"
+            "running WITHOUT the store: failure policies decide until it answers ({problem})\n"
         ));
     }
     for address in addresses {
@@ -219,7 +219,7 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
         Err(error) if error.is_store_unreachable() => {
             return Err(format!(
                 "error: {error}\n      or set `on_store_failure` in every rule: then the server starts without the store\n      \
-                 or start without the store in any case, and let failure policies decide: --without-store"
+                 or start with --without-store: failure policies decide until the store answers"
             ));
         }
         Err(error) if error.is_passing() => {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::CommandResult;
 use crate::terminal::count_rules;
 
-/// Checks config files. A `${VAR}` that is not set is a warning: no secrets need to be at hand.
+/// Checks config files. A `${VAR}` that is not set is a warning: so the check works without the secrets.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The files to check

@@ -71,7 +71,7 @@ fn changed_secret_is_refused_carried_over_or_adopted() {
         "{said}"
     );
     assert!(
-        said.contains("help: set the secret of the other instances"),
+        said.contains("help: use the same secret as the other instances"),
         "{said}"
     );
     assert!(!said.contains("of this year"), "{said}");

@@ -327,7 +327,7 @@ fn start_without_redis_if_every_rule_has_a_policy() {
         check(&serving.url).contains(r#""fallback":null"#)
     });
     let text = std::fs::read_to_string(&log).unwrap();
-    assert!(text.contains("the store is there"), "{text}");
+    assert!(text.contains("the store answers now"), "{text}");
     let printed = serving.terminate().0;
     assert!(!printed.contains("panicked"), "{printed}");
 }

@@ -50,7 +50,7 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
         }
         let most = columns.len();
         if let Some((_, place)) = row.get(most) {
-            let message = format!("this row has more than {most} cells, one for each column");
+            let message = format!("this row has more cells than there are columns ({most})");
             problems.report(*place, message, "put cells that contain a comma in quotes");
             continue;
         }

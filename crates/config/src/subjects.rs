@@ -28,7 +28,7 @@ words! {
 pub struct Subjects {
     /// The secret that subjects are hashed with.
     pub hash_secret: Option<Secret>,
-    /// Earlier secrets, the latest first. State under them is still found.
+    /// Earlier secrets, the latest first. Counts that were stored under them continue.
     pub previous_hash_secrets: Vec<Secret>,
     /// Networks of proxies that are trusted to name clients: see [`Subjects::is_trusted`].
     pub trusted_proxies: Vec<IpNet>,
@@ -133,7 +133,7 @@ section! {
     pub(crate) struct RawSubjects is "`subjects`" {
         /// The secret that subjects are hashed with, at least 16 bytes. `${VAR}` reads the environment.
         hash_secret: Text = "hash_secret",
-        /// Earlier values of hash_secret, the latest first, at most 8. State under them is still found. `${VAR}` reads the environment.
+        /// Earlier values of hash_secret, the latest first, at most 8. Counts that were stored under them continue. `${VAR}` reads the environment.
         previous_hash_secrets: List<Text> = "previous_hash_secrets",
         /// Networks of proxies that are trusted to name clients: forwarded addresses and authenticated callers.
         trusted_proxies: List<Text> = "trusted_proxies",
@@ -270,7 +270,7 @@ fn previous_secrets(
         return Vec::new();
     };
     if raw.hash_secret.is_absent() && !list.value.0.is_empty() {
-        let message = "there are previous secrets, and no `hash_secret`";
+        let message = "`previous_hash_secrets` is set, but `hash_secret` is not";
         problems.report(
             list.place,
             message,

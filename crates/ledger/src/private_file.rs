@@ -60,7 +60,7 @@ pub(crate) fn reject_link(path: &Path) -> io::Result<()> {
 }
 
 fn is_link() -> io::Error {
-    io::Error::other("it is a symbolic link: use the path that the link leads to")
+    io::Error::other("the path is a symbolic link: use the path that it points to")
 }
 
 #[cfg(test)]

@@ -292,7 +292,7 @@ impl Counting {
                     anonymous_keys = census.anonymous_keys(),
                     max_keys = shared.options.max_keys,
                     max_anonymous_keys = shared.options.max_anonymous_keys,
-                    "there is no room for new subjects: they share a state"
+                    "no room for new subjects: the new subjects of a rule share a state until there is room"
                 );
             } else {
                 tracing::info!("new subjects no longer share a state");

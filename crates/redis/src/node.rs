@@ -312,7 +312,7 @@ impl Call<'_> {
             Err(Failure::Elsewhen(there)) => {
                 self.room.compare_clocks(there, self.shared.now());
                 if self.attempt.is_elsewhen {
-                    let why = "the clock of the server changes too fast for quotas";
+                    let why = "the server's clock jumps between calls, so quotas cannot be decided";
                     self.fail(&StoreError::Unavailable(why.into()));
                     return true;
                 }

@@ -84,7 +84,7 @@ pub fn parse_network(text: &str) -> Result<IpNet, BadValue> {
     };
     let whole = network.trunc();
     if whole != network {
-        let message = format!("`{text}` is an address inside a network");
+        let message = format!("`{text}` has bits set after the prefix");
         return Err(BadValue::new(
             message,
             format!("write the network, {whole}"),
@@ -94,7 +94,7 @@ pub fn parse_network(text: &str) -> Result<IpNet, BadValue> {
         return Ok(network);
     };
     let message = format!("`{text}` is an IPv4 network in IPv6 notation");
-    let help = format!("write {plain}: addresses are compared in their own notation");
+    let help = format!("write {plain}: IPv4 addresses are compared as IPv4");
     Err(BadValue::new(message, help))
 }
 

@@ -254,7 +254,7 @@ impl RuleSet {
                 _ if resolved.fixed => format!("attribute {name}, which an override replaces"),
                 Some((_, false)) => format!("attribute {name}"),
                 Some((_, true)) => format!("attribute {name}, held to the ceiling"),
-                None => format!("attribute {name}, which is not a limit and has no effect"),
+                None => format!("attribute {name}, which is not a valid limit and is ignored"),
             };
             numbers.push(number(("limit_from", format!("{value:?}")), &from));
         }

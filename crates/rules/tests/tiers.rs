@@ -148,7 +148,7 @@ fn explanations_name_the_layer_of_each_number() {
     };
     assert!(keyed("20/s").contains("limit_from \"20/s\" (attribute rate_limit)"));
     assert!(keyed("80/s").contains("(attribute rate_limit, held to the ceiling)"));
-    assert!(keyed("fast").contains("which is not a limit and has no effect"));
+    assert!(keyed("fast").contains("which is not a valid limit and is ignored"));
 }
 
 #[test]

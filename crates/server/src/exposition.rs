@@ -117,7 +117,7 @@ fn render(control: &ControlPlane) -> String {
     let help = "Requests decided by a failure policy instead of the store.";
     page.counts(name, help, "policy", policies);
     let (name, rejected) = ("rate_limit_holds_rejected_total", engine.rejected_holds());
-    let help = "Reservations and leases that found no room: their subject had too many open ones, or the store was full of them.";
+    let help = "Reservations and leases rejected because their subject had too many open, or because the store was full.";
     page.counts(name, help, "reason", rejected);
     if let Some(webhook) = control.webhook() {
         page.webhook(webhook);

@@ -184,7 +184,7 @@ impl Listener {
 
 /// The client did not take an answer.
 #[derive(Debug, thiserror::Error)]
-#[error("the client did not take an answer for {READ_TIMEOUT:?}")]
+#[error("the client did not read an answer for {READ_TIMEOUT:?}")]
 pub(crate) struct AnswerNotTaken;
 
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;

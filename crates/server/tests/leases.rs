@@ -71,9 +71,7 @@ rules:
         assert_eq!(long.status, 400, "{}", long.text);
         let said = long.json()["message"].as_str().unwrap().to_owned();
         assert!(
-            said.contains(&format!(
-                "longer than {most}, the most that `{rule}` allows"
-            )),
+            said.contains(&format!("`{rule}` allows at most {most};")),
             "{said}"
         );
         assert!(said.contains("max_lease"), "{said}");

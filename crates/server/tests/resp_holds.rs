@@ -130,7 +130,7 @@ fn errors_start_with_a_word_for_programs() {
         ("TG.ACQUIRE action none", "-TGNOLEASE "),
         (
             "TG.ACQUIRE action job tenant acme TTL 3600001",
-            "-ERR a time to live of 3600001ms is longer than 1h",
+            "-ERR the time to live 3600001ms is too long",
         ),
         ("TG.USAGE acme", "-TGNOLEDGER "),
         ("TG.USAGE acme PERIOD July", "-ERR \"July\" is not a period"),

@@ -190,8 +190,8 @@ impl Place {
         if !secret {
             differences.push("`subjects.hash_secret`".to_owned());
             remedies.push(
-                "set the secret of the other instances; or add the old secret to \
-                 `subjects.previous_hash_secrets`, and its counts continue"
+                "use the same secret as the other instances; or, to keep the counts, add the old secret to \
+                 `subjects.previous_hash_secrets`"
                     .to_owned(),
             );
         }
@@ -205,7 +205,7 @@ impl Place {
                 differences.push(format!("{what} ({there} there, {here} here)"));
                 remedies.push(match name.as_str() {
                     "clock" => format!("set `clock: {there}`"),
-                    _ => "run the version of the other instances".to_owned(),
+                    _ => "run the same Tollgate version as the other instances".to_owned(),
                 });
             }
         }
@@ -216,8 +216,8 @@ impl Place {
         let remedies = remedies.join("; ");
         Some(format!(
             "{location} belongs to instances with another {differences}\n\
-             help: {remedies}; or stop all instances and run `tollgate adopt` with this config, which accepts the \
-             config and forgets state that it cannot find"
+             help: {remedies}; or stop all instances and run `tollgate adopt` with this config; state under \
+             secrets that the config does not list is lost"
         ))
     }
 }
@@ -387,7 +387,7 @@ impl Deployment {
                 Ok(record) => record,
                 Err(error) => {
                     // Requests report that the store or the ledger does not answer.
-                    tracing::debug!(%error, "cannot check the fingerprint");
+                    tracing::debug!(%error, "cannot read the deployment record");
                     continue;
                 }
             };
@@ -415,9 +415,10 @@ impl Deployment {
             let is_known = self.secrets.find(&record).is_some();
             let mismatch = place.mismatch(&record, is_known);
             findings.push(match &mismatch {
-                _ if record.is_empty() => {
-                    Finding::ok("fingerprint", "none: the first server writes it")
-                }
+                _ if record.is_empty() => Finding::ok(
+                    "fingerprint",
+                    "not written yet: the first server that starts writes it",
+                ),
                 None => Finding::ok("fingerprint", "matches this config"),
                 Some(problem) => {
                     let (found, help) = problem.split_once("\nhelp: ").unwrap_or((problem, ""));
@@ -441,7 +442,10 @@ impl Checked {
         let mut known = self.mismatch.lock();
         match &mismatch {
             None if known.is_some() => {
-                tracing::info!(place = self.place.name(), "the fingerprint matches again");
+                tracing::info!(
+                    place = self.place.name(),
+                    "the deployment record matches again"
+                );
             }
             Some(problem) if *known != mismatch => {
                 tracing::error!(place = self.place.name(), "{problem}");

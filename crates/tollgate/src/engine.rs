@@ -366,7 +366,9 @@ impl Engine {
         }
         let mut breakers = redis.store.breakers().into_iter();
         let (server, _) = breakers.find(|(_, state)| *state == BreakerState::Open)?;
-        Some(format!("{server} fails: its circuit breaker is open"))
+        Some(format!(
+            "{server} does not answer: its circuit breaker is open"
+        ))
     }
 
     /// Returns the texts that all instances on this Redis share; `None` if state is in this process.
@@ -442,7 +444,7 @@ impl Engine {
 /// `missing` has the problem.
 #[cfg(feature = "redis")]
 fn watch_for(store: &RedisStore, missing: &Arc<ArcSwapOption<String>>) {
-    let unknown = "the store was not reached since the start";
+    let unknown = "the store has not answered since the start";
     missing.store(Some(Arc::new(unknown.to_owned())));
     let (store, missing) = (store.clone(), Arc::downgrade(missing));
     tokio::spawn(async move {
@@ -453,7 +455,7 @@ fn watch_for(store: &RedisStore, missing: &Arc<ArcSwapOption<String>>) {
             };
             let Err(error) = checked else {
                 missing.store(None);
-                tracing::info!("the store is there; it decides from now on");
+                tracing::info!("the store answers now, and decides from now on");
                 return;
             };
             let is_new = missing.load().as_deref() != Some(&error.what);

@@ -86,9 +86,9 @@ async fn redis_of_another_secret_is_refused() {
     assert_eq!(
         refused(&config(&store, B, &[])).await,
         "Redis (key tg:{00000000}:deployment:default) belongs to instances with another \
-         `subjects.hash_secret`\nhelp: set the secret of the other instances; or add the old secret to \
-         `subjects.previous_hash_secrets`, and its counts continue; or stop all instances and run `tollgate adopt` \
-         with this config, which accepts the config and forgets state that it cannot find"
+         `subjects.hash_secret`\nhelp: use the same secret as the other instances; or, to keep the counts, add the old secret to \
+         `subjects.previous_hash_secrets`; or stop all instances and run `tollgate adopt` with this config; state under \
+         secrets that the config does not list is lost"
     );
     // The same secret, and other deployments on the same server.
     let same = start(&config(&store, A, &[])).await;

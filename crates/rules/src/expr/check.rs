@@ -77,7 +77,7 @@ pub(super) fn check(
             "this may take {steps} steps for one request, and {} is the most",
             bound::MAX_STEPS
         );
-        let help = "use fewer macros within macros, or shorter lists; `in` looks into a list without a macro: 'action in [\"a\", \"b\"]'";
+        let help = "use fewer nested macros, or shorter lists; `in` searches a list without a macro: 'action in [\"a\", \"b\"]'";
         checker.fault(part, message, help);
     }
     let names = checker.take_names();

@@ -149,8 +149,9 @@ impl RawAllowance {
 /// Reports `sharded` without subjects: one key cannot be divided.
 pub(super) fn check_placement(at: &At<Placement>, per: &[String], problems: &mut Problems<'_>) {
     if let (Placement::Sharded(parts), []) = (at.value, per) {
-        let message =
-            format!("`sharded({parts})` divides subjects, and without `per` there is only one");
+        let message = format!(
+            "`sharded({parts})` needs several subjects, but without `per` there is only one"
+        );
         let help =
             "add `per`, or write `placement: rule`: the count of one subject cannot be divided";
         problems.report(at.place, message, help);

@@ -78,7 +78,7 @@ impl Peers {
         self.refused.fetch_add(1, Ordering::Relaxed);
         if let Some(unlogged) = self.log.due() {
             let max = self.max;
-            tracing::warn!(%client, max, unlogged, "a client has too many connections: refused another; see server.max_connections_per_client");
+            tracing::warn!(%client, max, unlogged, "refused a connection: the client has too many; see server.max_connections_per_client");
         }
         None
     }

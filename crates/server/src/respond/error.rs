@@ -45,8 +45,8 @@ pub(crate) enum RequestError {
     )]
     UnknownHost { name: String, door: &'static str },
     #[error(
-        "this door takes no requests from web pages of {origin}; add the origin to {door}.origins in \
-         the config if it may send them"
+        "this door does not accept requests from web pages of {origin}; to allow them, add the origin to \
+         {door}.origins in the config"
     )]
     ForeignOrigin { origin: String, door: &'static str },
     #[error(

@@ -175,7 +175,7 @@ pub enum HoldError {
     },
     /// The subject has too many open reservations and leases.
     #[error(
-        "there are {most} open reservations and leases of this subject already, and no more are allowed: \
+        "this subject already has {most} open reservations and leases, the most that are allowed: \
          commit or release some, use a shorter time to live, or raise `subjects.max_open_holds` in the config"
     )]
     TooManyOpen {
@@ -199,7 +199,8 @@ pub enum HoldError {
     },
     /// A client asks for a lease that is longer than a rule allows.
     #[error(
-        "a time to live of {span} is longer than {most}, the most that `{rule}` allows: ask for less and renew the lease, or set `max_lease` in the config"
+        "the time to live {span} is too long: `{rule}` allows at most {most}; ask for less and renew the lease, or \
+         set `max_lease` in the config"
     )]
     AboveLease {
         /// The rule or the budget.

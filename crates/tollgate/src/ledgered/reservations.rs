@@ -275,7 +275,7 @@ impl<S: Store> Accounts<'_, S> {
         for row in &rows {
             if let Err(error) = sync.end_overdue(store, row, now).await {
                 let hold = format_args!("{:032x}", row.hold);
-                tracing::warn!(%error, %hold, "failed to end an overdue reservation; it is tried again");
+                tracing::warn!(%error, %hold, "failed to end an overdue reservation; will retry");
             }
         }
         Ok(rows.len())
