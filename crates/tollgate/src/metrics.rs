@@ -143,8 +143,8 @@ impl Metrics {
         }
     }
 
-    /// Makes the metrics of the next config. `places` has the index of each rule in the current config;
-    /// `None` if the rule is new.
+    /// Makes the metrics of the next config. For each rule of `next`, `places` has the index of that rule
+    /// in the current config, or `None` if the rule is new.
     pub(crate) fn followed_by(
         &self,
         next: &RuleSet,

@@ -178,9 +178,9 @@ pub async fn another_algorithm_starts_fresh(fixture: &impl Fixture) {
     }
 }
 
-/// A log may expire because its window gets shorter. Even then it keeps the latest instant that it has seen.
-/// After a step back of the clock, a charge is written at that instant. So the charge leaves the window late,
-/// and never early.
+/// When the window of a log gets shorter, all entries of the log may have left the window. Even then the log
+/// keeps the latest instant that it has seen. If the clock has gone back, the next charge is written at that
+/// instant. So the charge may leave the window late, but never early.
 pub async fn an_expired_log_keeps_the_latest_instant(fixture: &impl Fixture) {
     if fixture.range() == Range::Steady {
         return;

@@ -58,7 +58,8 @@ use crate::store::Shared;
 pub(crate) const ABANDONED: Span = Span::from_secs(7 * 86_400);
 /// After how long a hold is due again, if it could not be ended.
 const RETRY_DUE: Span = Span::from_secs(10);
-/// How often a record is read again because another hold has its id by now.
+/// How often ending or extending a hold is tried. A try fails if the id was reused: since the record was
+/// read, another hold was made with the same id.
 const ATTEMPTS: usize = 3;
 /// The most ids or holders that are listed at once.
 const MOST_LISTED: usize = 10_000;
