@@ -168,9 +168,9 @@ fn policy_words(policy: Policy) -> (&'static str, String, &'static str) {
 fn words(promise: Promise) -> String {
     match promise {
         Promise::InTime => format!(
-            "No decision takes longer than the timeout plus {}. The promise is about the \
-             *undelayed* time of a decision: without the delay of the machine, as measured \
-             [below](#how-it-is-measured).",
+            "No decision takes longer than the timeout plus {}. Delays of the machine do \
+             not count: the promise is about the *undelayed* time of a decision, which is \
+             explained [below](#how-it-is-measured).",
             plainly(LEEWAY)
         ),
         Promise::QuickWhenOpen => format!(

@@ -132,12 +132,12 @@ impl UrlError {
                 "name the host after `//`, or after `@` if there is a user or a password"
             }
             UrlError::BadHost => {
-                "a host has letters, digits, `.`, `_` and `-`; a user or a password ends with `@`"
+                "a host has letters, digits, `.`, `_` and `-`; put `@` between a password and the host"
             }
             UrlError::BareIpv6 => "an IPv6 address stands in brackets, such as [::1]:6379",
             UrlError::SeveralHosts => "write one URL for each host",
             UrlError::BadPort => {
-                "after the host and `:` comes a number from 1 to 65535; a user and a password end with `@`"
+                "after the host and `:` comes a number from 1 to 65535; put `@` between a password and the host"
             }
             UrlError::BadDatabase => "after the host and `/` comes a number such as 0, or nothing",
             UrlError::BadEscape | UrlError::Unescaped => {
