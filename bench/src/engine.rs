@@ -214,8 +214,8 @@ fn random_order(keys: usize, checks: usize, seed: u64) -> Vec<usize> {
     (0..checks).map(|_| rng.usize(..keys)).collect()
 }
 
-/// Checks the keys of each order on a thread of its own, all at once. Returns the nanoseconds per check and
-/// thread.
+/// Starts one thread for each list in `orders`. The threads start together, and each checks the keys of its
+/// list, one after the other. Returns the nanoseconds per check of the slowest thread.
 fn time<S: Side>(side: &S, orders: &[Vec<usize>]) -> Result<f64, Box<dyn Error>> {
     let start = Barrier::new(orders.len());
     let run = |order: &[usize]| {

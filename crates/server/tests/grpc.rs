@@ -214,7 +214,7 @@ async fn limit_of_a_descriptor_replaces_the_numbers_of_the_rule() {
         let answer = client.words(request([kind(name).limit(0, hour)])).await;
         assert_eq!(answer, format!("OVER_LIMIT: OVER_LIMIT{figures}"));
     }
-    // The usage stays if a request brings other numbers.
+    // If a request brings its own limit, the units used so far still count.
     let k = || descriptor([("api_key", "k")]);
     assert_eq!(
         client.words(request([k()])).await,

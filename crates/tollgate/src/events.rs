@@ -224,8 +224,8 @@ impl Events {
         attributes: impl Fn() -> &'q Attributes<'a>,
     ) {
         let raise = |place, kind, threshold| {
-            // The period of the count, found by its end: the store's clock may have gone back to the
-            // period before.
+            // The event names the period that the count belongs to, and `reset_at` is the end of that
+            // period. `now` may lie in an earlier period, if the store's clock was set back.
             let last = outcome.reset_at.as_micros().saturating_sub(1);
             let name = |attribute: &str| {
                 let text = attributes().get(attribute).unwrap_or_default();

@@ -389,7 +389,8 @@ impl<H: StoreKind> Trial<H> {
         for known in self.model.holds.values_mut() {
             let hold = self.process.limiter().find_hold(&known.name).await.unwrap();
             let is_due = known.state == HoldState::Reserved && now >= known.expires_at;
-            // The ledger ends a reservation that the store has lost, but later.
+            // If the store has lost a reservation, the ledger ends it, but only `OVERDUE` after its
+            // expiry. Until then it may still be open.
             let may_wait = self.has_lost && now <= known.expires_at + OVERDUE;
             if is_due && !(may_wait && hold.state == HoldState::Reserved) {
                 known.state = HoldState::Expired;
