@@ -142,7 +142,7 @@ fn wrong_tenant_files_are_rejected_with_the_place() {
         ),
         (
             [("table.csv", "tenant,plan\ndan,free,5\n")],
-            "table.csv:2:10: this row has more than 2 cells, one for each column",
+            "table.csv:2:10: this row has more cells than there are columns (2)",
         ),
         (
             [("table.csv", "tenant,burst\ndan,5\n")],
