@@ -43,7 +43,7 @@ use clap::{Parser, Subcommand};
 
 use config::block_on;
 
-/// Each answer allocates and frees about a dozen small blocks. docs/decisions/0011-first-build.md has the
+/// Each answer allocates and frees about a dozen small blocks. docs/decisions/0013-one-limiter.md has the
 /// figures of both allocators.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
