@@ -4,7 +4,9 @@
 //! They hold usage, names of tenants and names of operators. Another user of the machine must not read them,
 //! and must not use a symbolic link to make the process write to another file.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+#[cfg(any(feature = "sqlite", test))]
+use std::fs;
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
@@ -39,6 +41,7 @@ pub fn create_directory(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If the system does not permit it, or if the path is a symbolic link.
+#[cfg(any(feature = "sqlite", test))]
 pub(crate) fn create(path: &Path) -> io::Result<()> {
     match open(OpenOptions::new().write(true).create_new(true), path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -51,6 +54,7 @@ pub(crate) fn create(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If the path is a symbolic link, or cannot be checked.
+#[cfg(any(feature = "sqlite", test))]
 pub(crate) fn reject_link(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_symlink() => Err(is_link()),
