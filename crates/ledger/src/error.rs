@@ -101,7 +101,7 @@ pub enum OpenError {
         reason: Arc<str>,
     },
     /// The tables could not be created or changed.
-    #[error("the tables of the ledger {location} cannot be created: {reason}")]
+    #[error("the tables of the ledger {location} cannot be created or changed: {reason}")]
     Migration {
         /// The database.
         location: Arc<str>,

@@ -37,7 +37,8 @@ pub(super) struct StoredHold {
 }
 
 impl StoredHold {
-    /// Returns the stored form of a record in a cluster slot with the charges at these indexes.
+    /// Returns the part of a record that one cluster slot stores. `indexes` are the charges in that slot. Only
+    /// the slot that `decides` stores the text of the record.
     pub(super) fn of(record: &HoldRecord, indexes: &[usize], decides: bool) -> StoredHold {
         let taken = indexes.iter().map(|index| record.charges[*index].taken);
         StoredHold {

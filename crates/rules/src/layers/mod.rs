@@ -5,8 +5,8 @@
 //! emergency overrides for everyone. The scales of overrides multiply, and the product applies to the
 //! numbers of all layers.
 //!
-//! All numbers are computed when the rules are compiled, and stored in tables. A request looks up its
-//! tenant once.
+//! All numbers except those of requests are computed when the rules are compiled, and stored in tables. A
+//! request looks up its tenant once.
 
 mod tables;
 
@@ -25,7 +25,8 @@ use crate::rule::RuleState;
 use crate::ruleset::TENANT;
 use crate::tiers::Tiers;
 
-/// The numbers of one allowance for one plan or tenant, after all layers.
+/// The numbers of one allowance for one plan or tenant, or for requests with neither, after all layers except
+/// the request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Resolved {
     pub(crate) limit: Limit,
@@ -157,7 +158,7 @@ impl Layers {
         steps
     }
 
-    /// Returns the numbers of an allowance after all layers.
+    /// Returns the numbers of an allowance after all layers except the request.
     fn resolve(&self, it: &Allowance, plan: Option<u16>, tenant: Option<&str>) -> Resolved {
         let (plan, tenant) = match it.by_tenant {
             true => (plan, tenant),

@@ -49,8 +49,12 @@ pub(crate) enum AuthError {
     BothFamilies,
     #[error("the request lacks the header {0}, which the proxy must set")]
     Missing(HeaderName),
-    #[error("the header {0} is given more than once, or both as a URI and as a URL")]
+    #[error("the header {0} is given more than once")]
     Repeated(HeaderName),
+    #[error(
+        "the request has both X-Original-URI and X-Original-URL; the client may have sent one of them: let the proxy remove the one that it does not set"
+    )]
+    UriAndUrl,
     #[error("the header {0} is not UTF-8 text")]
     NotText(HeaderName),
     #[error("the method is not valid")]

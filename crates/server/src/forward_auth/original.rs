@@ -143,7 +143,7 @@ impl Family {
             None => None,
         };
         match (uri, url) {
-            (Some(_), Some(_)) => Err(AuthError::Repeated(self.uri.clone())),
+            (Some(_), Some(_)) => Err(AuthError::UriAndUrl),
             (Some(target), None) | (None, Some(target)) => Ok(target),
             (None, None) => Err(AuthError::Missing(self.uri.clone())),
         }
@@ -268,7 +268,7 @@ mod tests {
             ),
             (
                 "o-method=GET|o-uri=/|o-url=/b",
-                "x-original-uri is given more than once",
+                "has both X-Original-URI and X-Original-URL",
             ),
             ("f-method=GET IT|f-uri=/", "method"),
             ("f-method=GET|f-uri=/|f-host=a b", "host"),

@@ -100,8 +100,9 @@ impl EnvoyResponder {
     /// Makes the status for a request for which the server has no memory left.
     pub(crate) fn no_room() -> Status {
         Status::resource_exhausted(
-            "the server holds too many unfinished requests and unread answers for this \
-             connection; read the answers, send fewer requests at a time, and try again",
+            "the server has no room for this request now: this connection, or all connections together, have \
+             too many unfinished requests and unread answers; read your answers, send fewer requests at a \
+             time, and try again",
         )
     }
 

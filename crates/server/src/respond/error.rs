@@ -31,8 +31,9 @@ pub(crate) enum RequestError {
     #[error("the body took too long to arrive")]
     BodyTooSlow,
     #[error(
-        "the server holds too many unfinished requests and unread answers for this connection; \
-         read the answers, send fewer requests at a time, and try again"
+        "the server has no room for this request now: this connection, or all connections together, have \
+         too many unfinished requests and unread answers; read your answers, send fewer requests at a \
+         time, and try again"
     )]
     NoRoom,
     #[error("the request has more than {MAX_HEADERS} headers")]
