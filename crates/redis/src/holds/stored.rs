@@ -103,8 +103,9 @@ impl StoredHold {
         })
     }
 
-    /// Updates `record`, which is as it was made, from this deciding part. `indexes` are its charges in this
-    /// cluster slot.
+    /// Brings `record` up to date from this part, which must be the deciding one. Before, `record` has the
+    /// values from when the hold was made. `indexes` are the positions, in the record, of the charges in this
+    /// part's cluster slot.
     pub(super) fn update(&self, record: &mut HoldRecord, indexes: &[usize]) {
         record.state = self.state;
         record.units = self.units;

@@ -31,7 +31,8 @@ macro_rules! numbers {
             $( pub(crate) $name: Option<$ty>, )+
         }
 
-        /// The fields of numbers, wherever they are in a file.
+        /// The fields that hold the numbers in one section of a file. The section is a rule, a budget, or the
+        /// numbers that a plan, a tenant or an override sets.
         pub(crate) struct Written<'f> {
             $( pub(crate) $name: &'f Field<$ty>, )+
         }

@@ -279,7 +279,7 @@ impl Audit {
         if writer.queue.send(letter).await.is_err() {
             writer.lost.add(entries, "the writing thread has ended");
         }
-        // An error means that the entry could not be written. The writer has logged that already.
+        // An error means that entries could not be written. They are counted as lost already.
         let _ = is_written.await;
     }
 

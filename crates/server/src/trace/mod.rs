@@ -59,7 +59,7 @@ impl Origin {
         Origin { door, parent }
     }
 
-    /// Awaits an answer of `rules`, within a span if the request is sampled.
+    /// Awaits `asking`, within a span if the request is sampled. The span shows the config version of `rules`.
     pub(crate) async fn trace<T: SpanOutcome>(
         &self,
         rules: &impl HasRules,
