@@ -129,7 +129,11 @@ pub(crate) fn looking(id: &str) -> OperationBuilder {
     OperationBuilder::new()
         .operation_id(Some(id))
         .fails("431", "TOO_LARGE", too_many)
-        .fails("503", "NO_ROOM", "The connection, or all connections together, hold too much memory.")
+        .fails(
+            "503",
+            "NO_ROOM",
+            "The connection, or all connections together, hold too much memory.",
+        )
 }
 
 pub(crate) fn answer<T: ToSchema>(description: &str, example: Option<Value>) -> ResponseBuilder {

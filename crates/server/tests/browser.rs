@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
 
-use common::get;
+use common::{get, size};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tollgate::Engine;
@@ -126,11 +126,13 @@ impl Drop for Server {
 #[test]
 fn hostile_page_changes_nothing() {
     let server = Server::start(None);
-    let page = Site::new().run(&server.attack());
-    // The browser did send the HTTP requests. The RESP door cuts the connection.
-    let sent = "<title>sent fulfilled fulfilled fulfilled rejected</title>";
-    assert!(page.contains(sent), "{page}");
-    assert_eq!(server.changes(), (0, 0));
+    for _ in 0..size(1, 20) {
+        let page = Site::new().run(&server.attack());
+        // The browser did send the HTTP requests. The RESP door cuts the connection.
+        let sent = "<title>sent fulfilled fulfilled fulfilled rejected</title>";
+        assert!(page.contains(sent), "{page}");
+        assert_eq!(server.changes(), (0, 0));
+    }
 }
 
 #[test]
@@ -199,6 +201,41 @@ fn foreign_origins_are_refused_at_both_http_doors() {
                 );
             }
         }
+    }
+}
+
+/// Returns `text` with one byte replaced, inserted or removed.
+fn with_one_change(text: &str, random: &mut fastrand::Rng) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    let (at, byte) = (random.usize(0..bytes.len()), random.u8(b'!'..=b'~'));
+    match random.u8(0..3) {
+        0 => bytes[at] = byte,
+        1 => bytes.insert(at, byte),
+        _ => drop(bytes.remove(at)),
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn origins_and_hosts_that_differ_in_one_byte_are_refused() {
+    let (origin, host) = ("https://app.example.com", "admin.example.com");
+    let server = Server::start(Some(origin));
+    let own = format!("host: {}", server.admin);
+    let mut random = fastrand::Rng::with_seed(1);
+    for _ in 0..size(100, 20_000) {
+        let other = with_one_change(origin, &mut random);
+        let header = format!("origin: {other}");
+        let answer = send(server.admin, "POST /v1/peek", &[&own, &header]);
+        let is_same = other.eq_ignore_ascii_case(origin);
+        let is_served = answer.starts_with("HTTP/1.1 200 ");
+        assert_eq!(is_served, is_same, "{header}: {answer}");
+
+        let other = with_one_change(host, &mut random);
+        let header = format!("host: {other}");
+        let answer = send(server.admin, "POST /v1/peek", &[&header]);
+        let is_same = other.eq_ignore_ascii_case(host);
+        let is_served = answer.starts_with("HTTP/1.1 200 ");
+        assert_eq!(is_served, is_same, "{header}: {answer}");
     }
 }
 

@@ -2,22 +2,31 @@
 
 #![allow(clippy::unwrap_used)] // Test helpers may panic.
 
+mod common;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::size;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tollgate::Engine;
 use tollgate_server::{ControlPlane, Doors};
 
-/// Starts a server with all doors. Each client may have three connections at each.
+/// How many connections a client may have at each door.
+fn most() -> usize {
+    size(3, 2000)
+}
+
+/// Starts a server with all doors.
 async fn start(subjects: &str) -> (Vec<SocketAddr>, oneshot::Sender<()>) {
+    let most = most();
     let yaml = format!(
         "version: 1
 server:
-  {{ http: \"127.0.0.1:0\", grpc: \"127.0.0.1:0\", resp: \"127.0.0.1:0\", admin: \"127.0.0.1:0\", max_connections_per_client: 3 }}
+  {{ http: \"127.0.0.1:0\", grpc: \"127.0.0.1:0\", resp: \"127.0.0.1:0\", admin: \"127.0.0.1:0\", max_connections_per_client: {most} }}
 subjects: {subjects}
 rules: []
 "
@@ -69,10 +78,12 @@ async fn client_with_too_many_connections_does_not_lock_the_door() {
     let (addresses, _stop) = start("{}").await;
     for (address, (request, answer)) in addresses.iter().zip(REQUESTS) {
         let mut idle = Vec::new();
-        for _ in 0..3 {
+        for _ in 0..most() {
             idle.push(connect(ONE, *address).await);
         }
-        assert_eq!(ask(connect(ONE, *address).await, request).await, "");
+        for _ in 0..size(1, 8000) {
+            assert_eq!(ask(connect(ONE, *address).await, request).await, "");
+        }
         let other = ask(connect(OTHER, *address).await, request).await;
         assert_eq!(other, answer, "another client at {address}");
         // A place is free again once the server sees that its connection has ended.
@@ -102,7 +113,7 @@ async fn client_with_too_many_connections_does_not_lock_the_door() {
 async fn trusted_proxy_may_have_more_connections() {
     let (addresses, _stop) = start("{ trusted_proxies: [127.0.0.2/32] }").await;
     let mut idle = Vec::new();
-    for _ in 0..10 {
+    for _ in 0..most() + 7 {
         idle.push(connect(OTHER, addresses[0]).await);
     }
     let answer = ask(connect(OTHER, addresses[0]).await, GET).await;

@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::Running;
+use common::{Running, size};
 use frames::{Body, END_STREAM, RawClient, frame, head, message};
 use own::{TollgateClient, check, pb};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,14 +32,6 @@ static ATTACK: Mutex<()> = Mutex::const_new(());
 
 /// A client that waits for longer than this was starved. Attackers hold their places for 10 s.
 const DEADLINE: Duration = Duration::from_secs(8);
-
-/// Returns `short`, or `long` in a long run.
-fn size(short: usize, long: usize) -> usize {
-    match std::env::var_os("TOLLGATE_PROOF_CASES") {
-        None => short,
-        Some(_) => long,
-    }
-}
 
 /// A config with `count` rules that all requests match.
 fn rules(count: usize) -> String {

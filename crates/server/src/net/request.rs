@@ -21,7 +21,9 @@ const HEADER: usize = 128;
 
 /// The connection, or the door, holds too many bytes for its clients.
 #[derive(Debug, thiserror::Error)]
-#[error("this connection, or all connections together, have too many unfinished requests and unread answers")]
+#[error(
+    "this connection, or all connections together, have too many unfinished requests and unread answers"
+)]
 pub(crate) struct NoRoom;
 
 /// The body of a request. It counts until it is dropped: keep it until the request is decided.

@@ -19,6 +19,14 @@ use tollgate_server::events::Webhook;
 use tollgate_server::http::{self, PROTOCOLS};
 use tollgate_server::net::Listener;
 
+/// Returns `short`, or `long` in a long run, which sets `TOLLGATE_PROOF_CASES`.
+pub(crate) fn size(short: usize, long: usize) -> usize {
+    match std::env::var_os("TOLLGATE_PROOF_CASES") {
+        None => short,
+        Some(_) => long,
+    }
+}
+
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
