@@ -18,6 +18,7 @@ struct Server {
     serving: Serving,
     http: SocketAddr,
     resp: SocketAddr,
+    admin: SocketAddr,
     _folder: tempfile::TempDir,
 }
 
@@ -32,13 +33,22 @@ impl Server {
         );
         std::fs::write(&config, rules).unwrap();
         let config = config.display().to_string();
-        let mut serving = Serving::start(&["--config", &config, "--resp", "127.0.0.1:0"]);
+        let any = "127.0.0.1:0";
+        let args = ["--config", &config, "--resp", any, "--admin", any];
+        let mut serving = Serving::start(&args);
         let http = serving.url.strip_prefix("http://").unwrap().parse();
         let mut lines = serving.stdout.as_mut().unwrap().lines().map(Result::unwrap);
-        let resp = lines.find_map(|line| Some(line.strip_prefix("resp on redis://")?.to_owned()));
+        let mut address = |start: &str| -> SocketAddr {
+            let found = lines.find_map(|line| Some(line.strip_prefix(start)?.parse().unwrap()));
+            found.unwrap()
+        };
+        let (resp, admin) = (address("resp on redis://"), address("admin on http://"));
+        let last = lines.next().unwrap();
+        assert!(last.starts_with("admin needs no token"), "{last}");
         Server {
             http: http.unwrap(),
-            resp: resp.unwrap().parse().unwrap(),
+            resp,
+            admin,
             serving,
             _folder: folder,
         }
@@ -56,9 +66,9 @@ impl Server {
         BufReader::new(stream)
     }
 
-    fn get(&self, path: &str) -> Answer {
-        let mut stream = self.connect(self.http);
-        send(&stream, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
+    fn get(&self, address: SocketAddr, path: &str) -> Answer {
+        let mut stream = self.connect(address);
+        send(&stream, &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
         read_answer(&mut stream).unwrap()
     }
 
@@ -90,11 +100,13 @@ fn no_request_is_lost_at_sigterm() {
         "stopping: not ready any more, but serving for 3s; a second signal ends at once\n"
     );
     // The listeners go on, and the server says that it is not ready.
-    let ready = server.get("/readyz");
-    assert_eq!(ready.status, 503, "{}", ready.body);
-    assert!(ready.body.contains("SHUTTING_DOWN"), "{}", ready.body);
-    assert!(ready.closes(), "{}", ready.head);
-    assert_eq!(server.get("/healthz").status, 200);
+    for door in [server.http, server.admin] {
+        let ready = server.get(door, "/readyz");
+        assert_eq!(ready.status, 503, "{}", ready.body);
+        assert!(ready.body.contains("SHUTTING_DOWN"), "{}", ready.body);
+        assert!(ready.closes(), "{}", ready.head);
+        assert_eq!(server.get(door, "/healthz").status, 200);
+    }
     let mut resp = server.connect(server.resp);
     send(&resp, "INFO tollgate\r\nPING\r\n");
     let mut info = String::new();
