@@ -41,6 +41,7 @@ pub mod versions;
 pub mod wait;
 
 pub use cluster::{Cluster, Migration};
+pub use port::Port;
 pub use postgres::Postgres;
 pub use proxy::{Fault, Proxy};
 pub use redis::{Redis, RedisBuilder};

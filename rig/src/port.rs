@@ -17,14 +17,18 @@ const ATTEMPTS: usize = 1_000;
 
 /// A port, and the lock that keeps other processes from choosing it.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub struct Port {
     number: u16,
     lock: File,
 }
 
 impl Port {
     /// Locks a random free port.
-    pub(crate) fn free() -> Port {
+    ///
+    /// # Panics
+    ///
+    /// When no port is free.
+    pub fn free() -> Port {
         (0..ATTEMPTS)
             .find_map(|_| Port::take(fastrand::u16(FIRST..=LAST)))
             .unwrap_or_else(|| panic!("no free port between {FIRST} and {LAST}"))
@@ -37,6 +41,11 @@ impl Port {
 
     pub(crate) fn number(&self) -> u16 {
         self.number
+    }
+
+    /// Returns host and port, such as `127.0.0.1:20001`.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.number)
     }
 
     fn take(number: u16) -> Option<Port> {

@@ -52,7 +52,7 @@ impl ReverseProxy {
         let port = Port::free();
         let folder =
             TempDir::with_prefix("tollgate-reverse-proxy-").expect("a temporary directory");
-        let files = config(&address(&port));
+        let files = config(&port.address());
         for (name, text) in &files {
             fs::write(folder.path().join(name), text).expect("a file of the config");
         }
@@ -81,7 +81,7 @@ impl ReverseProxy {
 
     /// Returns host and port, such as `127.0.0.1:20001`.
     pub fn address(&self) -> String {
-        address(&self.port)
+        self.port.address()
     }
 
     /// Returns the proxy's output so far.
@@ -110,10 +110,6 @@ impl Drop for ReverseProxy {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn address(port: &Port) -> String {
-    format!("127.0.0.1:{}", port.number())
 }
 
 fn command(kind: ReverseProxyKind, main: &str, folder: &Path) -> Command {

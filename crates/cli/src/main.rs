@@ -5,7 +5,7 @@
 //! * 0: success.
 //! * 1: a negative result. `check`, `explain`: denied. `validate`: a file has problems. `diff`: the configs
 //!   differ. `doctor`: a finding is bad. `reconcile`: counters differ from the ledger. `import`: nothing could
-//!   be converted.
+//!   be converted. `serve`: a second signal ended the server before it had answered all requests.
 //! * 2: a failure, such as wrong usage, no usable config, or no server.
 
 #![allow(

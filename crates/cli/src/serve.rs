@@ -3,9 +3,11 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tollgate::{Config, Engine};
+use tokio::sync::oneshot;
+use tollgate::{Config, Engine, Span};
 use tollgate_config::{Admin, Grpc, Listen, Mode, Resp, Store};
 use tollgate_server::audit::Audit;
 use tollgate_server::control::{ReloadError, SIGNAL, Source};
@@ -91,20 +93,14 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     let engine = Arc::new(start(args, &config).await?);
     // Listen for signals before the doors open: a client that sees the server may send a signal at
     // once.
-    let signals = |kind| {
-        let failed = |error| format!("error: failed to install signal handlers: {error}");
-        signal(kind).map_err(failed)
+    let (mut signals, mut further_signals) = (StopSignals::new()?, StopSignals::new()?);
+    let hangups = listen_for(SignalKind::hangup())?;
+    let (drains, drain) = oneshot::channel();
+    let stop = async {
+        let drain = signals.drain_time(config.server.drain).await;
+        let _ = drains.send(drain);
+        drain
     };
-    let mut terminate = signals(SignalKind::terminate())?;
-    let mut interrupt = signals(SignalKind::interrupt())?;
-    let stop = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        say("finishing requests in flight\n");
-    };
-    let hangups = signals(SignalKind::hangup())?;
     let doors = Doors::open(&config).await;
     let doors = doors.map_err(|error| describe_door_error(&error))?;
     let addresses = doors
@@ -122,22 +118,101 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     let control = Arc::new(control);
     let problem = control.engine().store_problem();
     announce(args, &config, problem.as_deref(), &addresses);
+    let second_signal = async {
+        further_signals.next().await;
+        further_signals.next().await;
+    };
+    let is_finished = tokio::select! {
+        biased;
+        () = second_signal => false,
+        () = doors.serve(Arc::clone(&control), stop) => true,
+        () = say_when_drained(drain) => true,
+        () = reload_on_hangup(hangups, &control) => true,
+    };
+    if !is_finished {
+        say("ended by a second signal: requests in flight got no answer\n");
+    }
+    let closing = async {
+        if let Some(webhook) = control.webhook() {
+            webhook.stop().await;
+        }
+        control.audit().close().await;
+        // Close the engine after the last request, so that the usage of all admitted requests reaches
+        // the ledger or its spill file.
+        control.engine().close().await;
+        if let Some(exporter) = exporter {
+            exporter.stop().await;
+        }
+    };
     tokio::select! {
-        () = doors.serve(Arc::clone(&control), stop) => {}
-        () = reload_on_hangup(hangups, &control) => {}
+        () = closing => {}
+        _ = further_signals.next() => {
+            say("ended by another signal: usage that was not written yet is lost\n");
+            return Ok(false);
+        }
     }
-    if let Some(webhook) = control.webhook() {
-        webhook.stop().await;
+    if is_finished {
+        say("stopped\n");
     }
-    control.audit().close().await;
-    // Close the engine after the last request, so that the usage of all admitted requests reaches the
-    // ledger or its spill file.
-    control.engine().close().await;
-    if let Some(exporter) = exporter {
-        exporter.stop().await;
+    Ok(is_finished)
+}
+
+/// The signals that stop the server. Each value sees every signal that comes after it was made.
+struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+#[derive(Clone, Copy)]
+enum StopSignal {
+    /// From a supervisor, which replaces this server by another one.
+    Terminate,
+    /// From a terminal.
+    Interrupt,
+}
+
+impl StopSignals {
+    fn new() -> Result<StopSignals, String> {
+        Ok(StopSignals {
+            terminate: listen_for(SignalKind::terminate())?,
+            interrupt: listen_for(SignalKind::interrupt())?,
+        })
     }
-    say("stopped\n");
-    Ok(true)
+
+    async fn next(&mut self) -> StopSignal {
+        tokio::select! {
+            _ = self.terminate.recv() => StopSignal::Terminate,
+            _ = self.interrupt.recv() => StopSignal::Interrupt,
+        }
+    }
+
+    /// Waits for a signal. Returns how long the server goes on: not at all after Ctrl-C, because nobody
+    /// waits for load balancers then.
+    async fn drain_time(&mut self, configured: Span) -> Duration {
+        let drain = match self.next().await {
+            StopSignal::Terminate => configured,
+            StopSignal::Interrupt => Span::ZERO,
+        };
+        if drain != Span::ZERO {
+            say(&format!(
+                "stopping: not ready any more, but serving for {drain}; a second signal ends at once\n"
+            ));
+        }
+        drain.into()
+    }
+}
+
+fn listen_for(kind: SignalKind) -> Result<Signal, String> {
+    signal(kind).map_err(|error| format!("error: failed to install signal handlers: {error}"))
+}
+
+/// Says when the drain time is over. Never returns.
+async fn say_when_drained(drain: oneshot::Receiver<Duration>) {
+    if let Ok(drain) = drain.await {
+        tokio::time::sleep(drain).await;
+        say("finishing requests in flight\n");
+    }
+    std::future::pending::<()>().await;
 }
 
 /// Prints the rules, the store and the addresses.

@@ -62,7 +62,7 @@ fn changed_secret_is_refused_carried_over_or_adopted() {
     let (said, code) = tollgate(&["adopt", "--config", &new]);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("is in use by another server"), "{said}");
-    assert_eq!(server.terminate().1, Some(0));
+    assert_eq!(server.interrupt().1, Some(0));
 
     let (said, code) = tollgate(&["serve", "--http", "127.0.0.1:0", "--config", &new]);
     assert_eq!(code, Some(2), "{said}");
@@ -78,10 +78,10 @@ fn changed_secret_is_refused_carried_over_or_adopted() {
 
     let server = Serving::start(&["--config", &both]);
     assert!(remaining(&server).contains("98 of 100 left"));
-    assert_eq!(server.terminate().1, Some(0));
+    assert_eq!(server.interrupt().1, Some(0));
     let server = Serving::start(&["--config", &new]);
     assert!(remaining(&server).contains("97 of 100 left"));
-    assert_eq!(server.terminate().1, Some(0));
+    assert_eq!(server.interrupt().1, Some(0));
 
     let third = write(
         folder.path(),

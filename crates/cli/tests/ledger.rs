@@ -80,7 +80,7 @@ fn usage_is_in_the_ledger_when_the_server_has_stopped() {
     let (_folder, path) = config("{ sqlite: FOLDER/books.db, flush_interval: 1m }");
     let server = Server::start(&path);
     server.check(&["action=search", "tenant=acme"], "7");
-    let (_, code) = server.serving.terminate();
+    let (_, code) = server.serving.interrupt();
     assert_eq!(code, Some(0));
     let server = Server::start(&path);
     let (said, code) = server.run(&["usage", "acme"]);
@@ -333,7 +333,7 @@ fn start_error(config: &Path) -> String {
 fn newer(path: &Path, make_newer: impl FnOnce()) -> String {
     let server = Server::start(path);
     server.check(&["action=search", "tenant=acme"], "7");
-    let (_, code) = server.serving.terminate();
+    let (_, code) = server.serving.interrupt();
     assert_eq!(code, Some(0));
     make_newer();
     start_error(path)

@@ -29,7 +29,7 @@ fn stdout(line: &str) -> String {
 fn printed_requests_lead_to_a_429() {
     let serving = Serving::start(&[]);
     let url = serving.url.clone();
-    let (printed, _) = Serving::start(&[]).terminate();
+    let (printed, _) = Serving::start(&[]).interrupt();
     let lines: Vec<String> = printed
         .lines()
         .filter_map(|line| line.strip_prefix("  "))
@@ -59,10 +59,10 @@ fn replace_address(line: &str, url: &str) -> String {
 }
 
 #[test]
-fn sigterm_stops_the_server_with_exit_code_0() {
+fn signal_stops_the_server_with_exit_code_0() {
     let serving = Serving::start(&["--config", "tests/cmd/rules.yaml"]);
     assert_eq!(stdout(&format!("curl -s {}/healthz", serving.url)), "ok\n");
-    let (printed, code) = serving.terminate();
+    let (printed, code) = serving.interrupt();
     assert_eq!(code, Some(0));
     assert!(
         printed.ends_with("finishing requests in flight\nstopped\n"),
@@ -74,7 +74,7 @@ fn sigterm_stops_the_server_with_exit_code_0() {
 fn server_with_closed_output_still_stops_gracefully() {
     let mut serving = Serving::start(&[]);
     drop(serving.stdout.take());
-    serving.send_sigterm();
+    serving.signal("-INT");
     assert_eq!(serving.child.wait().unwrap().code(), Some(0));
 }
 
@@ -239,7 +239,7 @@ fn audit_trail_is_complete_when_the_server_stops() {
         "tenant": "acme", "scale": "50%", "reason": "x", "setAtEpochMillis": 1, "expiresAtEpochMillis": 2,
     }});
     std::fs::write(folder.path().join("overrides.json"), over.to_string()).unwrap();
-    let (_, code) = Serving::start(&["--data", &data]).terminate();
+    let (_, code) = Serving::start(&["--data", &data]).interrupt();
     assert_eq!(code, Some(0));
     let trail = std::fs::read_to_string(folder.path().join("audit.jsonl")).unwrap();
     assert!(trail.contains("override.expired"), "{trail}");
@@ -328,7 +328,7 @@ fn start_without_redis_if_every_rule_has_a_policy() {
     });
     let text = std::fs::read_to_string(&log).unwrap();
     assert!(text.contains("the store answers now"), "{text}");
-    let printed = serving.terminate().0;
+    let printed = serving.interrupt().0;
     assert!(!printed.contains("panicked"), "{printed}");
 }
 

@@ -71,7 +71,7 @@ impl Serving {
 
     /// Stops the server, and returns its log.
     fn stop(mut self) -> String {
-        self.server.send_sigterm();
+        self.server.signal("-INT");
         let child = &mut self.server.child;
         let mut log = String::new();
         let stderr = child.stderr.as_mut().unwrap();

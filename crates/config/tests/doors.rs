@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use tollgate_config::{
     ClientHeader, Config, Password, Role, Subjects, TlsFiles, UnknownDomain, parse,
 };
+use tollgate_core::Span;
 
 /// Every field, and a value that is not its default.
 const FULL: &str = r#"
@@ -23,6 +24,7 @@ server:
     hosts: [Admin.example.com, "${PORT}.internal"]
     origins: ["http://localhost:3000"]
   max_connections_per_client: 50
+  drain: 90s
   tls: { cert: /tls/cert.pem, key: "/tls/${KEY}", client_ca: ca.pem }
 subjects:
   trusted_proxies: [10.0.0.0/8]
@@ -101,6 +103,7 @@ fn every_door_is_read() {
     assert_eq!(admin.listen.hosts, ["admin.example.com", "80.internal"]);
     assert_eq!(admin.listen.origins, ["http://localhost:3000"]);
     assert_eq!(server.max_connections_per_client, 50);
+    assert_eq!(server.drain, Span::from_secs(90));
 }
 
 #[test]

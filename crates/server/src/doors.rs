@@ -131,17 +131,23 @@ impl Doors {
         listeners
     }
 
-    /// Serves at all doors until `stop` is ready, then lets open requests finish. While it serves, it
-    /// removes expired state, watches the config file, and keeps overrides up to date.
-    pub async fn serve(self, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
+    /// Serves at all doors until `stop` is ready. The value of `stop` is the drain time: the doors report
+    /// at once that they are not ready, and serve for this long. Then they close, and open requests
+    /// finish, within [`STOP_TIMEOUT`](crate::net::STOP_TIMEOUT).
+    ///
+    /// While it serves, it removes expired state, watches the config file, and keeps overrides up to date.
+    pub async fn serve(self, control: Arc<ControlPlane>, stop: impl Future<Output = Duration>) {
         let engine = Arc::clone(control.engine());
         let peers = |(door, listener): (_, &Listener)| (door, Arc::clone(listener.peers()));
         control.show_refusals(self.listeners().into_iter().map(peers).collect());
-        let (stopping, stopped) = watch::channel(false);
+        let (stopping, stopped) = watch::channel(None);
         let stop_of = || {
             let mut stopped = stopped.clone();
-            // An error means that the sender is gone.
-            async move { drop(stopped.wait_for(|stopped| *stopped).await) }
+            async move {
+                let drain = stopped.wait_for(Option::is_some).await;
+                // An error means that the sender is gone.
+                drain.ok().and_then(|drain| *drain).unwrap_or_default()
+            }
         };
         let http = http::serve(self.http, Arc::clone(&control), stop_of());
         let grpc = async {
@@ -160,8 +166,7 @@ impl Doors {
             }
         };
         let stop = async {
-            stop.await;
-            stopping.send_replace(true);
+            stopping.send_replace(Some(stop.await));
         };
         let serving = async { tokio::join!(http, grpc, resp, admin, stop) };
         tokio::select! {

@@ -1,13 +1,15 @@
 //! Listeners and the one accept loop of all doors.
 //!
 //! `serve` accepts connections, up to a bound for all clients together and a bound for each client.
-//! It sets up TLS if so configured, and calls the door's handler for each connection. When the server
-//! stops, it waits for open connections.
+//! It sets up TLS if so configured, and calls the door's handler for each connection. `stopping` says
+//! how a server ends.
 
 mod answer;
+mod closing;
 mod memory;
 mod peers;
 mod request;
+mod stopping;
 mod stream;
 
 use std::future::poll_fn;
@@ -20,8 +22,9 @@ use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 use tollgate_config::{Listen, Subjects};
 
 pub(crate) use self::answer::{Answer, SharedPage};
@@ -29,6 +32,8 @@ pub(crate) use self::memory::{Account, Charge, Memory};
 pub use self::memory::{FREE, LARGE_ANSWER, MAX_HELD, MAX_HELD_BY_CONNECTION};
 pub(crate) use self::peers::{Peers, client_of};
 pub(crate) use self::request::{NoRoom, ReadError, Received, read_whole};
+pub use self::stopping::LAST_CALL;
+pub(crate) use self::stopping::{Stage, Stopping};
 pub(crate) use self::stream::{Stream, Transport};
 use crate::http::guard::{Guard, GuardedDoor};
 use crate::tls::{Tls, TlsError};
@@ -42,8 +47,8 @@ const BACKLOG: u32 = 4096;
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an answer may stay unread before the connection is closed.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long open requests may take to finish when the server stops.
-pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long open requests may take to finish when the server stops, after its drain time.
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Why a listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -165,9 +170,7 @@ impl Listener {
                 let permit = Arc::clone(&self.permits).acquire_owned().await;
                 let permit = permit.map_err(io::Error::other)?;
                 let (stream, peer) = self.tcp.accept().await?;
-                stream.set_nodelay(true)?;
-                // The system closes the connection if the client does not read its answer.
-                SockRef::from(&stream).set_tcp_user_timeout(Some(READ_TIMEOUT))?;
+                set_up(&stream)?;
                 io::Result::Ok((stream, peer, permit))
             };
             match accepting.await {
@@ -182,6 +185,12 @@ impl Listener {
     }
 }
 
+fn set_up(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    // The system closes the connection if the client does not read its answer.
+    SockRef::from(stream).set_tcp_user_timeout(Some(READ_TIMEOUT))
+}
+
 /// The client did not take an answer.
 #[derive(Debug, thiserror::Error)]
 #[error("the client did not read an answer for {READ_TIMEOUT:?}")]
@@ -189,32 +198,28 @@ pub(crate) struct AnswerNotTaken;
 
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Serves every connection of `listener` with `handle` until `stop` is ready. Then tells open
-/// connections of the stop, by their [`Stopping`], and waits at most [`DRAIN_TIMEOUT`] for them.
-pub(crate) async fn serve<H, F>(listener: Listener, handle: H, stop: impl Future<Output = ()>)
+/// Serves every connection of `listener` with `handle` until `stop` is ready. The value of `stop` is the
+/// drain time: the listener goes on for this long, and connections are told that the server drains. Then
+/// the listener closes, and open connections have at most [`STOP_TIMEOUT`] to end.
+pub(crate) async fn serve<H, F>(listener: Listener, handle: H, stop: impl Future<Output = Duration>)
 where
     H: Fn(Stream, SocketAddr, Stopping) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Result<(), ConnectionError>> + Send,
 {
-    let (stopping, stopped) = watch::channel(false);
-    let mut stop = pin!(stop);
-    loop {
-        let (stream, peer, permit) = tokio::select! {
-            biased;
-            () = &mut stop => break,
-            accepted = listener.accept() => accepted,
-        };
+    let (stage, stopping) = Stopping::channel();
+    let start = |stream, peer: SocketAddr, permit: OwnedSemaphorePermit| {
         let Some(place) = listener.peers.admit(peer.ip()) else {
-            continue;
+            return;
         };
         let (handle, tls) = (handle.clone(), listener.tls.clone());
-        let mut stopping = Stopping(stopped.clone());
+        let stopping = stopping.clone();
         tokio::spawn(async move {
             let served = async {
                 let stream = tokio::select! {
-                    // The client has sent no request yet.
-                    () = stopping.wait() => return Ok(()),
+                    biased;
                     stream = handshake(stream, tls) => stream?,
+                    // The client has sent no request yet.
+                    () = stopping.last_call() => return Ok(()),
                 };
                 handle(stream, peer, stopping).await
             };
@@ -224,12 +229,47 @@ where
             }
             drop((permit, place));
         });
+    };
+    let drain = accept_until(&listener, &start, stop).await;
+    stage.send_replace(Stage::Draining);
+    accept_until(&listener, &start, sleep(drain)).await;
+    closing::hold_back(&listener.tcp);
+    accept_until(&listener, &start, sleep(closing::LAST_HANDSHAKES)).await;
+    let permits = Arc::clone(&listener.permits);
+    for (stream, peer) in closing::close(listener.tcp) {
+        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+            break;
+        };
+        let stream = stream.set_nonblocking(true).and_then(|()| {
+            let stream = TcpStream::from_std(stream)?;
+            set_up(&stream)?;
+            Ok(stream)
+        });
+        if let Ok(stream) = stream {
+            start(stream, peer, permit);
+        }
     }
-    drop((listener, stopped));
-    stopping.send_replace(true);
-    let drained = tokio::time::timeout(DRAIN_TIMEOUT, stopping.closed()).await;
-    if drained.is_err() {
-        tracing::warn!("requests were still open {DRAIN_TIMEOUT:?} after the stop");
+    stage.send_replace(Stage::Stopping);
+    drop(stopping);
+    let ended = tokio::time::timeout(STOP_TIMEOUT, stage.closed()).await;
+    if ended.is_err() {
+        tracing::warn!("requests were still open {STOP_TIMEOUT:?} after the stop");
+    }
+}
+
+/// Starts every connection that arrives until `end` is ready.
+async fn accept_until<T>(
+    listener: &Listener,
+    start: impl Fn(TcpStream, SocketAddr, OwnedSemaphorePermit),
+    end: impl Future<Output = T>,
+) -> T {
+    let mut end = pin!(end);
+    loop {
+        tokio::select! {
+            biased;
+            ended = &mut end => return ended,
+            (stream, peer, permit) = listener.accept() => start(stream, peer, permit),
+        }
     }
 }
 
@@ -240,30 +280,6 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
     match poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
         Poll::Ready(done) => Some(done),
         Poll::Pending => tokio::time::timeout(limit, future).await.ok(),
-    }
-}
-
-/// Tells a connection that the server stops. The server waits until every `Stopping` is dropped.
-#[derive(Clone)]
-pub(crate) struct Stopping(watch::Receiver<bool>);
-
-impl Stopping {
-    /// Returns whether the server stops. Costs one atomic load. Must not be called after `wait`.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.0.has_changed().unwrap_or(true)
-    }
-
-    /// Waits until the server stops.
-    pub(crate) async fn wait(&mut self) {
-        // An error means that the server is gone.
-        let _ = self.0.wait_for(|stopping| *stopping).await;
-    }
-
-    /// Makes a `Stopping`, and the sender that tells it of the stop.
-    #[cfg(test)]
-    pub(crate) fn channel() -> (watch::Sender<bool>, Stopping) {
-        let (sender, receiver) = watch::channel(false);
-        (sender, Stopping(receiver))
     }
 }
 

@@ -7,6 +7,7 @@ mod common;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::{Answer, get, post, size};
 use serde_json::json;
@@ -52,6 +53,7 @@ impl Server {
             let addresses = doors.addresses().unwrap();
             tokio::spawn(doors.serve(Arc::new(ControlPlane::of(engine)), async {
                 drop(stopped.await);
+                Duration::ZERO
             }));
             [addresses[0].address, addresses[1].address]
         });

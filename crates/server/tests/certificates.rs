@@ -98,6 +98,7 @@ async fn start(folder: &Path, more: &str) -> (Vec<SocketAddr>, oneshot::Sender<(
     let (stop, stopped) = oneshot::channel::<()>();
     tokio::spawn(doors.serve(Arc::new(ControlPlane::of(engine)), async {
         drop(stopped.await);
+        Duration::ZERO
     }));
     (addresses.iter().map(|it| it.address).collect(), stop)
 }

@@ -38,6 +38,7 @@ rules: []
     let (stop, stopped) = oneshot::channel::<()>();
     tokio::spawn(doors.serve(Arc::new(ControlPlane::of(engine)), async {
         drop(stopped.await);
+        Duration::ZERO
     }));
     (addresses.iter().map(|it| it.address).collect(), stop)
 }

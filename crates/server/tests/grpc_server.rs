@@ -59,6 +59,36 @@ async fn probes_see_the_health_of_the_server() {
 }
 
 #[tokio::test]
+async fn draining_server_is_not_healthy_but_serves() {
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_client::HealthClient;
+
+    let (mut server, mut before) = client(RULES).await;
+    let mut health = HealthClient::new(server.channel().await);
+    let mut watched = health.watch(HealthCheckRequest::default()).await.unwrap();
+    let mut seen = async || watched.get_mut().message().await.unwrap().unwrap();
+    assert_eq!(seen().await.status().as_str_name(), "SERVING");
+    // The server goes on for longer than the test.
+    server.drain(Duration::from_secs(3600));
+    assert_eq!(seen().await.status().as_str_name(), "NOT_SERVING");
+    let mut after = server.client().await;
+    for client in [&mut before, &mut after] {
+        let asked = client.ask(request([descriptor([("a", "b")])])).await;
+        asked.unwrap();
+    }
+    let services = [
+        "",
+        "envoy.service.ratelimit.v3.RateLimitService",
+        "tollgate.v1.Tollgate",
+    ];
+    for service in services.map(str::to_owned) {
+        let request = HealthCheckRequest { service };
+        let answer = health.check(request).await.unwrap().into_inner();
+        assert_eq!(answer.status().as_str_name(), "NOT_SERVING");
+    }
+}
+
+#[tokio::test]
 async fn reflection_lists_the_services() {
     use tonic_reflection::pb::v1::ServerReflectionRequest;
     use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;

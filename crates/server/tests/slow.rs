@@ -41,6 +41,7 @@ async fn start() -> Server {
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = doors.serve(Arc::new(ControlPlane::of(engine)), async {
         drop(stopped.await);
+        Duration::ZERO
     });
     Server {
         addresses: addresses.iter().map(|it| it.address).collect(),

@@ -66,6 +66,7 @@ async fn start(rules: &str) -> Server {
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = doors.serve(Arc::new(ControlPlane::of(engine)), async {
         drop(stopped.await);
+        Duration::ZERO
     });
     tokio::spawn(serving);
     Server {

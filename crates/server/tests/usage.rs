@@ -7,6 +7,7 @@ mod common;
 mod own;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use own::{TollgateClient, pb};
 use serde_json::json;
@@ -61,7 +62,10 @@ async fn every_door_returns_usage_by_period() {
     let [http, grpc, resp] = [0, 1, 2].map(|door: usize| addresses[door].address);
     let (stop, stopped) = oneshot::channel::<()>();
     let control = Arc::new(ControlPlane::of(Arc::clone(&engine)));
-    let serving = tokio::spawn(doors.serve(control, async { drop(stopped.await) }));
+    let serving = tokio::spawn(doors.serve(control, async {
+        drop(stopped.await);
+        Duration::ZERO
+    }));
     used(&engine).await;
 
     let channel = Channel::from_shared(format!("http://{grpc}")).unwrap();

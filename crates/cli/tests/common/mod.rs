@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
+pub(crate) mod load;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -34,8 +36,13 @@ impl Serving {
 
     fn start_at(directory: &Path, args: &[&str], stderr: Stdio) -> Serving {
         let data = tempfile::tempdir().unwrap();
+        let http: &[&str] = match args.contains(&"--http") {
+            true => &[],
+            false => &["--http", "127.0.0.1:0"],
+        };
         let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .args(["serve", "--http", "127.0.0.1:0"])
+            .arg("serve")
+            .args(http)
             .args(args)
             .current_dir(directory)
             .env_remove("TOLLGATE_CONFIG")
@@ -77,9 +84,15 @@ impl Serving {
         assert!(kill.unwrap().success());
     }
 
-    /// Sends SIGTERM; returns the rest of the output, and the exit code.
-    pub(crate) fn terminate(mut self) -> (String, Option<i32>) {
-        self.send_sigterm();
+    /// Sends SIGINT, so the server does not wait for load balancers. Returns the rest of the output, and
+    /// the exit code.
+    pub(crate) fn interrupt(self) -> (String, Option<i32>) {
+        self.signal("-INT");
+        self.end()
+    }
+
+    /// Waits for the end. Returns the rest of the output, and the exit code.
+    pub(crate) fn end(mut self) -> (String, Option<i32>) {
         let mut rest = String::new();
         let mut stdout = self.stdout.take().unwrap();
         stdout.read_to_string(&mut rest).unwrap();

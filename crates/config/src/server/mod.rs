@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 use crate::config::Config;
 use crate::store::Password;
+use tollgate_core::Span;
 use tollgate_rules::document::words;
 
 pub(crate) use raw::RawServer;
@@ -44,7 +45,13 @@ pub struct Server {
     /// The most open connections of one client address at a door (default
     /// [`MAX_CONNECTIONS_PER_CLIENT`]). An IPv6 network of 64 bits counts as one address.
     pub max_connections_per_client: usize,
+    /// How long the server goes on after it was told to stop (default [`DRAIN`]). Meanwhile it reports
+    /// that it is not ready.
+    pub drain: Span,
 }
+
+/// The default of [`Server::drain`].
+pub const DRAIN: Span = Span::from_secs(5);
 
 /// The default of [`Server::max_connections_per_client`].
 pub const MAX_CONNECTIONS_PER_CLIENT: usize = 2000;
@@ -238,6 +245,7 @@ impl Server {
             admin: None,
             tls: None,
             max_connections_per_client: MAX_CONNECTIONS_PER_CLIENT,
+            drain: DRAIN,
         }
     }
 

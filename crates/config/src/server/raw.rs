@@ -2,7 +2,7 @@
 
 use crate::server::{Role, ThrottleFailure, UnknownDomain};
 use tollgate_rules::document::{
-    Field, List, Node, Problems, Read, Text, Value, Whole, schema, section, wanted,
+    Duration, Field, List, Node, Problems, Read, Text, Value, Whole, schema, section, wanted,
 };
 
 section! {
@@ -20,6 +20,8 @@ section! {
         tls: TlsOrOff = "tls",
         /// The most open connections that one client address may have at a door (default 2000). An IPv6 network of 64 bits counts as one address. The addresses in trusted_proxies are exempt.
         max_connections_per_client: Whole = "max_connections_per_client",
+        /// How long the server goes on after SIGTERM, so that load balancers can choose another one (default 5s). Meanwhile it reports that it is not ready.
+        drain: Duration = "drain",
     }
 }
 

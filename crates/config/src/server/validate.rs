@@ -11,11 +11,13 @@ use super::{
     Admin, Grpc, HTTP, Listen, OPEN_ADMIN, OPEN_ADMIN_HELP, Resp, Server, TlsFiles, Token, names,
     overlap,
 };
-use crate::fields::{Env, expand, number_in, password, text};
+use crate::fields::{Env, duration_in, expand, number_in, password, text};
 
 const MAX_TOKENS: usize = 256;
 /// The most connections that a door accepts.
 const MAX_CONNECTIONS: u64 = 10_000;
+/// The longest drain time, in milliseconds: an hour.
+const MAX_DRAIN: u64 = 3_600_000;
 /// Names that the audit trail uses for changes without a token.
 const RESERVED_NAMES: [&str; 4] = ["anonymous", "clock", "file", "signal"];
 const TOKEN_HELP: &str =
@@ -45,6 +47,7 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
     let per_client = &mut server.max_connections_per_client;
     let range = 1..=MAX_CONNECTIONS;
     number_in(&raw.max_connections_per_client, per_client, range, problems);
+    duration_in(&raw.drain, &mut server.drain, 0..=MAX_DRAIN, problems);
     if raw.http.is_absent() {
         reader.taken.push(("http", None, HTTP));
     }

@@ -16,6 +16,7 @@ mod token;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ::http::header::AUTHORIZATION;
 use axum::Extension;
@@ -71,15 +72,21 @@ impl IntoResponse for RequestError {
     }
 }
 
-/// Serves on `listener` until `stop` is ready, then lets open requests finish. A listener with TLS
-/// must offer [`PROTOCOLS`](crate::http::PROTOCOLS). The tokens follow the config in force.
-pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
+/// Serves on `listener` until `stop` is ready. The value of `stop` is the drain time: for this long the
+/// door is not ready, but serves. Then open requests finish. A listener with TLS must offer
+/// [`PROTOCOLS`](crate::http::PROTOCOLS). The tokens follow the config in force.
+pub async fn serve(
+    listener: Listener,
+    control: Arc<ControlPlane>,
+    stop: impl Future<Output = Duration>,
+) {
     let guard = listener.guard(GuardedDoor::Admin);
     let admin = Admin::new(control);
     let routes = connection::routes_of(routes(&admin));
     let stop = async {
-        stop.await;
+        let drain = stop.await;
         admin.draining.store(true, Ordering::Relaxed);
+        drain
     };
     // Only the answers to probes are known to be small.
     let is_large = |path: &str| !matches!(path, "/healthz" | "/readyz");

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::pin::pin;
+use std::time::Duration;
 
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -19,8 +20,12 @@ use crate::net::{self, ConnectionError, Listener, Stopping, Stream};
 const WRONG_PROTOCOL: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n\
     Content-Length: 48\r\nConnection: close\r\n\r\nThis port speaks gRPC: HTTP/2 without upgrade.\r\n";
 
-/// Serves `services` on `listener` until `stop` is ready, then lets open requests finish.
-pub(super) async fn serve(listener: Listener, services: Services, stop: impl Future<Output = ()>) {
+/// Serves `services` on `listener` until `stop` is ready, drains, and lets open requests finish.
+pub(super) async fn serve(
+    listener: Listener,
+    services: Services,
+    stop: impl Future<Output = Duration>,
+) {
     let handle = move |stream, _, stopping| connection(stream, services.clone(), stopping);
     net::serve(listener, handle, stop).await;
 }
@@ -28,12 +33,10 @@ pub(super) async fn serve(listener: Listener, services: Services, stop: impl Fut
 async fn connection(
     mut stream: Stream,
     services: Services,
-    mut stopping: Stopping,
+    stopping: Stopping,
 ) -> Result<(), ConnectionError> {
-    tokio::select! {
-        // The client has sent no request yet.
-        () = stopping.wait() => return Ok(()),
-        greeted = expect_preface(&mut stream) => greeted?,
+    if !expect_preface(&mut stream, &stopping).await? {
+        return Ok(());
     }
     let streams = Streams::default();
     let account = services.memory.account();
@@ -70,11 +73,14 @@ async fn connection(
 }
 
 /// Waits for the first bytes of HTTP/2. A client that sends anything else, or nothing, is cut off
-/// before the connection costs any memory.
-async fn expect_preface(stream: &mut Stream) -> io::Result<()> {
-    let read = tokio::time::timeout(PREFACE_TIMEOUT, stream.read_preface()).await;
-    if read.map_err(|_| io::ErrorKind::TimedOut)?? {
-        return Ok(());
+/// before the connection costs any memory. Returns `false` if the server stops before the first byte.
+async fn expect_preface(stream: &mut Stream, stopping: &Stopping) -> io::Result<bool> {
+    let reading = stream.read_preface_before(stopping);
+    let read = tokio::time::timeout(PREFACE_TIMEOUT, reading).await;
+    match read.map_err(|_| io::ErrorKind::TimedOut)?? {
+        None => return Ok(false),
+        Some(true) => return Ok(true),
+        Some(false) => {}
     }
     if stream.is_cut_short() {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -149,7 +155,9 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(1024);
         client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
         let mut server = Stream::new(server, None);
-        let error = expect_preface(&mut server).await.unwrap_err();
+        let (_stop, stopping) = Stopping::channel();
+        let greeted = expect_preface(&mut server, &stopping).await;
+        let error = greeted.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();

@@ -22,7 +22,9 @@ mod streams;
 pub(crate) mod units;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tollgate::Engine;
 pub use tollgate_config::UnknownDomain;
 
@@ -34,16 +36,28 @@ use crate::net::Listener;
 /// The protocols that TLS negotiates for this door: see [`Tls::new`](crate::tls::Tls::new).
 pub const PROTOCOLS: &[&str] = &["h2"];
 
-/// Serves on `listener` until `stop` is ready, then lets requests in flight finish.
+/// Serves on `listener` until `stop` is ready. The value of `stop` is the drain time: for this long the
+/// health service says `NOT_SERVING`, but the door serves. Then clients get GOAWAY, and requests in
+/// flight finish.
 ///
 /// The active config says which headers Envoy adds, and how unknown domains are answered. The caller
 /// has to call [`Engine::sweep`](tollgate::Limiter::sweep) now and then, because several doors may share one engine.
-pub async fn serve(listener: Listener, engine: Arc<Engine>, stop: impl Future<Output = ()>) {
+pub async fn serve(listener: Listener, engine: Arc<Engine>, stop: impl Future<Output = Duration>) {
     let (health, routes) = Health::new().await;
     let services = Services::new(engine, routes);
+    let (draining, drains) = oneshot::channel();
     let stop = async {
-        stop.await;
-        health.stop().await;
+        let drain = stop.await;
+        health.drain().await;
+        let _ = draining.send(drain);
+        drain
     };
-    connection::serve(listener, services, stop).await;
+    // Streams of clients that watch would keep their connections open.
+    let end_watches = async {
+        if let Ok(drain) = drains.await {
+            tokio::time::sleep(drain).await;
+        }
+        health.end().await;
+    };
+    tokio::join!(connection::serve(listener, services, stop), end_watches);
 }

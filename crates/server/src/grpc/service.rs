@@ -322,12 +322,19 @@ impl Health {
         (Health(reporter), routes)
     }
 
-    /// Reports all services as not serving, and ends the streams of clients that watch.
-    pub(super) async fn stop(mut self) {
+    /// Reports all services as not serving.
+    pub(super) async fn drain(&self) {
         for service in SERVICES.into_iter().chain([""]) {
-            let stopping = ServingStatus::NotServing;
-            self.0.set_service_status(service, stopping).await;
-            self.0.clear_service_status(service).await;
+            let draining = ServingStatus::NotServing;
+            self.0.set_service_status(service, draining).await;
+        }
+    }
+
+    /// Ends the streams of clients that watch.
+    pub(super) async fn end(&self) {
+        let mut reporter = self.0.clone();
+        for service in SERVICES.into_iter().chain([""]) {
+            reporter.clear_service_status(service).await;
         }
     }
 }

@@ -23,8 +23,8 @@ pub const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// The most headers of a request.
 pub const MAX_HEADERS: usize = 64;
 pub use crate::net::{
-    DRAIN_TIMEOUT, FREE, LARGE_ANSWER, MAX_CONNECTIONS, MAX_HELD, MAX_HELD_BY_CONNECTION,
-    READ_TIMEOUT,
+    FREE, LARGE_ANSWER, LAST_CALL, MAX_CONNECTIONS, MAX_HELD, MAX_HELD_BY_CONNECTION, READ_TIMEOUT,
+    STOP_TIMEOUT,
 };
 /// The most open requests on an HTTP/2 connection. A client that opens more breaks the protocol.
 pub const MAX_STREAMS: u32 = 100;

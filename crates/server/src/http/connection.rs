@@ -1,5 +1,10 @@
 //! One HTTP connection: HTTP/1 or HTTP/2, within bounds, until the server stops.
 //!
+//! A server that drains adds `Connection: close` to its answers over HTTP/1, and closes the connection
+//! after each. A server that stops closes idle HTTP/1 connections. It never closes one between the first
+//! byte of a request and the answer. HTTP/2 clients get GOAWAY, and an answer to every request that they
+//! had sent before they saw it.
+//!
 //! With TLS both sides agree on the protocol during the handshake. In plain text the client's first
 //! bytes decide.
 
@@ -7,12 +12,14 @@ use std::convert::Infallible;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::response::Response;
 use futures_util::future::{Either, ready};
 use hyper::Request;
 use hyper::body::Incoming;
+use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -23,6 +30,7 @@ use super::bounds::{
     HEAD_TIMEOUT, IDLE_TIMEOUT, MAX_BODY, MAX_HEADER_BYTES, MAX_HEADERS, MAX_STREAMS, READ_TIMEOUT,
 };
 use super::guard::Guard;
+use super::turn::Turns;
 use crate::net::{
     self, Account, Answer, Charge, ConnectionError, Listener, Memory, Peer, Received, SharedPage,
     Stopping, Stream,
@@ -49,14 +57,14 @@ pub(crate) fn routes_of(router: Router) -> Routes {
     })
 }
 
-/// Serves `routes` on `listener` until `stop` is ready, then lets open requests finish.
+/// Serves `routes` on `listener` until `stop` is ready, drains, and lets open requests finish.
 /// `guard` refuses requests of foreign web pages.
 pub(crate) async fn serve(
     listener: Listener,
     routes: Routes,
     is_large: IsLarge,
     guard: Guard,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = Duration>,
 ) {
     let protocols = Arc::new(Protocols::new(routes, is_large, guard));
     let handle = move |stream, peer, stopping| {
@@ -111,25 +119,28 @@ impl Protocols {
         &self,
         mut stream: Stream,
         peer: Peer,
-        mut stopping: Stopping,
+        stopping: Stopping,
     ) -> Result<(), ConnectionError> {
         let is_http2 = match stream.is_http2 {
             Some(is_http2) => is_http2,
-            None => tokio::select! {
-                // The client has sent no request yet.
-                () = stopping.wait() => return Ok(()),
-                read = tokio::time::timeout(HEAD_TIMEOUT, stream.read_preface()) => {
-                    read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??
+            None => {
+                let reading = stream.read_preface_before(&stopping);
+                let read = tokio::time::timeout(HEAD_TIMEOUT, reading).await;
+                match read.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
+                    Some(is_http2) => is_http2,
+                    None => return Ok(()),
                 }
-            },
+            }
         };
         if is_http2 {
             return self.serve_http2(stream, peer, stopping).await;
         }
         let account = self.memory.account();
+        let (stream, turn) = Turns::new(stream);
+        let stopping = &stopping;
         let service = service_fn(|mut request: Request<Incoming>| {
             if let Err(error) = self.guard.check(&request) {
-                let answer = respond::error(&error);
+                let answer = last_if(stopping.is_draining(), respond::error(&error));
                 let answer = answer.map(|body| Answer::single(body, &account, None));
                 return Either::Left(ready(Ok(answer)));
             }
@@ -143,6 +154,7 @@ impl Protocols {
                     Ok(charge) => (answering.await, charge),
                     Err(error) => (respond::error(&error), None),
                 };
+                let answer = last_if(stopping.is_draining(), answer);
                 let is_shared = answer.extensions().get::<SharedPage>().is_some();
                 let counted = |body| Answer::single(body, &account, charge).shared(is_shared);
                 Ok::<_, Infallible>(answer.map(counted))
@@ -152,7 +164,12 @@ impl Protocols {
         tokio::select! {
             biased;
             ended = connection.as_mut() => return Ok(ended?),
-            () = stopping.wait() => connection.as_mut().graceful_shutdown(),
+            () = stopping.last_call() => {}
+        }
+        // The answer to a request that has begun to arrive ends the connection. hyper does not wait for
+        // the rest of a head.
+        if !turn.is_of_server() {
+            connection.as_mut().graceful_shutdown();
         }
         Ok(connection.await?)
     }
@@ -161,7 +178,7 @@ impl Protocols {
         &self,
         stream: Stream,
         peer: Peer,
-        mut stopping: Stopping,
+        stopping: Stopping,
     ) -> Result<(), ConnectionError> {
         let activity = Activity::default();
         let account = self.memory.account();
@@ -209,6 +226,15 @@ impl Protocols {
         let ended = tokio::time::timeout(READ_TIMEOUT, connection).await;
         Ok(ended.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??)
     }
+}
+
+/// Marks the answer as the last one of its HTTP/1 connection, if so wanted.
+fn last_if(is_last: bool, mut answer: Response) -> Response {
+    if is_last {
+        let close = HeaderValue::from_static("close");
+        answer.headers_mut().insert(CONNECTION, close);
+    }
+    answer
 }
 
 /// Lets a request in if its connection has room for the answer.

@@ -11,10 +11,12 @@ pub(crate) mod guard;
 mod hold_body;
 mod openapi;
 mod openapi_holds;
+mod turn;
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
@@ -156,12 +158,17 @@ pub fn router(control: Arc<ControlPlane>) -> Router {
     routes(App::new(control))
 }
 
-/// Serves on `listener` until `stop` is ready, then lets open requests finish. A listener with TLS
-/// must offer [`PROTOCOLS`].
+/// Serves on `listener` until `stop` is ready. The value of `stop` is the drain time: for this long the
+/// door is not ready, but serves. Then open requests finish. A listener with TLS must offer
+/// [`PROTOCOLS`].
 ///
 /// The door follows the config in force. The caller must call
 /// [`Engine::sweep`](tollgate::Limiter::sweep) from time to time, as one engine may have several doors.
-pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
+pub async fn serve(
+    listener: Listener,
+    control: Arc<ControlPlane>,
+    stop: impl Future<Output = Duration>,
+) {
     let app = App::new(control);
     let (checks, others) = (
         Arc::clone(&app),
@@ -177,8 +184,9 @@ pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Fu
         others(request)
     });
     let stop = async {
-        stop.await;
+        let drain = stop.await;
         app.draining.store(true, Ordering::Relaxed);
+        drain
     };
     let guard = listener.guard(GuardedDoor::Http);
     connection::serve(listener, routes, is_large, guard, stop).await;

@@ -4,14 +4,46 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::{client, server};
+
+use super::Stopping;
 
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// TCP or TLS. In tests also a pipe.
-pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
+pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {
+    /// Returns the connection below TLS; `None` for a pipe.
+    fn tcp(&self) -> Option<&TcpStream>;
+}
+
+impl Transport for TcpStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self)
+    }
+}
+
+impl Transport for server::TlsStream<TcpStream> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self.get_ref().0)
+    }
+}
+
+impl Transport for client::TlsStream<TcpStream> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self.get_ref().0)
+    }
+}
+
+#[cfg(test)]
+impl Transport for tokio::io::DuplexStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+}
 
 /// A connection. The bytes that `read_preface` took are read again by later readers.
 pub(crate) struct Stream {
@@ -52,6 +84,31 @@ impl Stream {
             }
         }
         Ok(self.first == *PREFACE)
+    }
+
+    /// Does the same, unless the server stops before the first byte arrives: returns `None` then.
+    pub(crate) async fn read_preface_before(
+        &mut self,
+        stopping: &Stopping,
+    ) -> io::Result<Option<bool>> {
+        tokio::select! {
+            biased;
+            read = self.read_preface() => return read.map(Some),
+            () = stopping.last_call() => {}
+        }
+        match self.received {
+            0 => Ok(None),
+            _ => self.read_preface().await.map(Some),
+        }
+    }
+
+    /// Keeps written bytes back for at most 200 ms, so that a shutdown sends them together with the end
+    /// of the connection. `false` sends them.
+    pub(crate) fn cork(&self, cork: bool) {
+        if let Some(tcp) = self.transport.tcp() {
+            // Without the cork, the end comes a moment after the bytes.
+            let _ = SockRef::from(tcp).set_tcp_cork(cork);
+        }
     }
 }
 

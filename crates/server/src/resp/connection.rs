@@ -4,7 +4,9 @@ use std::io;
 use std::pin::pin;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::bounds::{COMMAND_TIMEOUT, FAREWELL, MAX_COMMAND, MAX_OUTPUT};
@@ -36,8 +38,9 @@ enum Wait {
     Rest,
 }
 
-/// Serves a client until one side ends the connection. When the server stops, commands that were read
-/// are answered, and nothing more is read.
+/// Serves a client until one side ends the connection. When the server stops, commands that have begun to
+/// arrive are answered. The end of the connection leaves together with the last answer, so a client that
+/// has the answer can see that it must not send another command here.
 pub(super) async fn serve(
     mut stream: Stream,
     mut conversation: Conversation,
@@ -45,8 +48,7 @@ pub(super) async fn serve(
     stopping: Stopping,
 ) -> io::Result<End> {
     let (mut input, mut out) = (Input::new(), Vec::new());
-    let mut waiting = stopping.clone();
-    let mut stopped = pin!(waiting.wait());
+    let mut last_call = pin!(stopping.last_call());
     let command_timeout = COMMAND_TIMEOUT.min(idle_timeout);
     let mut deadline = pin!(sleep(match conversation.is_logged_in() {
         true => idle_timeout,
@@ -55,6 +57,10 @@ pub(super) async fn serve(
     let mut wait = Wait::Command { heard: false };
     loop {
         let before = input.unread().len();
+        let is_last = before > 0 && stopping.is_stopping();
+        if is_last {
+            stream.cork(true);
+        }
         let end = answer(&mut stream, &mut conversation, &mut input, &mut out).await?;
         if let Some(end) = end {
             if end == End::Cut {
@@ -62,8 +68,15 @@ pub(super) async fn serve(
             }
             return Ok(end);
         }
-        if stopping.is_stopping() {
-            return Ok(End::Stop);
+        if is_last {
+            if input.is_empty() {
+                if read_more(&mut stream, &mut input).await? {
+                    continue;
+                }
+                say_goodbye(&mut stream).await;
+                return Ok(End::Stop);
+            }
+            stream.cork(false);
         }
         let progress = input.unread().len() < before;
         match wait {
@@ -89,9 +102,19 @@ pub(super) async fn serve(
                     }
                     Wait::Command { .. } | Wait::Rest => return Ok(End::Silent),
                 },
-                () = &mut stopped => return Ok(End::Stop),
+                () = &mut last_call, if input.is_empty() => return Ok(End::Stop),
             }
         }
+    }
+}
+
+/// Reads more, if it has arrived. Returns whether it has.
+async fn read_more(stream: &mut Stream, input: &mut Input) -> io::Result<bool> {
+    // Tokio is told of input between the turns of tasks.
+    yield_now().await;
+    match stream.read_buf(input.room()).now_or_never() {
+        Some(read) => Ok(read? > 0),
+        None => Ok(false),
     }
 }
 

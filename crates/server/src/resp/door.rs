@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -63,6 +63,7 @@ pub struct Door {
     /// The hash of the password. Comparing hashes takes the same time for every password.
     password: Option<blake3::Hash>,
     pub(super) opened_at: Instant,
+    pub(super) draining: AtomicBool,
     pub(super) counts: Counts,
 }
 
@@ -83,6 +84,7 @@ impl Door {
             idle_timeout: options.idle_timeout,
             password: password.map(|it| blake3::hash(it.expose())),
             opened_at: Instant::now(),
+            draining: AtomicBool::new(false),
             counts: Counts::default(),
         })
     }

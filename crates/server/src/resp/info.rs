@@ -1,6 +1,7 @@
 //! The answers of `INFO`, `HELLO` and `CONFIG GET`.
 
 use std::fmt::Write;
+use std::sync::atomic::Ordering;
 
 use super::bounds::MAX_BULK;
 use super::door::Door;
@@ -42,8 +43,9 @@ fn sections(door: &Door) -> [(&'static str, String); 6] {
         "total_connections_received:{connections}\r\ntotal_commands_processed:{commands}\r\n"
     );
     let mut decisions = format!(
-        "store:{}\r\nrules:{}\r\nconfig_version:{}\r\nthrottle_allowed:{}\r\n\
+        "draining:{}\r\nstore:{}\r\nrules:{}\r\nconfig_version:{}\r\nthrottle_allowed:{}\r\n\
          throttle_limited:{}\r\nthrottle_store_failed:{}\r\n",
+        u8::from(door.draining.load(Ordering::Relaxed)),
         engine.store().name(),
         engine.rules().rules().len(),
         engine.rules().version(),

@@ -36,6 +36,8 @@ mod session;
 mod throttle;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tollgate::Engine;
 
@@ -48,19 +50,26 @@ pub use self::door::{Door, Options};
 pub use self::input::Input;
 pub use tollgate_config::ThrottleFailure;
 
-/// Serves clients of `listener` until `stop` is ready, then answers the commands that were read and
-/// closes.
+/// Serves clients of `listener` until `stop` is ready. The value of `stop` is the drain time: the door
+/// serves for this long, and `INFO` says that it drains. Then it answers the commands that have begun to
+/// arrive, and closes.
 ///
 /// The caller must call [`Engine::sweep`](tollgate::Limiter::sweep) from time to time, or expired state stays in memory.
 pub async fn serve(
     listener: Listener,
     engine: Arc<Engine>,
     options: Options,
-    stop: impl Future<Output = ()>,
+    stop: impl Future<Output = Duration>,
 ) {
     let door = Door::new(engine, &options);
+    let stop = async {
+        let drain = stop.await;
+        door.draining.store(true, Ordering::Relaxed);
+        drain
+    };
+    let serving = Arc::clone(&door);
     let handle = move |stream, peer, stopping| {
-        let door = Arc::clone(&door);
+        let door = Arc::clone(&serving);
         async move {
             let _open = OpenConnection::new(&door);
             let (conversation, idle_timeout) = (door.conversation(), door.idle_timeout);

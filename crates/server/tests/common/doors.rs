@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tollgate::Engine;
@@ -34,7 +35,10 @@ impl Server {
         let [http, grpc, resp] = [0, 1, 2].map(|door: usize| addresses[door].address);
         let (stop, stopped) = oneshot::channel::<()>();
         let control = Arc::new(ControlPlane::of(Arc::clone(&engine)));
-        tokio::spawn(doors.serve(control, async { drop(stopped.await) }));
+        tokio::spawn(doors.serve(control, async {
+            drop(stopped.await);
+            Duration::ZERO
+        }));
         Server {
             http,
             grpc,

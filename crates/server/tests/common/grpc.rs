@@ -6,6 +6,7 @@
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::{
@@ -28,7 +29,7 @@ use tonic::transport::Channel;
 pub(crate) struct Grpc {
     pub(crate) address: SocketAddr,
     pub(crate) engine: Arc<Engine>,
-    stop: Option<oneshot::Sender<()>>,
+    stop: Option<oneshot::Sender<Duration>>,
     serving: JoinHandle<()>,
 }
 
@@ -48,8 +49,8 @@ impl Grpc {
         let engine = Arc::new(Engine::start(&config).await.unwrap());
         let listener = Listener::bind(address, tls).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let stopped = async { drop(stopped.await) };
+        let (stop, stopped) = oneshot::channel();
+        let stopped = async { stopped.await.unwrap_or_default() };
         let serving = grpc::serve(listener, Arc::clone(&engine), stopped);
         Grpc {
             address,
@@ -66,6 +67,11 @@ impl Grpc {
 
     pub(crate) async fn client(&self) -> Client {
         Client(RateLimitServiceClient::new(self.channel().await))
+    }
+
+    /// Tells the server to stop after this time.
+    pub(crate) fn drain(&mut self, time: Duration) {
+        self.stop.take().map(|stop| stop.send(time));
     }
 
     /// Tells the server to stop. Open requests go on.

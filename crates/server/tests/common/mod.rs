@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tollgate::Engine;
@@ -57,7 +58,10 @@ impl Running {
                 let engine = Arc::new(Engine::start(&config).await.unwrap());
                 let listener = Listener::open(&listen, PROTOCOLS).await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
-                let stop = async { drop(stopped.await) };
+                let stop = async {
+                    drop(stopped.await);
+                    Duration::ZERO
+                };
                 let webhook = Webhook::start(&engine).unwrap();
                 let control = Arc::new(ControlPlane::of(engine).with_webhook(webhook));
                 http::serve(listener, Arc::clone(&control), stop).await;

@@ -51,7 +51,11 @@ impl Door {
                 let listener = Listener::bind(any, tls).await.unwrap();
                 let address = listener.local_addr().unwrap();
                 tell.send((address, Arc::clone(&engine))).unwrap();
-                resp::serve(listener, engine, options, async { drop(stopped.await) }).await;
+                resp::serve(listener, engine, options, async {
+                    drop(stopped.await);
+                    Duration::ZERO
+                })
+                .await;
             });
         });
         let (address, engine) = told.recv().unwrap();

@@ -9,13 +9,14 @@ use tollgate::Engine;
 use tollgate_config::Secret;
 
 use super::*;
+use crate::net::{LAST_CALL, Stage};
 use crate::resp::door::{Door, Options};
 
 const IDLE: Duration = Duration::from_secs(60);
 
 struct Client {
     stream: DuplexStream,
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Stage>,
     served: JoinHandle<io::Result<End>>,
     started: Instant,
 }
@@ -140,14 +141,45 @@ async fn client_that_does_not_read_answers_is_cut_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn commands_that_were_read_are_answered_when_the_server_stops() {
+async fn idle_client_is_cut_off_after_the_last_call() {
+    let mut client = Client::new(None, 1024);
+    client.send("PING\r\n").await;
+    client.expect("+PONG\r\n").await;
+    client.stop.send_replace(Stage::Draining);
+    client.send("PING\r\n").await;
+    client.expect("+PONG\r\n").await;
+    client.stop.send_replace(Stage::Stopping);
+    let stopped = Instant::now();
+    assert_eq!(client.rest().await, "");
+    assert_eq!(
+        stopped.elapsed().as_millis() / 10,
+        LAST_CALL.as_millis() / 10
+    );
+    assert_eq!(client.end().await.0.unwrap(), End::Stop);
+}
+
+#[tokio::test(start_paused = true)]
+async fn commands_that_have_begun_to_arrive_are_answered_when_the_server_stops() {
     let mut client = Client::new(None, 64 * 1024);
     client.send(&"PING\r\n".repeat(500)).await;
     client.send("*1\r\n$4\r\nPI").await;
     client.expect(&"+PONG\r\n".repeat(500)).await;
-    client.stop.send_replace(true);
-    assert_eq!(client.rest().await, "");
-    assert_eq!(client.end().await.0.unwrap(), End::Stop);
+    client.stop.send_replace(Stage::Stopping);
+    tokio::time::sleep(COMMAND_TIMEOUT / 2).await;
+    client.send("NG\r\nPING\r\n").await;
+    assert_eq!(client.rest().await, "+PONG\r\n+PONG\r\n");
+    drop(client.stream);
+    assert_eq!(client.served.await.unwrap().unwrap(), End::Stop);
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_command_ends_the_connection_when_the_server_stops() {
+    let mut client = Client::new(None, 64 * 1024);
+    client.stop.send_replace(Stage::Stopping);
+    client.send("PING\r\n").await;
+    assert_eq!(client.rest().await, "+PONG\r\n");
+    drop(client.stream);
+    assert_eq!(client.served.await.unwrap().unwrap(), End::Stop);
 }
 
 #[tokio::test(start_paused = true)]
