@@ -11,6 +11,7 @@ use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathsBuilder,
 };
 use utoipa::openapi::schema::{AllOfBuilder, AnyOfBuilder, ComponentsBuilder, Schema};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
     ContentBuilder, InfoBuilder, OpenApiBuilder, Required, Response, ResponseBuilder,
 };
@@ -22,6 +23,9 @@ use crate::describe::{
     reference, taking, text_schema,
 };
 use crate::respond::{ErrorBody, Ready, ReadyConfig, answers};
+
+/// The name of the security scheme.
+const TOKEN: &str = "token";
 
 const PROBLEM: &str = "application/problem+json";
 
@@ -43,7 +47,7 @@ pub(super) fn render(families: Families) -> Bytes {
         .title("Tollgate")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
-            "May this operation proceed now? Every path that answers GET also answers HEAD. An unknown path gets 404, and a wrong method 405 with `Allow`, both with an `Error`. A head that is not HTTP, or beyond the bounds, gets 400 or 431, over HTTP/1.1 without a body.",
+            "May this operation proceed now? Every path that answers GET also answers HEAD. An unknown path gets 404, and a wrong method 405 with `Allow`, both with an `Error`. If the config has tokens, the paths for decisions, reservations, leases, usage and metrics need one with their scope: a request without a token gets 401 `NO_TOKEN`, and a token without the scope 403 `NOT_PERMITTED`. A head that is not HTTP, or beyond the bounds, gets 400 or 431, over HTTP/1.1 without a body.",
         ));
     let fields = HeaderFields { families };
     let paths = PathsBuilder::new()
@@ -70,9 +74,14 @@ pub(super) fn render(families: Families) -> Bytes {
         .schema_from::<ErrorBody>()
         .schema_from::<Ready<'_>>()
         .schema_from::<ReadyConfig<'_>>();
-    let components = openapi_holds::schemas(components);
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+    let components =
+        openapi_holds::schemas(components).security_scheme(TOKEN, SecurityScheme::Http(bearer));
+    // Without tokens in the config, requests need none.
+    let with_token = SecurityRequirement::new::<_, [&str; 0], &str>(TOKEN, []);
     let document = OpenApiBuilder::new()
         .info(info.build())
+        .security(Some([SecurityRequirement::default(), with_token]))
         .paths(paths.build())
         .components(Some(components.build()));
     describe::render(&document.build())

@@ -35,6 +35,7 @@ pub(crate) mod reply;
 mod session;
 mod throttle;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tollgate::Engine;
@@ -58,12 +59,13 @@ pub async fn serve(
     options: Options,
     stop: impl Future<Output = ()>,
 ) {
-    let door = Door::new(engine, &options);
-    let handle = move |stream, peer, stopping| {
+    let door = Door::counting(engine, &options, Arc::clone(listener.attempts()));
+    let handle = move |stream, peer: SocketAddr, stopping| {
         let door = Arc::clone(&door);
         async move {
             let _open = OpenConnection::new(&door);
-            let (conversation, idle_timeout) = (door.conversation(), door.idle_timeout);
+            let conversation = door.conversation_with(peer.ip());
+            let idle_timeout = door.idle_timeout;
             match connection::serve(stream, conversation, idle_timeout, stopping).await? {
                 End::Client | End::Stop => {}
                 end => tracing::debug!(%peer, ?end, "connection ended"),
