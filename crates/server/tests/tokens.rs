@@ -176,7 +176,15 @@ fn each_path_needs_the_scope() {
         ("/v1/usage/acme", "", "usage"),
         ("/metrics", "", "metrics"),
     ];
+    let description = server.ask("/openapi.json", "", &[]).json();
     for (path, body, needed) in paths {
+        let method = if body.is_empty() { "get" } else { "post" };
+        let described = path.replace(id, "{id}").replace("acme", "{tenant}");
+        let responses = &description["paths"][described][method]["responses"];
+        assert!(
+            responses["401"].is_object() && responses["403"].is_object(),
+            "{path}"
+        );
         let unknown = server.ask(path, body, &[]);
         assert_eq!(unknown.status, 401, "{path}: {}", unknown.text);
         assert_eq!(unknown.json()["code"], "NO_TOKEN", "{path}");
