@@ -98,8 +98,9 @@ impl Tls {
         let was_asked_for = self.client.was_asked_for.load(Ordering::Relaxed);
         let (what, help) = match tls {
             Some(rustls::Error::InvalidCertificate(error)) => match error {
-                CertificateError::UnknownIssuer => (
-                    "the authority of the server's certificate is not trusted",
+                // The signature is bad if another authority has the same name.
+                CertificateError::UnknownIssuer | CertificateError::BadSignature => (
+                    "the server's certificate is not signed by a trusted authority",
                     "give the authority with --ca or TOLLGATE_CA",
                 ),
                 CertificateError::NotValidForName

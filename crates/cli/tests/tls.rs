@@ -253,7 +253,10 @@ fn wrong_authority_and_wrong_name_are_explained() {
         let run = |args: &[&str]| run(&[&base[..], args].concat(), &[]);
         let (code, text) = run(&["--ca", other.to_str().unwrap()]);
         assert_eq!(code, Some(2), "{text}");
-        assert!(text.contains("is not trusted"), "{text}");
+        assert!(
+            text.contains("is not signed by a trusted authority"),
+            "{text}"
+        );
         assert!(
             text.contains("help: give the authority with --ca"),
             "{text}"

@@ -166,10 +166,13 @@ pub(super) fn data_tokens(
         if at.value.scopes.is_absent() {
             problems.report(start(at), "this token has no `scopes`", help);
         }
-        let List(scopes) = at.value.scopes.value()?;
-        if scopes.is_empty() {
-            let place = at.value.scopes.key().unwrap_or(at.place);
-            problems.report(place, "`scopes` is empty", help);
+        let given = at.value.scopes.get()?;
+        let List(scopes) = &given.value;
+        // Words that are not scopes were reported already, and are not in the list.
+        let written = problems.source().get(given.place.start..given.place.end);
+        let has_words = written.is_some_and(|it| it.contains(char::is_alphanumeric));
+        if scopes.is_empty() && !has_words {
+            problems.report(given.place, "`scopes` is empty", help);
         }
         Some(scopes.iter().map(|scope| scope.value).collect())
     };
