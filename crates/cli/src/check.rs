@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use tollgate::{Decision, RuleDecision, Span, wait_in_words};
 
 use crate::CommandResult;
-use crate::admin::{agent, url};
 use crate::config::{self, TrialArgs};
+use crate::connect::{Call, ConnectArgs, describe_error};
 use crate::request::RequestArgs;
 
 #[derive(clap::Args)]
@@ -29,6 +29,9 @@ pub(crate) struct Args {
     /// Print the server's answer as JSON
     #[arg(long, requires = "server")]
     json: bool,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
 }
 
 pub(crate) fn run(args: &Args) -> CommandResult {
@@ -80,16 +83,17 @@ fn ask_server(args: &Args, server: &str) -> CommandResult {
         "cost": args.request.cost,
         "upTo": args.request.up_to,
     });
-    let (url, agent) = (url(server, "/v1/check"), agent(Duration::from_secs(5)));
+    let help = "give the address of the server's HTTP door with --server";
+    let door = args.connect.door(server, Duration::from_secs(5), help)?;
+    let path = "/v1/check";
     let mut allowed = true;
     for _ in 0..args.repeat {
-        let unreachable = |error| format!("error: request to {url} failed: {error}");
-        let mut response = agent.post(&url).send_json(&body).map_err(unreachable)?;
+        let response = door.send(path, &Call::Post(&body))?;
         let status = response.status();
-        let answer: Value = response.body_mut().read_json().map_err(unreachable)?;
+        let answer = door.json(path, response)?;
         allowed = match answer["allowed"].as_bool() {
             Some(allowed) => allowed,
-            None => return Err(format!("error: {url} answered {status}: {answer}")),
+            None => return Err(describe_error(status.as_u16(), &answer)),
         };
         match args.json {
             true => println!("{answer}"),

@@ -1,7 +1,7 @@
 //! The checks of a config that `tollgate doctor` makes without asking the store.
 
 use tollgate::{Algorithm, Config, FailurePolicy, Finding, Limit, Rule, Span};
-use tollgate_config::{Mode, Placement, Redis, RuleState, Store};
+use tollgate_config::{Listen, Mode, Placement, Redis, RuleState, Server, Store};
 
 use crate::config::{ConfigArgs, STARTER_SECRET};
 use crate::serve::describe_store;
@@ -16,6 +16,8 @@ pub(crate) fn check(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     let warnings = config.policy.warnings().into_iter();
     findings.extend(warnings.map(|it| Finding::warn("rules", it.to_string(), it.help)));
     findings.push(secret(config));
+    findings.push(open_doors(&config.server));
+    findings.extend(plain_text(&config.server));
     findings.extend(ledger(config));
     let Store::Redis(redis) = &config.store else {
         let found = "memory: each process counts alone, and its counts are lost when it stops";
@@ -84,6 +86,66 @@ fn secret(config: &Config) -> Finding {
         ),
         Some(_) => Finding::ok("hash_secret", "set"),
     }
+}
+
+/// Warns about data doors that every machine may use.
+fn open_doors(server: &Server) -> Finding {
+    let open = server.open_doors();
+    if !open.is_empty() {
+        let doors: Vec<String> = open.iter().map(at).collect();
+        return Finding::warn(
+            "doors",
+            format!(
+                "open: {}. Every machine that reaches them may charge and refund for any tenant",
+                doors.join(", ")
+            ),
+            "add `server.tokens` with scopes, or `client_ca` to `tls`, or listen on a loopback address",
+        );
+    }
+    let doors = server.doors();
+    let mut data = doors.iter().filter(|(door, _)| *door != "admin");
+    Finding::ok(
+        "doors",
+        match data.all(|(_, listen)| listen.is_loopback()) {
+            true => "data doors listen on loopback addresses only",
+            false => {
+                "data doors on other addresses need a token, a password or a client certificate"
+            }
+        },
+    )
+}
+
+/// Warns about tokens and passwords that cross the network in plain text.
+fn plain_text(server: &Server) -> Option<Finding> {
+    let has_secret = |door: &str, listen: &Listen| match door {
+        "admin" => server
+            .admin
+            .as_ref()
+            .is_some_and(|it| !it.tokens.is_empty()),
+        "resp" if server.resp.as_ref().is_some_and(|it| it.password.is_some()) => true,
+        _ => !server.tokens_of(listen).is_empty(),
+    };
+    let is_plain = |(door, listen): &(&str, &Listen)| {
+        !listen.is_loopback() && listen.tls.is_none() && has_secret(door, listen)
+    };
+    let doors: Vec<_> = server.doors().into_iter().filter(is_plain).collect();
+    if doors.is_empty() {
+        return None;
+    }
+    let doors: Vec<String> = doors.iter().map(at).collect();
+    Some(Finding::warn(
+        "plain-text",
+        format!(
+            "{}: clients send tokens or passwords without encryption",
+            doors.join(", ")
+        ),
+        "add `server.tls`, or let a proxy on the same machine end TLS",
+    ))
+}
+
+/// Writes a door and its address.
+fn at((door, listen): &(&'static str, &Listen)) -> String {
+    format!("{door} on {}", listen.address)
 }
 
 /// Warns about quotas without a ledger. The engine checks the ledger itself, because the engine can

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tollgate::{Config, Engine, Finding, Level};
 
 use crate::config::ConfigArgs;
+use crate::serve::DoorArgs;
 use crate::terminal::has_colour;
 use crate::{CommandResult, checklist, failed};
 
@@ -14,13 +15,16 @@ pub(crate) struct Args {
     #[command(flatten)]
     config: ConfigArgs,
 
+    #[command(flatten)]
+    doors: DoorArgs,
+
     /// Print the findings as a JSON array of {level, check, found, help}
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) async fn run(args: &Args) -> CommandResult {
-    let config = args.config.load()?;
+    let config = args.doors.apply(args.config.load()?).map_err(failed)?;
     let mut findings = checklist::check(&config, &args.config);
     findings.extend(ledger(&config).await);
     findings.extend(Engine::inspect(&config).await.unwrap_or_else(|error| {

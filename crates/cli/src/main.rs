@@ -21,6 +21,7 @@ mod candidates;
 mod check;
 mod checklist;
 mod config;
+mod connect;
 mod diff;
 mod doctor;
 mod explain;
@@ -34,6 +35,7 @@ mod reload;
 mod request;
 mod serve;
 mod terminal;
+mod tls;
 mod usage;
 mod validate;
 

@@ -42,7 +42,7 @@ pub(crate) struct Args {
 
 /// The addresses to listen on. Everything else about a door is in the config.
 #[derive(Clone, clap::Args)]
-struct DoorArgs {
+pub(crate) struct DoorArgs {
     /// Listen for HTTP here; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_HTTP")]
     http: Option<SocketAddr>,
@@ -62,7 +62,7 @@ struct DoorArgs {
 
 impl DoorArgs {
     /// Applies the flags, and checks that the doors fit together.
-    fn apply(&self, mut config: Config) -> Result<Config, String> {
+    pub(crate) fn apply(&self, mut config: Config) -> Result<Config, String> {
         let server = &mut config.server;
         let new = |address| Listen::new(address, server.tls.clone());
         if let Some(address) = self.http {
@@ -239,6 +239,9 @@ fn announce(args: &Args, config: &Config, problem: Option<&str>, addresses: &[Ad
             door => say(&format!("{door} on {address}\n")),
         }
     }
+    for line in open_doors(config) {
+        say(&line);
+    }
     if let Some(admin) = &config.server.admin
         && admin.tokens.is_empty()
     {
@@ -249,6 +252,19 @@ fn announce(args: &Args, config: &Config, problem: Option<&str>, addresses: &[Ad
     if args.config.config.is_none() {
         say(&requests_to_try(addresses));
     }
+}
+
+/// Writes a line for each data door that every machine may use.
+fn open_doors(config: &Config) -> Vec<String> {
+    let doors = config.server.open_doors().into_iter();
+    let lines = doors.map(|(door, listen)| {
+        format!(
+            "{door} is OPEN to every machine that reaches {}: it needs no token, password or client certificate; \
+             see server.tokens\n",
+            listen.address
+        )
+    });
+    lines.collect()
 }
 
 /// Returns the file to read again at a reload, with the same flags; `None` for the starter rules.
@@ -397,4 +413,35 @@ Metrics of all decisions so far:
   curl {address}/metrics
 "#
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_doors_are_named_at_the_start() {
+        let hash = "0123456789abcdef".repeat(4);
+        let lines = |server: &str| {
+            let text = format!("version: 1\nrules: []\nserver: {{ {server} }}\n");
+            open_doors(&tollgate_config::parse("rules.yaml", &text, &|_| None).unwrap())
+        };
+        let doors = "http: \"0.0.0.0:8080\", resp: \"10.0.0.1:6390\"";
+        let open = lines(doors);
+        assert!(open[0].starts_with("http is OPEN to every machine that reaches 0.0.0.0:8080: "));
+        assert!(open[1].starts_with("resp is OPEN to every machine that reaches 10.0.0.1:6390: "));
+        let none: [String; 0] = [];
+        assert_eq!(lines("http: \"127.0.0.1:8080\""), none);
+        let tokens = format!("tokens: [{{ name: a, scopes: [check], sha256: {hash} }}]");
+        assert_eq!(lines(&format!("{doors}, {tokens}")), none);
+        let mutual = "tls: { cert: c, key: k, client_ca: a }";
+        assert_eq!(lines(&format!("{doors}, {mutual}")), none);
+        // TLS alone keeps nobody away.
+        assert_eq!(
+            lines(&format!("{doors}, tls: {{ cert: c, key: k }}")).len(),
+            2
+        );
+        let password = "http: \"127.0.0.1:8080\", resp: { address: \"0.0.0.0:6390\", password: x }";
+        assert_eq!(lines(password), none);
+    }
 }

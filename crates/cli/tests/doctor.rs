@@ -233,3 +233,48 @@ fn ledger_is_checked_and_not_created() {
     assert!(!said.contains("hidden"), "{said}");
     assert_eq!(code, Some(1), "{said}");
 }
+
+#[test]
+fn open_data_doors_are_found() {
+    const RULES: &str =
+        "rules:\n  - { id: login, per: [user], algorithm: gcra, rate: 5/m, burst: 5 }\n";
+    let secret = "subjects: { hash_secret: 0123456789abcdef }\n";
+    let hash = "0123456789abcdef".repeat(4);
+    let of = |name: &str, server: &str| {
+        let config = format!("version: 1\n{secret}server: {server}\n{RULES}");
+        doctor_of(name, &config).0
+    };
+    let closed = of("doctor_closed.yaml", "{ http: \"127.0.0.1:8080\" }");
+    assert!(closed.contains("data doors listen on loopback"), "{closed}");
+    let doors = "http: \"0.0.0.0:8080\", grpc: \"[::]:8081\", resp: \"10.0.0.1:6390\"";
+    let open = of("doctor_open.yaml", &format!("{{ {doors} }}"));
+    let found = "open: http on 0.0.0.0:8080, grpc on [::]:8081, resp on 10.0.0.1:6390";
+    assert!(open.contains(found), "{open}");
+    assert!(open.contains("help: add `server.tokens`"), "{open}");
+    let tokens = format!("tokens: [{{ name: a, scopes: [check], sha256: {hash} }}]");
+    let guarded = of("doctor_guarded.yaml", &format!("{{ {doors}, {tokens} }}"));
+    assert!(!guarded.contains("open: "), "{guarded}");
+    assert!(
+        guarded.contains("send tokens or passwords without encryption"),
+        "{guarded}"
+    );
+    let tls = "tls: { cert: c, key: k, client_ca: a }";
+    let mutual = of("doctor_mutual.yaml", &format!("{{ {doors}, {tls} }}"));
+    assert!(
+        !mutual.contains("warn  doors") && !mutual.contains("plain-text"),
+        "{mutual}"
+    );
+    let exempt = doors.replace(
+        "\"0.0.0.0:8080\"",
+        "{ address: \"0.0.0.0:8080\", tokens: off }",
+    );
+    let exempt = of("doctor_exempt.yaml", &format!("{{ {exempt}, {tokens} }}"));
+    assert!(
+        exempt.contains("open: http on 0.0.0.0:8080. Every"),
+        "{exempt}"
+    );
+    // The flags of `serve` count too.
+    let flag = doctor(&["--http", "0.0.0.0:8080"]);
+    let text = String::from_utf8(flag.stdout).unwrap();
+    assert!(text.contains("open: http on 0.0.0.0:8080"), "{text}");
+}

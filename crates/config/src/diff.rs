@@ -58,6 +58,13 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
         let what = "changed: other tokens open the admin door";
         note("server.admin.tokens", what);
     }
+    if other_guards(&old.server, &new.server) {
+        let what = match new.server.tokens.is_empty() {
+            true => "removed: the data doors need no token",
+            false => "changed: other tokens open the data doors",
+        };
+        note("server.tokens", what);
+    }
     let mut subjects = old.subjects.clone();
     subjects.hash_secret.clone_from(&new.subjects.hash_secret);
     let previous = &new.subjects.previous_hash_secrets;
@@ -83,13 +90,30 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
 /// that they compare as equal.
 fn doors(server: &Server) -> Server {
     let mut server = server.clone();
+    server.tokens.clear();
+    server.http.needs_token = true;
+    if let Some(resp) = &mut server.resp {
+        resp.listen.needs_token = true;
+    }
     if let Some(admin) = &mut server.admin {
         admin.tokens.clear();
     }
     if let Some(grpc) = &mut server.grpc {
         grpc.unknown_domain = UnknownDomain::Allow;
+        grpc.listen.needs_token = true;
     }
     server
+}
+
+/// Whether other tokens open the data doors, or a door began or ceased to need one.
+fn other_guards(old: &Server, new: &Server) -> bool {
+    let (doors, before) = (new.doors(), old.doors());
+    let mut both = doors.iter().filter_map(|(door, listen)| {
+        let (_, old) = before.iter().find(|(other, _)| other == door)?;
+        Some(old.needs_token != listen.needs_token)
+    });
+    let has_tokens = !old.tokens.is_empty() || !new.tokens.is_empty();
+    has_tokens && (old.tokens != new.tokens || both.any(|differs| differs))
 }
 
 fn tokens(server: &Server) -> &[Token] {

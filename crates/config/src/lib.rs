@@ -53,8 +53,8 @@ pub use path::{MAX_PATH, normal_path, strict_path};
 pub use route::Routes;
 pub use secrets::Secret;
 pub use server::{
-    Admin, DRAIN, Grpc, Listen, MAX_CONNECTIONS_PER_CLIENT, Resp, Role, Server, ThrottleFailure,
-    TlsFiles, Token, UnknownDomain,
+    Admin, DRAIN, DataToken, Grpc, Listen, MAX_CONNECTIONS_PER_CLIENT, Resp, Role, Server,
+    ThrottleFailure, TlsFiles, Token, TokenScope, TokenScopes, UnknownDomain,
 };
 pub use store::{
     CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,

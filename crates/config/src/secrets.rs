@@ -50,7 +50,7 @@ const HINTS: [&str; 5] = ["pass", "pwd", "secret", "auth", "token"];
 
 /// The fields of a token that may be shown. The hash is hidden: a user may have written the token
 /// itself there.
-const SHOWN: [&str; 2] = ["name", "role"];
+const SHOWN: [&str; 3] = ["name", "role", "scopes"];
 
 /// Keeps the secrets of a config out of every rendering.
 pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
@@ -258,6 +258,8 @@ mod tests {
             "server: { admin: { tokens: [hunter2, { hunter2: read }] } }\n",
             "server: { admin: { tokens: { ops: hunter2 } } }\n",
             "server: { admin: { token: hunter2, tokns: [hunter2] } }\n",
+            "server: { tokens: [{ name: a, scopes: [check], sha256: hunter2 }, hunter2] }\n",
+            "server: { http: { tokens: [hunter2] } }\n",
             "ledger: { postgres: \"postgres://app:hunter2@db/t\" }\n",
             "ledger: { postgres: postgres://db/t?password=hunter2 }\n",
             "events: { webhook: { url: https://h/services/hunter2, secret: hunter2 } }\n",
@@ -279,6 +281,7 @@ mod tests {
             "events: { webhook: { url: \"${HOOK}\", timeout: shown } }\n",
             "server: { admin: { tokens: [{ name: shown, sha256: x }] } }\n",
             "server: { admin: { tokens: [{ sha256: x, role: shown }] } }\n",
+            "server: { tokens: [{ sha256: x, scopes: [shown] }] }\n",
         ] {
             let shown = shown(source);
             assert!(shown.contains("shown"), "{source}{shown}");

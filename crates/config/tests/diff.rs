@@ -39,3 +39,23 @@ fn each_changed_section_is_named() {
         .collect();
     assert_eq!(sections, ["server", "headers", "routes"]);
 }
+
+#[test]
+fn changed_tokens_of_data_doors_need_no_restart() {
+    let token = |scope: &str| {
+        let hash = "0f".repeat(32);
+        format!("tokens: [{{ name: a, scopes: [{scope}], sha256: {hash} }}]")
+    };
+    let server = |more: &str| format!("server: {{ http: \"127.0.0.1:1\", {more} }}\nrules: []\n");
+    let (check, usage) = (server(&token("check")), server(&token("usage")));
+    let changed = "server.tokens: changed: other tokens open the data doors";
+    assert_eq!(said(&check, &usage), [changed]);
+    assert_eq!(said(&server(""), &usage), [changed]);
+    let off = check.replace(
+        "\"127.0.0.1:1\"",
+        "{ address: \"127.0.0.1:1\", tokens: off }",
+    );
+    assert_eq!(said(&check, &off), [changed]);
+    let removed = "server.tokens: removed: the data doors need no token";
+    assert_eq!(said(&check, &server("")), [removed]);
+}

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use tollgate_config::{
-    ClientHeader, Config, Password, Role, Subjects, TlsFiles, UnknownDomain, parse,
+    ClientHeader, Config, Password, Role, Subjects, TlsFiles, TokenScope, UnknownDomain, parse,
 };
 use tollgate_core::Span;
 
@@ -281,4 +281,39 @@ fn the_schema_knows_every_field_of_the_doors() {
         definitions["Server"]["properties"]["http"]["anyOf"][0]["type"],
         "string"
     );
+}
+
+#[test]
+fn tokens_of_data_doors_may_come_from_the_environment() {
+    let yaml = "
+version: 1
+rules: []
+server:
+  http: { address: 0.0.0.0:8080, tokens: off }
+  grpc: 0.0.0.0:8081
+  tokens: [{ name: shop, scopes: [check, refund], sha256: \"${SHOP}\" }]
+";
+    let hash = "0f".repeat(32);
+    let config = tollgate_config::parse("rules.yaml", yaml, &|name| {
+        (name == "SHOP").then(|| hash.clone())
+    });
+    let server = config.unwrap().server;
+    let [token] = server.tokens.as_slice() else {
+        panic!("{server:?}");
+    };
+    assert_eq!((token.name.as_str(), token.sha256), ("shop", [15; 32]));
+    let scopes = [TokenScope::Check, TokenScope::Refund];
+    assert_eq!(token.scopes, scopes.into_iter().collect());
+    assert!(!token.scopes.includes(TokenScope::Usage));
+    // A hash is not shown.
+    assert!(!format!("{server:?}").contains("15, 15"), "{server:?}");
+    assert!(server.tokens_of(&server.http).is_empty());
+    assert_eq!(
+        server
+            .tokens_of(&server.grpc.as_ref().unwrap().listen)
+            .len(),
+        1
+    );
+    let open: Vec<&str> = server.open_doors().iter().map(|(door, _)| *door).collect();
+    assert_eq!(open, ["http"]);
 }

@@ -11,7 +11,7 @@ use tokio::time::MissedTickBehavior;
 use tollgate::{Config, Engine};
 use tollgate_config::Listen;
 
-use crate::control::ControlPlane;
+use crate::control::{ControlPlane, DoorCounts};
 use crate::net::{ListenError, Listener};
 use crate::{admin, grpc, http, resp};
 
@@ -138,8 +138,12 @@ impl Doors {
     /// While it serves, it removes expired state, watches the config file, and keeps overrides up to date.
     pub async fn serve(self, control: Arc<ControlPlane>, stop: impl Future<Output = Duration>) {
         let engine = Arc::clone(control.engine());
-        let peers = |(door, listener): (_, &Listener)| (door, Arc::clone(listener.peers()));
-        control.show_refusals(self.listeners().into_iter().map(peers).collect());
+        let counts = |(door, listener): (_, &Listener)| DoorCounts {
+            door,
+            peers: Arc::clone(listener.peers()),
+            attempts: Arc::clone(listener.attempts()),
+        };
+        control.show_doors(self.listeners().into_iter().map(counts).collect());
         let (stopping, stopped) = watch::channel(None);
         let stop_of = || {
             let mut stopped = stopped.clone();

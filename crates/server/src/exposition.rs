@@ -326,9 +326,12 @@ impl Page {
         let name = "rate_limit_audit_errors_total";
         let help = "Entries that are missing from the audit trail.";
         self.single(name, "counter", help, &[], control.audit().errors());
-        let name = "tollgate_admin_wrong_tokens_total";
-        let help = "Requests with a wrong token at the admin door.";
-        self.single(name, "counter", help, &[], control.wrong_tokens());
+        let mut wrong = control.wrong_tokens().peekable();
+        if wrong.peek().is_some() {
+            let name = "tollgate_wrong_tokens_total";
+            let help = "Wrong tokens and passwords, by door.";
+            self.counts(name, help, "door", wrong);
+        }
         let mut refused = control.refused_connections().peekable();
         if refused.peek().is_some() {
             let name = "tollgate_refused_connections_total";

@@ -7,6 +7,7 @@
 //! * [`grpc`]: Envoy's rate limit service, and Tollgate's own.
 //! * [`resp`]: a server for ordinary Redis clients.
 //! * [`admin`]: the API for operators.
+//! * `access`: tokens, and slow answers to wrong ones.
 //! * `question`: what clients ask, the same for every door.
 //! * `backend`: answers questions.
 //! * `respond`: the only place where an answer becomes a response, a message or a reply.
@@ -21,6 +22,7 @@
 //! Nothing here decides a request. No client can make the server panic or grow without bound: see
 //! [`http::bounds`], [`grpc::bounds`] and [`resp::bounds`].
 
+mod access;
 pub mod admin;
 pub mod audit;
 mod backend;

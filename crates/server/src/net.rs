@@ -35,6 +35,7 @@ pub(crate) use self::request::{NoRoom, ReadError, Received, read_whole};
 pub use self::stopping::LAST_CALL;
 pub(crate) use self::stopping::{Stage, Stopping};
 pub(crate) use self::stream::{Stream, Transport};
+use crate::access::attempts::Attempts;
 use crate::http::guard::{Guard, GuardedDoor};
 use crate::tls::{Tls, TlsError};
 
@@ -80,6 +81,8 @@ pub struct Listener {
     permits: Arc<Semaphore>,
     /// Bounds the connections of each client.
     peers: Arc<Peers>,
+    /// The wrong tokens of clients.
+    attempts: Arc<Attempts>,
     /// Reloads the TLS files when they change, for as long as the listener exists.
     _tls_watcher: JoinSet<()>,
 }
@@ -108,6 +111,7 @@ impl Listener {
             listen: Listen::new(address, None),
             permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             peers: Arc::default(),
+            attempts: Arc::default(),
             _tls_watcher: tls_watcher,
         })
     }
@@ -140,6 +144,11 @@ impl Listener {
     /// Returns the connections by client.
     pub(crate) fn peers(&self) -> &Arc<Peers> {
         &self.peers
+    }
+
+    /// Returns the wrong tokens of clients.
+    pub(crate) fn attempts(&self) -> &Arc<Attempts> {
+        &self.attempts
     }
 
     /// Makes the guard of a door that serves HTTP here.

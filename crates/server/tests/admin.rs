@@ -224,7 +224,10 @@ fn wrong_tokens_are_counted_and_do_not_lock_out_the_right_one() {
     // A request without a token is not an attempt.
     assert_eq!(server.ask("", "/v1/reset", ANN).status, 401);
     let metrics = server.ask("look", "/metrics", "").text;
-    let counted = format!("\ntollgate_admin_wrong_tokens_total {}\n", threads * 15);
+    let counted = format!(
+        "\ntollgate_wrong_tokens_total{{door=\"admin\"}} {}\n",
+        threads * 15
+    );
     assert!(metrics.contains(&counted), "{metrics}");
 }
 
@@ -272,7 +275,7 @@ fn every_write_is_logged_with_its_author() {
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let lines: Vec<&str> = log
         .lines()
-        .filter(|it| it.contains("tollgate::admin"))
+        .filter(|it| it.contains("tollgate::admin") || it.contains("tollgate::access"))
         .collect();
     let find = |words: [&str; 2]| {
         lines

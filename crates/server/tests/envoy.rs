@@ -29,8 +29,12 @@ struct Setup {
 impl Setup {
     /// Starts with Envoy's config, changed by `edit`.
     fn new(edit: impl FnOnce(String) -> String) -> Setup {
+        Setup::with_rules(RULES, edit)
+    }
+
+    fn with_rules(rules: &str, edit: impl FnOnce(String) -> String) -> Setup {
         let runtime = Runtime::new().unwrap();
-        let tollgate = runtime.block_on(Grpc::start(RULES));
+        let tollgate = runtime.block_on(Grpc::start(rules));
         let way = Proxy::to(&tollgate.address.to_string());
         let envoy = ReverseProxy::start(ReverseProxyKind::Envoy, |address| {
             let mut config = edit(ENVOY.to_owned());
@@ -116,6 +120,32 @@ fn answer_all(mut stream: &TcpStream) {
             let _ = stream.write_all(answer.as_bytes());
         }
     }
+}
+
+#[test]
+fn envoy_shows_its_token() {
+    // The SHA-256 hash of `secret`.
+    let sha256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    let rules = format!(
+        "{RULES}\nserver: {{ tokens: [{{ name: envoy, scopes: [check], sha256: {sha256} }}] }}\n"
+    );
+    let service = "envoy_grpc: { cluster_name: tollgate } }";
+    let setup = |metadata: &str, deny: bool| {
+        Setup::with_rules(&rules, |config| {
+            assert_eq!(config.matches(service).count(), 1);
+            let with = service.replace(" } }", &format!(" }}{metadata} }}"));
+            config.replace(service, &with).replace(
+                "failure_mode_deny: false",
+                &format!("failure_mode_deny: {deny}"),
+            )
+        })
+    };
+    let token = ", initial_metadata: [{ key: authorization, value: Bearer secret }]";
+    let with_token = setup(token, true);
+    let expected = [200, 200, 200, 200, 200, 429];
+    assert_eq!(with_token.statuses("/", "ann"), expected);
+    // Without the token Tollgate decides nothing, so Envoy's own failure mode does.
+    assert_eq!(setup("", true).statuses("/", "ann"), [500; 6]);
 }
 
 #[test]

@@ -25,7 +25,7 @@ rules:
 ";
 
 /// The metrics that other dashboards may rely on, with their labels.
-const PROMISED: [(&str, &[&str]); 17] = [
+const PROMISED: [(&str, &[&str]); 16] = [
     ("rate_limit_checks_total", &["rule", "algorithm", "outcome"]),
     (
         "rate_limit_rejected_total",
@@ -43,7 +43,6 @@ const PROMISED: [(&str, &[&str]); 17] = [
     ("rate_limit_config_reloads_total", &["outcome"]),
     ("rate_limit_config_last_reload_success", &[]),
     ("rate_limit_audit_errors_total", &[]),
-    ("tollgate_admin_wrong_tokens_total", &[]),
     ("rate_limit_fallback_total", &["policy"]),
     ("rate_limit_holds_rejected_total", &["reason"]),
 ];

@@ -57,6 +57,17 @@ impl Example {
         names: &[&'static str],
         change: impl FnOnce(String) -> String,
     ) -> Example {
+        Example::start_edited(kind, folder, names, change, |config| config)
+    }
+
+    /// Starts an example after `change` has changed its rules, and `edit` the files of the proxy.
+    fn start_edited(
+        kind: ReverseProxyKind,
+        folder: &str,
+        names: &[&'static str],
+        change: impl FnOnce(String) -> String,
+        edit: impl Fn(String) -> String,
+    ) -> Example {
         let read = |name: &str| {
             let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples");
             let path = format!("{root}/{folder}/{name}");
@@ -67,7 +78,7 @@ impl Example {
         let way = Proxy::to(&tollgate.address.to_string());
         let front = ReverseProxy::start(kind, |address| {
             let adapt = |name: &&'static str| {
-                let mut text = read(name);
+                let mut text = edit(read(name));
                 let app = app.address.to_string();
                 let places = [(PROXY, address), (TOLLGATE, &way.address()), (APP, &app)];
                 for (written, real) in places {
@@ -255,6 +266,39 @@ fn nginx_distinguishes_a_full_queue_from_a_limit() {
     assert_eq!(full.status, 503, "{}", full.text);
     assert_ne!(full.header("retry-after"), "");
     assert_eq!(full.json()["code"], "UNAVAILABLE");
+}
+
+#[test]
+fn nginx_shows_its_token() {
+    // The SHA-256 hash of `secret`.
+    let sha256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
+    let tokens =
+        format!("server:\n  tokens: [{{ name: nginx, scopes: [check], sha256: {sha256} }}]\n");
+    let start = |token: &str| {
+        let empty = "Tollgate-Token    \"\"";
+        Example::start_edited(
+            ReverseProxyKind::Nginx,
+            "nginx",
+            &["tollgate.conf"],
+            |rules| rules.replace("server:\n", &tokens),
+            |config| {
+                assert_eq!(config.matches(empty).count(), 1);
+                config.replace(empty, &format!("Tollgate-Token \"{token}\""))
+            },
+        )
+    };
+    let of_client = [
+        ("authorization", "Bearer of-the-client"),
+        ("tollgate-token", "nonsense"),
+    ];
+    let example = start("secret");
+    assert_eq!(example.get("/", &[]).status, 200);
+    assert_eq!(example.get("/", &of_client).status, 200);
+    // A client cannot show a token in place of the proxy.
+    let example = start("");
+    for client in ["nonsense", "secret"] {
+        assert_eq!(example.get("/", &[("tollgate-token", client)]).status, 500);
+    }
 }
 
 #[test]

@@ -326,12 +326,18 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     (config, differs.map(|(name, _)| name).collect())
 }
 
-/// Returns the `server` section to put in force. New addresses of doors need a restart. New tokens of
-/// the admin door, and a new answer to unknown Envoy domains, do not.
+/// Returns the `server` section to put in force. New addresses of doors need a restart. New tokens, and
+/// a new answer to unknown Envoy domains, do not.
 fn server_without_restart(wanted: &Server, running: &Server) -> Server {
     let mut server = running.clone();
+    server.tokens.clone_from(&wanted.tokens);
+    server.http.needs_token = wanted.http.needs_token;
     if let (Some(grpc), Some(wanted)) = (&mut server.grpc, &wanted.grpc) {
         grpc.unknown_domain = wanted.unknown_domain;
+        grpc.listen.needs_token = wanted.listen.needs_token;
+    }
+    if let (Some(resp), Some(wanted)) = (&mut server.resp, &wanted.resp) {
+        resp.listen.needs_token = wanted.listen.needs_token;
     }
     if let (Some(admin), Some(wanted)) = (&mut server.admin, &wanted.admin) {
         // An admin door without tokens is safe on a loopback address only. The address in force decides

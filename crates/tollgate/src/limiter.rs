@@ -153,6 +153,13 @@ impl<S: Store> Limiter<S> {
         }
     }
 
+    /// Returns the active config for a short look. Cheaper than a [`snapshot`](Self::snapshot). Do not
+    /// hold it while something else happens.
+    #[inline]
+    pub fn loaded(&self) -> Loaded {
+        self.current.load()
+    }
+
     /// Like `snapshot`, for a single call.
     #[inline]
     pub(crate) fn once(&self) -> Snapshot<'_, S, Loaded> {

@@ -6,9 +6,9 @@
 
 mod names;
 mod raw;
+mod tokens;
 mod validate;
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -18,6 +18,7 @@ use tollgate_core::Span;
 use tollgate_rules::document::words;
 
 pub(crate) use raw::RawServer;
+pub use tokens::{DataToken, Role, Token, TokenScope, TokenScopes};
 pub(crate) use validate::server;
 
 /// The default address of the HTTP door.
@@ -40,6 +41,8 @@ pub struct Server {
     pub resp: Option<Resp>,
     /// The admin API; `None` if it is off.
     pub admin: Option<Admin>,
+    /// The tokens that open the data doors. If the list is empty, clients of data doors need no token.
+    pub tokens: Vec<DataToken>,
     /// The default TLS files. They are already filled in for doors that have no `tls` field.
     pub tls: Option<TlsFiles>,
     /// The most open connections of one client address at a door (default
@@ -69,6 +72,9 @@ pub struct Listen {
     /// The origins of web pages that may send requests, in lower case, such as
     /// `https://app.example.com`. Only the HTTP door and the admin door check them.
     pub origins: Vec<String>,
+    /// Whether clients need one of the [tokens of the server](Server::tokens), if it has any (default
+    /// true). Only data doors check it.
+    pub needs_token: bool,
 }
 
 /// The files that TLS needs.
@@ -137,46 +143,6 @@ pub struct Admin {
     pub tokens: Vec<Token>,
 }
 
-/// A token of the admin door.
-#[derive(Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Token {
-    /// The name of the token's owner, for the audit trail.
-    pub name: String,
-    /// What the token allows.
-    pub role: Role,
-    /// The SHA-256 hash of the token.
-    pub sha256: [u8; 32],
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let token = &mut f.debug_struct("Token");
-        token.field("name", &self.name).field("role", &self.role);
-        token.finish_non_exhaustive()
-    }
-}
-
-words! {
-    /// What a token allows at the admin door. Each role includes the roles before it.
-    pub enum Role is "a role" {
-        /// Read everything.
-        Read = "read",
-        /// Also reset counters, refund units, override limits, and correct the ledger.
-        Operate = "operate",
-        /// Also change the rules and everything else.
-        Admin = "admin",
-    }
-}
-
-impl Role {
-    /// Whether this role allows everything that `other` allows.
-    #[must_use]
-    pub fn includes(self, other: Role) -> bool {
-        self as u8 >= other as u8
-    }
-}
-
 impl Listen {
     /// Makes an address to listen on, encrypted if `tls` is given.
     #[must_use]
@@ -186,6 +152,7 @@ impl Listen {
             tls,
             hosts: Vec::new(),
             origins: Vec::new(),
+            needs_token: true,
         }
     }
 
@@ -243,6 +210,7 @@ impl Server {
             grpc: None,
             resp: None,
             admin: None,
+            tokens: Vec::new(),
             tls: None,
             max_connections_per_client: MAX_CONNECTIONS_PER_CLIENT,
             drain: DRAIN,
@@ -257,6 +225,36 @@ impl Server {
         doors.extend(self.resp.iter().map(|door| ("resp", &door.listen)));
         doors.extend(self.admin.iter().map(|door| ("admin", &door.listen)));
         doors
+    }
+
+    /// Returns the tokens that open a data door that listens as `listen` says. If there are none,
+    /// clients need no token.
+    #[must_use]
+    pub fn tokens_of(&self, listen: &Listen) -> &[DataToken] {
+        match listen.needs_token {
+            true => &self.tokens,
+            false => &[],
+        }
+    }
+
+    /// Returns the data doors that every machine that reaches them may use, by their names in the
+    /// config: they listen on an address that is not loopback, and ask for neither a token nor a password
+    /// nor a client certificate.
+    #[must_use]
+    pub fn open_doors(&self) -> Vec<(&'static str, &Listen)> {
+        let has_password = |door: &str| {
+            let resp = self.resp.as_ref().filter(|_| door == "resp");
+            resp.is_some_and(|resp| resp.password.is_some())
+        };
+        let is_open = |(door, listen): &(&str, &Listen)| {
+            let client_ca = listen.tls.as_ref().and_then(|tls| tls.client_ca.as_ref());
+            *door != "admin"
+                && !listen.is_loopback()
+                && self.tokens_of(listen).is_empty()
+                && client_ca.is_none()
+                && !has_password(door)
+        };
+        self.doors().into_iter().filter(is_open).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The fields of `server`. Doc comments here are also the descriptions in the JSON schema.
 
-use crate::server::{Role, ThrottleFailure, UnknownDomain};
+use crate::server::tokens::DoorTokens;
+use crate::server::{Role, ThrottleFailure, TokenScope, UnknownDomain};
 use tollgate_rules::document::{
     Duration, Field, List, Node, Problems, Read, Text, Value, Whole, schema, section, wanted,
 };
@@ -16,6 +17,8 @@ section! {
         resp: Door<RawResp> = "resp",
         /// The admin API; off by default.
         admin: Door<RawAdmin> = "admin",
+        /// The tokens that open the data doors: http, grpc and resp. Without them, clients need no token there.
+        tokens: List<RawDataToken> = "tokens",
         /// TLS for every door without a tls field of its own.
         tls: TlsOrOff = "tls",
         /// The most open connections that one client address may have at a door (default 2000). An IPv6 network of 64 bits counts as one address. The addresses in trusted_proxies are exempt.
@@ -32,6 +35,8 @@ section! {
         address (required): Text = "address",
         /// The TLS files, or off (default: the tls field of the server).
         tls: TlsOrOff = "tls",
+        /// Whether clients need a token: required (default), or off. Only if the server has tokens.
+        tokens: DoorTokens = "tokens",
         /// The origins of web pages that may send requests, such as https://app.example.com.
         origins: List<Text> = "origins",
     }
@@ -44,6 +49,8 @@ section! {
         address (required): Text = "address",
         /// The TLS files, or off (default: the tls field of the server).
         tls: TlsOrOff = "tls",
+        /// Whether clients need a token: required (default), or off. Only if the server has tokens.
+        tokens: DoorTokens = "tokens",
         /// The answer for a domain that no rule matches (default allow).
         unknown_domain: UnknownDomain = "unknown_domain",
     }
@@ -56,6 +63,8 @@ section! {
         address (required): Text = "address",
         /// The TLS files, or off (default: the tls field of the server).
         tls: TlsOrOff = "tls",
+        /// Whether clients need a token: required (default), or off. Only if the server has tokens.
+        tokens: DoorTokens = "tokens",
         /// The password that clients must give.
         password: Text = "password",
         /// A file that holds the password, read at the start.
@@ -94,6 +103,18 @@ section! {
 }
 
 section! {
+    /// A token of the data doors.
+    pub(crate) struct RawDataToken is "a token" {
+        /// The name of the token's owner, for the log.
+        name (required): Text = "name",
+        /// What the token allows: check, reserve, refund, usage, metrics.
+        scopes (required): List<TokenScope> = "scopes",
+        /// The SHA-256 hash of the token, in hexadecimal.
+        sha256 (required): Text = "sha256",
+    }
+}
+
+section! {
     /// The files that TLS needs, in PEM.
     pub(crate) struct RawTls is "`tls`" {
         /// The certificate chain.
@@ -116,10 +137,12 @@ pub(crate) enum Door<T> {
 pub(crate) trait Listening {
     fn address(&self) -> &Field<Text>;
     fn tls(&self) -> &Field<TlsOrOff>;
+    /// Whether clients need a token of the server.
+    fn needs_token(&self) -> bool;
 }
 
 macro_rules! listening {
-    ($($ty:ty),+) => {
+    ($($ty:ty: $needs_token:expr),+) => {
         $(impl Listening for $ty {
             fn address(&self) -> &Field<Text> {
                 &self.address
@@ -128,10 +151,21 @@ macro_rules! listening {
             fn tls(&self) -> &Field<TlsOrOff> {
                 &self.tls
             }
+
+            fn needs_token(&self) -> bool {
+                let needs_token: fn(&$ty) -> bool = $needs_token;
+                needs_token(self)
+            }
         })+
     };
 }
-listening!(RawHttp, RawGrpc, RawResp, RawAdmin);
+listening!(
+    RawHttp: |it| it.tokens.value() != Some(&DoorTokens::Off),
+    RawGrpc: |it| it.tokens.value() != Some(&DoorTokens::Off),
+    RawResp: |it| it.tokens.value() != Some(&DoorTokens::Off),
+    // The admin door has its own tokens.
+    RawAdmin: |_| true
+);
 
 impl<T> Door<T> {
     /// The map of fields; `None` if the door is only an address.

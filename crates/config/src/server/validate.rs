@@ -3,27 +3,19 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use tollgate_rules::document::{At, Field, List, Place, Problems, Short};
-use tollgate_rules::{ID_HELP, is_id};
+use tollgate_rules::document::{At, Field, Place, Problems, Short};
 
-use super::raw::{Door, Listening, RawServer, RawToken, TlsOrOff};
+use super::raw::{Door, Listening, RawServer, TlsOrOff};
+use super::tokens::{admin_tokens, data_tokens};
 use super::{
-    Admin, Grpc, HTTP, Listen, OPEN_ADMIN, OPEN_ADMIN_HELP, Resp, Server, TlsFiles, Token, names,
-    overlap,
+    Admin, Grpc, HTTP, Listen, OPEN_ADMIN, OPEN_ADMIN_HELP, Resp, Server, TlsFiles, names, overlap,
 };
 use crate::fields::{Env, duration_in, expand, number_in, password, text};
 
-const MAX_TOKENS: usize = 256;
 /// The most connections that a door accepts.
 const MAX_CONNECTIONS: u64 = 10_000;
 /// The longest drain time, in milliseconds: an hour.
 const MAX_DRAIN: u64 = 3_600_000;
-/// Names that the audit trail uses for changes without a token.
-const RESERVED_NAMES: [&str; 4] = ["anonymous", "clock", "file", "signal"];
-const TOKEN_HELP: &str =
-    "write the 64 hexadecimal digits that `printf %s \"$TOKEN\" | sha256sum` prints";
-/// The SHA-256 hash of the empty text.
-const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Problems<'_>) -> Server {
     let mut server = Server::new();
@@ -37,6 +29,9 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
     };
     reader.tls = reader.tls(&raw.tls, problems).flatten();
     server.tls.clone_from(&reader.tls);
+    if let Some(given) = raw.tokens.get() {
+        server.tokens = data_tokens(given, env, problems);
+    }
     match reader.listen("http", &raw.http, problems) {
         Some(listen) => server.http = listen,
         None => server.http.tls.clone_from(&reader.tls),
@@ -72,7 +67,7 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
     server.admin = reader.listen("admin", &raw.admin, problems).map(Admin::new);
     let more = raw.admin.value().and_then(Door::more);
     let given = more.map_or(&Field::Absent, |more| &more.tokens);
-    let tokens = given.get().map(|at| tokens(at, problems));
+    let tokens = given.get().map(|at| admin_tokens(at, env, problems));
     if let Some(admin) = &mut server.admin {
         if let Some(more) = more {
             admin.listen.hosts = names::hosts(&more.hosts, env, problems);
@@ -139,7 +134,9 @@ impl Reader<'_> {
         }
         self.taken.push((name, Some(place), address));
         let tls = own.unwrap_or_else(|| self.tls.clone());
-        Some(Listen::new(address, tls))
+        let mut listen = Listen::new(address, tls);
+        listen.needs_token = at.value.more().is_none_or(T::needs_token);
+        Some(listen)
     }
 
     /// Returns the files of a `tls` field. `None` if there is no readable field; `Some(None)` for
@@ -174,88 +171,4 @@ impl Reader<'_> {
             client_ca,
         }))
     }
-}
-
-fn tokens(given: &At<List<RawToken>>, problems: &mut Problems<'_>) -> Vec<Token> {
-    let List(raw) = &given.value;
-    if raw.is_empty() {
-        let help = "list at least one token; on a loopback address you may leave `tokens` out to admit everyone";
-        problems.report(given.place, "`tokens` is empty", help);
-    }
-    if let Some(at) = raw.get(MAX_TOKENS) {
-        let message = format!("there are more than {MAX_TOKENS} tokens");
-        problems.report(at.place, message, "give a team one token");
-    }
-    let mut tokens: Vec<Token> = Vec::new();
-    for at in raw.iter().take(MAX_TOKENS) {
-        let Some(token) = token(at, problems) else {
-            continue;
-        };
-        if let Some(other) = tokens.iter().find(|it| it.name == token.name) {
-            let place = at.value.name.get().map_or(at.place, |it| it.place);
-            let message = format!("there are two tokens named `{}`", other.name);
-            let help = "give each token its own name: the audit trail records the name";
-            problems.report(place, message, help);
-        } else if let Some(other) = tokens.iter().find(|it| it.sha256 == token.sha256) {
-            let place = at.value.sha256.get().map_or(at.place, |it| it.place);
-            let message = format!("`{}` and `{}` are the same token", other.name, token.name);
-            let help = "give each its own token: the audit trail tells callers apart by it";
-            problems.report(place, message, help);
-        }
-        tokens.push(token);
-    }
-    tokens
-}
-
-fn token(at: &At<RawToken>, problems: &mut Problems<'_>) -> Option<Token> {
-    let raw = &at.value;
-    let start = Place::new(at.place.start, at.place.start);
-    if raw.name.is_absent() {
-        let help = "name its owner for the audit trail, such as `name: ops`";
-        problems.report(start, "this token has no `name`", help);
-    }
-    if raw.role.is_absent() {
-        let help = "write `role: read`, `operate` or `admin`";
-        problems.report(start, "this token has no `role`", help);
-    }
-    if raw.sha256.is_absent() {
-        problems.report(start, "this token has no `sha256`", TOKEN_HELP);
-    }
-    let name = raw.name.get();
-    if let Some(name) = name {
-        let message = || format!("`{}` cannot be the name of a token", Short(&name.value.0));
-        if !is_id(&name.value.0) {
-            problems.report(name.place, message(), ID_HELP);
-        } else if RESERVED_NAMES.contains(&name.value.0.as_str()) {
-            let help = "the audit trail uses this name for changes that no token asked for: choose another";
-            problems.report(name.place, message(), help);
-        }
-    }
-    let hash = raw.sha256.get();
-    // The message does not quote the text: it may be the token itself.
-    let sha256 = hash.and_then(|hash| {
-        let digest = digest(&hash.value.0);
-        if digest.is_none() {
-            problems.report(hash.place, "this is not a SHA-256 hash", TOKEN_HELP);
-        } else if hash.value.0.eq_ignore_ascii_case(EMPTY) {
-            problems.report(hash.place, "this is the hash of an empty token", TOKEN_HELP);
-        }
-        digest
-    });
-    Some(Token {
-        name: name?.value.0.clone(),
-        role: *raw.role.value()?,
-        sha256: sha256?,
-    })
-}
-
-/// Returns the bytes of 64 hexadecimal digits; `None` if the text is anything else.
-fn digest(text: &str) -> Option<[u8; 32]> {
-    let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
-    let digits: [u32; 64] = digits?.try_into().ok()?;
-    let mut bytes = [0; 32];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-        *byte = u8::try_from(pair[0] * 16 + pair[1]).ok()?;
-    }
-    Some(bytes)
 }

@@ -6,19 +6,17 @@
 //! trail](crate::audit) before it is answered. A write always runs to its end, even if the client stops
 //! waiting.
 
-mod attempts;
 mod body;
 mod candidates;
 mod ledger;
 mod openapi;
 mod overrides;
-mod token;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ::http::header::AUTHORIZATION;
+use ::http::HeaderMap;
 use axum::Extension;
 use axum::Router;
 use axum::body::Bytes;
@@ -29,13 +27,13 @@ use axum::routing::{MethodRouter, delete, get, post};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
-use tollgate::{Ask, Decision, Rule};
+use tollgate::{ActiveConfig, Ask, Decision, Rule};
 use tollgate_config::Role;
 use utoipa::ToSchema;
 
-use self::attempts::Attempts;
 use self::body::{RefundBody, ReloadBody, ResetBody};
-use self::token::{Operator, Tokens};
+use crate::access::attempts::Attempts;
+use crate::access::token::{Shown, Tokens, bearer};
 use crate::audit::{self, Entry, MAX_NAMED};
 use crate::control::{ControlPlane, ReloadError};
 use crate::exposition::Pages;
@@ -52,8 +50,8 @@ struct Admin {
     control: Arc<ControlPlane>,
     /// The tokens. Without tokens, every client may do everything. The config allows that on loopback
     /// only.
-    tokens: PerConfig<Tokens>,
-    attempts: Attempts,
+    tokens: PerConfig<Tokens<Operator>>,
+    attempts: Arc<Attempts>,
     draining: AtomicBool,
     metrics: Pages,
     /// How many large reads of the ledger may run at a time. Further reads get an error at once.
@@ -81,7 +79,7 @@ pub async fn serve(
     stop: impl Future<Output = Duration>,
 ) {
     let guard = listener.guard(GuardedDoor::Admin);
-    let admin = Admin::new(control);
+    let admin = Admin::new(control, Arc::clone(listener.attempts()));
     let routes = connection::routes_of(routes(&admin));
     let stop = async {
         let drain = stop.await;
@@ -96,23 +94,53 @@ pub async fn serve(
 /// Returns the routes of the admin door. These routes alone accept requests of any web page and for
 /// any host. Only [`serve`] refuses requests of foreign web pages and for unknown hosts.
 pub fn router(control: Arc<ControlPlane>) -> Router {
-    routes(&Admin::new(control))
+    routes(&Admin::new(control, Arc::default()))
 }
 
 impl Admin {
-    fn new(control: Arc<ControlPlane>) -> Arc<Admin> {
+    fn new(control: Arc<ControlPlane>, attempts: Arc<Attempts>) -> Arc<Admin> {
         Arc::new(Admin {
-            tokens: PerConfig::new(control.engine(), |live| {
-                let admin = live.config().server.admin.as_ref();
-                Tokens::new(admin.map_or(&[], |admin| &admin.tokens))
-            }),
-            attempts: Attempts::new(),
+            tokens: PerConfig::new(control.engine(), operators),
+            attempts,
             control,
             draining: AtomicBool::new(false),
             metrics: Pages::default(),
             ledger_reads: Arc::new(Semaphore::new(4)),
             ledger_comparisons: Semaphore::new(1),
         })
+    }
+}
+
+/// The client of a request, and its role.
+#[derive(Clone, Debug)]
+struct Operator {
+    name: Arc<str>,
+    role: Role,
+}
+
+/// Returns the tokens of the config.
+fn operators(live: &ActiveConfig) -> Tokens<Operator> {
+    let admin = live.config().server.admin.as_ref();
+    let tokens = admin.map_or(&[][..], |admin| &admin.tokens).iter();
+    let operators = tokens.map(|token| {
+        let (name, role) = (token.name.as_str().into(), token.role);
+        (token.sha256, Operator { name, role })
+    });
+    operators.collect()
+}
+
+/// Returns the client that sends these headers; `None` if its token is unknown. Without tokens, every
+/// client is `anonymous` and has every role.
+fn who(tokens: &Tokens<Operator>, headers: &HeaderMap) -> Option<Operator> {
+    if tokens.is_empty() {
+        return Some(Operator {
+            name: "anonymous".into(),
+            role: Role::Admin,
+        });
+    }
+    match bearer(headers) {
+        Shown::Token(token) => tokens.find(token).map(|(_, who)| who.clone()),
+        Shown::Nothing | Shown::Other => None,
     }
 }
 
@@ -164,11 +192,11 @@ fn routes(admin: &Arc<Admin>) -> Router {
 /// Lets a request pass if its token has the role or a greater one.
 async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Next) -> Answer {
     let tokens = admin.tokens.of(&admin.control.engine().active());
-    let Some(who) = tokens.who(request.headers()) else {
-        if request.headers().contains_key(AUTHORIZATION) {
-            admin.control.count_wrong_token();
+    let Some(who) = who(&tokens, request.headers()) else {
+        if bearer(request.headers()) != Shown::Nothing {
             let peer = request.extensions().get().map(|Peer(peer)| peer.ip());
-            admin.attempts.wrong(peer, request.uri().path()).await;
+            let path = request.uri().path();
+            admin.attempts.wrong("admin", peer, path).await;
         }
         return Err(RequestError::NoToken);
     };

@@ -12,7 +12,7 @@ use tollgate::Override;
 use tollgate_rules::Scope;
 use utoipa::ToSchema;
 
-use super::token::Operator;
+use super::Operator;
 use super::{Admin, Answer, run_to_end};
 use crate::audit::MAX_WHY;
 use crate::overrides::{OverrideError, StoredOverride};

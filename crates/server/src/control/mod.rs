@@ -26,6 +26,7 @@ use utoipa::ToSchema;
 use self::config_source::Stamps;
 pub use self::config_source::{Problem, RejectedConfig, Source};
 pub use self::rule_changes::{Changes, Named};
+use crate::access::attempts::Attempts;
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
 use crate::events::Webhook;
 use crate::net::Peers;
@@ -58,8 +59,15 @@ pub struct ControlPlane {
     status: Mutex<Status>,
     /// How often the file was read, in the order of [`OUTCOMES`].
     reloads: [AtomicU64; OUTCOMES.len()],
-    wrong_tokens: AtomicU64,
-    refusals: OnceLock<Vec<(&'static str, Arc<Peers>)>>,
+    doors: OnceLock<Vec<DoorCounts>>,
+}
+
+/// What a door counts.
+pub(crate) struct DoorCounts {
+    /// The door's name in the config.
+    pub(crate) door: &'static str,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) attempts: Arc<Attempts>,
 }
 
 /// The names in metrics for the results of reading the file: the two of [`Outcome`], and one for a
@@ -151,8 +159,7 @@ impl ControlPlane {
             }),
             clock,
             reloads: Default::default(),
-            wrong_tokens: AtomicU64::new(0),
-            refusals: OnceLock::new(),
+            doors: OnceLock::new(),
         }
     }
 
@@ -213,25 +220,21 @@ impl ControlPlane {
         std::array::from_fn(|at| (OUTCOMES[at], self.reloads[at].load(Ordering::Relaxed)))
     }
 
-    /// Counts a wrong token at the admin door.
-    pub(crate) fn count_wrong_token(&self) {
-        self.wrong_tokens.fetch_add(1, Ordering::Relaxed);
+    /// Sets the doors whose counts are shown. Only the first call has an effect.
+    pub(crate) fn show_doors(&self, doors: Vec<DoorCounts>) {
+        let _ = self.doors.set(doors);
     }
 
-    /// Returns how many wrong tokens were sent to the admin door.
-    pub(crate) fn wrong_tokens(&self) -> u64 {
-        self.wrong_tokens.load(Ordering::Relaxed)
-    }
-
-    /// Sets the doors whose refused connections are shown. Only the first call has an effect.
-    pub(crate) fn show_refusals(&self, doors: Vec<(&'static str, Arc<Peers>)>) {
-        let _ = self.refusals.set(doors);
+    /// Returns how many wrong tokens and passwords were sent to each door.
+    pub(crate) fn wrong_tokens(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let doors = self.doors.get().into_iter().flatten();
+        doors.map(|it| (it.door, it.attempts.count()))
     }
 
     /// Returns how many connections each door refused because their client had too many.
     pub(crate) fn refused_connections(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let doors = self.refusals.get().into_iter().flatten();
-        doors.map(|(door, peers)| (*door, peers.refused()))
+        let doors = self.doors.get().into_iter().flatten();
+        doors.map(|it| (it.door, it.peers.refused()))
     }
 
     /// Checks the file once a second, and reads it when it has changed. Never returns.

@@ -1,6 +1,7 @@
 //! One gRPC connection: HTTP/2 within bounds, until the server stops.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -26,12 +27,16 @@ pub(super) async fn serve(
     services: Services,
     stop: impl Future<Output = Duration>,
 ) {
-    let handle = move |stream, _, stopping| connection(stream, services.clone(), stopping);
+    let handle = move |stream, peer, stopping| {
+        let services = services.clone();
+        async move { connection(stream, peer, services, stopping).await }
+    };
     net::serve(listener, handle, stop).await;
 }
 
 async fn connection(
     mut stream: Stream,
+    peer: SocketAddr,
     services: Services,
     stopping: Stopping,
 ) -> Result<(), ConnectionError> {
@@ -53,6 +58,7 @@ async fn connection(
     let service = Connection {
         services,
         account: account.clone(),
+        peer: peer.ip(),
     };
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let serving = async {
@@ -97,7 +103,11 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     use super::*;
+    use crate::access::{Access, DataDoor};
     use crate::grpc::service::Health;
+
+    const PEER: SocketAddr =
+        SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
     #[test]
     fn content_length_of_the_http_1_answer_is_right() {
@@ -111,14 +121,17 @@ mod tests {
         let config = tollgate_config::parse("rules.yaml", "version: 1\nrules: []\n", &|_| None);
         let engine = tollgate::Engine::start(&config.unwrap()).await.unwrap();
         let (_, routes) = Health::new().await;
-        Services::new(Arc::new(engine), routes)
+        let engine = Arc::new(engine);
+        let access = Access::new(DataDoor::Grpc, Arc::clone(&engine), Arc::default());
+        Services::new(engine, access, routes)
     }
 
     #[tokio::test(start_paused = true)]
     async fn idle_connection_is_closed() {
         let (client, server) = tokio::io::duplex(64 * 1024);
         let (_stop, stopping) = Stopping::channel();
-        let serving = connection(Stream::new(server, None), services().await, stopping);
+        let stream = Stream::new(server, None);
+        let serving = connection(stream, PEER, services().await, stopping);
         // The client answers pings, and keeps its handle for requests.
         let (_requests, client) = h2::client::handshake(client).await.unwrap();
         let both = async { tokio::join!(serving, client) };
@@ -134,6 +147,7 @@ mod tests {
         let (_stop, stopping) = Stopping::channel();
         tokio::spawn(connection(
             Stream::new(server, None),
+            PEER,
             services().await,
             stopping,
         ));

@@ -31,6 +31,7 @@ pub use tollgate_config::UnknownDomain;
 pub(crate) use self::proto::tollgate::v1 as pb;
 pub(crate) use self::request::BadRequest;
 use self::service::{Health, Services};
+use crate::access::{Access, DataDoor};
 use crate::net::Listener;
 
 /// The protocols that TLS negotiates for this door: see [`Tls::new`](crate::tls::Tls::new).
@@ -44,7 +45,9 @@ pub const PROTOCOLS: &[&str] = &["h2"];
 /// has to call [`Engine::sweep`](tollgate::Limiter::sweep) now and then, because several doors may share one engine.
 pub async fn serve(listener: Listener, engine: Arc<Engine>, stop: impl Future<Output = Duration>) {
     let (health, routes) = Health::new().await;
-    let services = Services::new(engine, routes);
+    let attempts = Arc::clone(listener.attempts());
+    let access = Access::new(DataDoor::Grpc, Arc::clone(&engine), attempts);
+    let services = Services::new(engine, access, routes);
     let (draining, drains) = oneshot::channel();
     let stop = async {
         let drain = stop.await;

@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::future::ready;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +18,8 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use tokio::sync::Semaphore;
-use tollgate::{ActiveConfig, Engine};
+use tollgate::{ActiveConfig, Demand, Effect, Engine};
+use tollgate_config::{TokenScope, TokenScopes};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
@@ -32,6 +34,8 @@ use super::own::Own;
 use super::pb::tollgate_server::{SERVICE_NAME as OWN_NAME, TollgateServer};
 use super::proto::DESCRIPTORS;
 use super::{UnknownDomain, request};
+use crate::access::token::bearer;
+use crate::access::{Access, AccessError};
 use crate::backend::Backend;
 use crate::net::{self, Account, Answer, Memory, ReadError, Received, read_whole};
 use crate::per_config::PerConfig;
@@ -56,6 +60,8 @@ pub(super) struct Services {
     requests: Arc<Semaphore>,
     /// Permits for batches.
     batches: Arc<Semaphore>,
+    /// Lets requests in.
+    access: Arc<Access>,
     /// Health and reflection.
     others: Routes,
     pub(super) memory: Memory,
@@ -66,10 +72,12 @@ pub(super) struct Services {
 pub(super) struct Connection {
     pub(super) services: Services,
     pub(super) account: Account,
+    /// The address of the client.
+    pub(super) peer: IpAddr,
 }
 
 impl Services {
-    pub(super) fn new(engine: Arc<Engine>, others: Routes) -> Services {
+    pub(super) fn new(engine: Arc<Engine>, access: Access, others: Routes) -> Services {
         let limits = Limits {
             per_config: PerConfig::new(&engine, DoorConfig::of),
             backend: Backend::new(Arc::clone(&engine)),
@@ -82,6 +90,7 @@ impl Services {
             own_batches: own(MAX_BATCH_MESSAGE),
             requests: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
             batches: Arc::new(Semaphore::new(MAX_BATCHES)),
+            access: Arc::new(access),
             others,
             memory: Memory::default(),
         }
@@ -105,6 +114,7 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
         let services = &self.services;
         let path = request.uri().path();
         let mut bounds = Bounds {
+            scope: TokenScope::Check,
             places: &services.requests,
             message: MAX_MESSAGE,
             answer: 0,
@@ -118,6 +128,7 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
                 self.bounded(services.own_batches.clone(), request, &bounds)
             }
             Some(method) => {
+                bounds.scope = scope_of(method).unwrap_or(TokenScope::Check);
                 match method {
                     "/AcquireLease" => bounds.timeout += MAX_WAIT,
                     "/ListHolders" | "/GetUsage" => bounds.answer = self.account.large_answer(),
@@ -147,8 +158,9 @@ fn wrong_content_type() -> Response<Body> {
     response
 }
 
-/// The bounds of a method.
+/// The bounds of a method, and the scope that it needs.
 struct Bounds<'a> {
+    scope: TokenScope,
     places: &'a Arc<Semaphore>,
     /// The largest message, in bytes.
     message: usize,
@@ -159,7 +171,8 @@ struct Bounds<'a> {
 
 impl Connection {
     /// Answers once the request has arrived, there is room for its answer, and a place is free. All
-    /// of this has to happen within the timeout.
+    /// of this has to happen within the timeout. A request without the scope gets an error before its
+    /// message is read.
     fn bounded<S>(
         &self,
         mut service: S,
@@ -173,7 +186,10 @@ impl Connection {
     {
         let account = self.account.clone();
         let places = Arc::clone(bounds.places);
+        let (peer, access) = (self.peer, &self.services.access);
+        let guard = (!access.is_open()).then(|| Arc::clone(access));
         let &Bounds {
+            scope,
             message,
             answer,
             timeout,
@@ -181,10 +197,23 @@ impl Connection {
         } = bounds;
         Box::pin(async move {
             let mut charge = account.charge(0);
+            let (mut head, body) = request.into_parts();
+            if let Some(access) = guard {
+                let (shown, path) = (bearer(&head.headers), head.uri.path());
+                // Boxed, because a door without tokens should not make room for it.
+                match Box::pin(access.enter(scope, shown, Some(peer), path)).await {
+                    Ok(scopes) => {
+                        head.extensions.insert(scopes);
+                    }
+                    Err(error) => {
+                        let answer = Status::from(error).into_http();
+                        return Ok(answer.map(|body: Body| Answer::stream(body, charge)));
+                    }
+                }
+            }
             // Pinned in its place: a move would copy a kilobyte.
             let answered = {
                 let answering = std::pin::pin!(async {
-                    let (head, body) = request.into_parts();
                     // The body counts as held memory until the answer is made.
                     let mut body = Received::new(body, &head.headers, &account);
                     let read = read_whole(&mut body, MESSAGE_HEAD + message).await;
@@ -236,6 +265,18 @@ fn method_of<'p>(service: &str, path: &'p str) -> Option<&'p str> {
     method.starts_with('/').then_some(method)
 }
 
+/// Returns the scope that a method of Tollgate's own service needs; `None` if there is no such method.
+fn scope_of(method: &str) -> Option<TokenScope> {
+    Some(match method {
+        "/Check" | "/CheckBatch" | "/Peek" => TokenScope::Check,
+        "/Refund" => TokenScope::Refund,
+        "/Reserve" | "/Commit" | "/Release" | "/Extend" | "/GetReservation" | "/AcquireLease"
+        | "/RenewLease" | "/ReleaseLease" | "/ListHolders" => TokenScope::Reserve,
+        "/GetUsage" => TokenScope::Usage,
+        _ => return None,
+    })
+}
+
 /// Returns the answer, or the status DEADLINE_EXCEEDED after `timeout`.
 async fn in_time(
     timeout: Duration,
@@ -276,9 +317,16 @@ impl RateLimitService for Limits {
         request: tonic::Request<RateLimitRequest>,
     ) -> Result<tonic::Response<RateLimitResponse>, Status> {
         let origin = Origin::new("grpc", request.metadata().as_ref());
+        // A door without tokens grants every scope.
+        let scopes = request.extensions().get().copied();
+        let scopes: TokenScopes = scopes.unwrap_or(TokenScopes::ALL);
         let request = request.into_inner();
         let demands = request::demands(&request);
         let demands = demands.map_err(|error| EnvoyResponder::bad_request(&error))?;
+        let gives_back = |it: &Demand<'_>| matches!(it.effect, Effect::GiveBack(_));
+        if !scopes.includes(TokenScope::Refund) && demands.iter().any(gives_back) {
+            return Err(AccessError::NotPermitted(TokenScope::Refund).into());
+        }
         let snapshot = self.backend.engine.snapshot();
         let door_config = self.per_config.of(snapshot.active());
         let is_known = || {
@@ -342,6 +390,21 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_method_has_a_scope() {
+        let proto = include_str!("../../proto/tollgate/v1/tollgate.proto");
+        let methods = proto.lines().filter_map(|line| {
+            let (method, _) = line.trim().strip_prefix("rpc ")?.split_once('(')?;
+            Some(format!("/{method}"))
+        });
+        let methods: Vec<String> = methods.collect();
+        assert!(methods.len() > 10, "{methods:?}");
+        for method in methods {
+            assert!(scope_of(&method).is_some(), "{method}");
+        }
+        assert_eq!(scope_of("/Nothing"), None);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn slow_request_gets_deadline_exceeded() {

@@ -24,15 +24,19 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
-use http::{HeaderMap, HeaderName, Method};
+use http::request::Parts;
+use http::{Extensions, HeaderName, Method};
 use tokio::sync::Semaphore;
 use tollgate::{ActiveConfig, HoldName, Snapshot};
-use tollgate_config::Families;
+use tollgate_config::{Families, TokenScope};
 
 use self::body::Read;
 use self::bounds::{MAX_BATCH_BODY, MAX_BODY};
 use self::connection::Routes;
 use self::guard::GuardedDoor;
+use crate::access::attempts::Attempts;
+use crate::access::token::{Shown, bearer, proxy_token};
+use crate::access::{Access, AccessError, DataDoor};
 use crate::backend::{Answer, Backend};
 use crate::control::ControlPlane;
 use crate::exposition::Pages;
@@ -58,6 +62,7 @@ const LEASE_TOKEN: HeaderName = HeaderName::from_static("lease-token");
 struct App {
     control: Arc<ControlPlane>,
     backend: Backend,
+    access: Access,
     per_config: PerConfig<DoorConfig>,
     draining: AtomicBool,
     batches: Semaphore,
@@ -86,10 +91,12 @@ impl DoorConfig {
 }
 
 impl App {
-    fn new(control: Arc<ControlPlane>) -> Arc<App> {
+    fn new(control: Arc<ControlPlane>, attempts: Arc<Attempts>) -> Arc<App> {
+        let engine = control.engine();
         Arc::new(App {
-            backend: Backend::new(Arc::clone(control.engine())),
-            per_config: PerConfig::new(control.engine(), DoorConfig::of),
+            backend: Backend::new(Arc::clone(engine)),
+            access: Access::new(DataDoor::Http, Arc::clone(engine), attempts),
+            per_config: PerConfig::new(engine, DoorConfig::of),
             control,
             draining: AtomicBool::new(false),
             batches: Semaphore::new(bounds::MAX_BATCHES),
@@ -106,10 +113,25 @@ impl App {
         (snapshot, door_config)
     }
 
+    /// Lets a request in if the door needs no token, or the request has one with this scope.
+    async fn enter(
+        &self,
+        scope: TokenScope,
+        shown: Shown<'_>,
+        extensions: &Extensions,
+        path: &str,
+    ) -> Result<(), RequestError> {
+        let peer = extensions.get().map(|Peer(peer)| peer.ip());
+        let entered = self.access.enter(scope, shown, peer, path).await;
+        entered.map(|_| ()).map_err(RequestError::Access)
+    }
+
     /// Answers the question that `read` finds in the body. If there are `places`, the question
-    /// needs one of them to be decided. It takes the place only when its body has arrived.
+    /// needs one of them to be decided. It takes the place only when its body has arrived. A request
+    /// without the scope gets an error before its body is read.
     async fn ask<R>(
         &self,
+        scope: TokenScope,
         max_body: usize,
         places: Option<&Semaphore>,
         request: Request,
@@ -121,6 +143,11 @@ impl App {
         let accepts_problem = accepts_problem(request.headers());
         let origin = Origin::new(DOOR, request.headers());
         respond::answer(async {
+            if !self.access.is_open() {
+                let (headers, path) = (request.headers(), request.uri().path());
+                // Boxed, because a door without tokens should not make room for it.
+                Box::pin(self.enter(scope, bearer(headers), request.extensions(), path)).await?;
+            }
             let body = read_body(request, max_body).await?;
             let _place = match places {
                 Some(places) => Some(places.acquire().await),
@@ -133,9 +160,21 @@ impl App {
     }
 
     /// Answers a question that is not in a body.
-    async fn ask_without_body(&self, headers: &HeaderMap, question: Read<'_>) -> Response {
-        let origin = Origin::new(DOOR, headers);
-        respond::answer(async { self.answer(&question?, &origin, false).await }).await
+    async fn ask_without_body(
+        &self,
+        scope: TokenScope,
+        head: &Parts,
+        question: Read<'_>,
+    ) -> Response {
+        let origin = Origin::new(DOOR, &head.headers);
+        respond::answer(async {
+            if !self.access.is_open() {
+                let (shown, path) = (bearer(&head.headers), head.uri.path());
+                Box::pin(self.enter(scope, shown, &head.extensions, path)).await?;
+            }
+            self.answer(&question?, &origin, false).await
+        })
+        .await
     }
 
     async fn answer(
@@ -155,7 +194,7 @@ impl App {
 /// pages. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`], and must put
 /// a [`Peer`] into the extensions of requests for `/auth`.
 pub fn router(control: Arc<ControlPlane>) -> Router {
-    routes(App::new(control))
+    routes(App::new(control, Arc::default()))
 }
 
 /// Serves on `listener` until `stop` is ready. The value of `stop` is the drain time: for this long the
@@ -169,7 +208,7 @@ pub async fn serve(
     control: Arc<ControlPlane>,
     stop: impl Future<Output = Duration>,
 ) {
-    let app = App::new(control);
+    let app = App::new(control, Arc::clone(listener.attempts()));
     let (checks, others) = (
         Arc::clone(&app),
         connection::routes_of(routes(Arc::clone(&app))),
@@ -179,7 +218,10 @@ pub async fn serve(
         // as the decision.
         if request.method() == Method::POST && request.uri().path() == CHECK {
             let (app, request) = (Arc::clone(&checks), request.map(Body::new));
-            return Box::pin(async move { app.ask(MAX_BODY, None, request, body::check).await });
+            return Box::pin(async move {
+                let scope = TokenScope::Check;
+                app.ask(scope, MAX_BODY, None, request, body::check).await
+            });
         }
         others(request)
     });
@@ -201,12 +243,13 @@ fn is_large(path: &str) -> bool {
 }
 
 fn routes(app: Arc<App>) -> Router {
+    use TokenScope::{Check, Refund, Reserve};
     Router::new()
-        .route(CHECK, asks(body::check))
+        .route(CHECK, asks(Check, body::check))
         .route("/v1/check/batch", post(check_batch))
-        .route("/v1/peek", asks(body::peek))
-        .route("/v1/refund", asks(body::refund))
-        .route("/v1/reservations", asks(hold_body::reserve))
+        .route("/v1/peek", asks(Check, body::peek))
+        .route("/v1/refund", asks(Refund, body::refund))
+        .route("/v1/reservations", asks(Reserve, hold_body::reserve))
         .route("/v1/reservations/{id}", get(reservation))
         .route(
             "/v1/reservations/{id}/commit",
@@ -220,8 +263,8 @@ fn routes(app: Arc<App>) -> Router {
             "/v1/reservations/{id}/extend",
             asks_about(hold_body::extend),
         )
-        .route("/v1/leases", asks(hold_body::acquire))
-        .route("/v1/leases/holders", asks(hold_body::holders))
+        .route("/v1/leases", asks(Reserve, hold_body::acquire))
+        .route("/v1/leases/holders", asks(Reserve, hold_body::holders))
         .route("/v1/leases/{id}", delete(release_lease))
         .route("/v1/leases/{id}/renew", asks_about(hold_body::renew))
         .route("/v1/usage/{tenant}", get(usage))
@@ -242,13 +285,13 @@ type AppState = State<Arc<App>>;
 /// A parameter in the path.
 type PathText = Result<Path<String>, PathRejection>;
 
-/// Makes a route. The question is in the body.
-fn asks<R>(read: R) -> MethodRouter<Arc<App>>
+/// Makes a route that needs this scope. The question is in the body.
+fn asks<R>(scope: TokenScope, read: R) -> MethodRouter<Arc<App>>
 where
     R: for<'b> FnOnce(&'b [u8]) -> Read<'b> + Copy + Send + Sync + 'static,
 {
     post(move |State(app): AppState, request: Request| async move {
-        app.ask(MAX_BODY, None, request, read).await
+        app.ask(scope, MAX_BODY, None, request, read).await
     })
 }
 
@@ -260,25 +303,32 @@ where
 {
     post(
         move |State(app): AppState, id: PathText, request: Request| async move {
-            app.ask(MAX_BODY, None, request, |body| read(hold_name(id)?, body))
-                .await
+            let scope = TokenScope::Reserve;
+            app.ask(scope, MAX_BODY, None, request, |body| {
+                read(hold_name(id)?, body)
+            })
+            .await
         },
     )
 }
 
 async fn check_batch(State(app): AppState, request: Request) -> Response {
-    let places = Some(&app.batches);
-    app.ask(MAX_BATCH_BODY, places, request, body::batch).await
+    let (scope, places) = (TokenScope::Check, Some(&app.batches));
+    app.ask(scope, MAX_BATCH_BODY, places, request, body::batch)
+        .await
 }
 
-async fn reservation(State(app): AppState, id: PathText, headers: HeaderMap) -> Response {
+async fn reservation(State(app): AppState, id: PathText, request: Request) -> Response {
     let question = hold_name(id).map(Question::GetReservation);
-    app.ask_without_body(&headers, question).await
+    let (head, _) = request.into_parts();
+    app.ask_without_body(TokenScope::Reserve, &head, question)
+        .await
 }
 
 async fn release_lease(State(app): AppState, id: PathText, request: Request) -> Response {
     let Some(token) = request.headers().get(&LEASE_TOKEN) else {
-        let asking = app.ask(MAX_BODY, None, request, |body| {
+        let scope = TokenScope::Reserve;
+        let asking = app.ask(scope, MAX_BODY, None, request, |body| {
             hold_body::free(hold_name(id)?, body)
         });
         return asking.await;
@@ -287,20 +337,24 @@ async fn release_lease(State(app): AppState, id: PathText, request: Request) -> 
         let token = question::token(token.as_bytes())?;
         Ok(Question::ReleaseLease { id, token })
     });
-    app.ask_without_body(request.headers(), question).await
+    let (head, _) = request.into_parts();
+    app.ask_without_body(TokenScope::Reserve, &head, question)
+        .await
 }
 
 async fn usage(
     State(app): AppState,
     tenant: PathText,
     RawQuery(query): RawQuery,
-    headers: HeaderMap,
+    request: Request,
 ) -> Response {
     let question = match tenant {
         Ok(Path(tenant)) => usage_question(tenant, &query.unwrap_or_default()),
         Err(_) => Err(RequestError::BadPath),
     };
-    app.ask_without_body(&headers, question.map(Question::Usage))
+    let (head, _) = request.into_parts();
+    let question = question.map(Question::Usage);
+    app.ask_without_body(TokenScope::Usage, &head, question)
         .await
 }
 
@@ -309,6 +363,14 @@ async fn auth(State(app): AppState, request: Request) -> Response {
     // The body of the proxy's client is not read.
     let (parts, _) = request.into_parts();
     respond::answer(async {
+        if !app.access.is_open() {
+            let (shown, path) = (proxy_token(&parts.headers), parts.uri.path());
+            let entering = app.enter(TokenScope::Check, shown, &parts.extensions, path);
+            Box::pin(entering).await.map_err(|error| match error {
+                RequestError::Access(AccessError::NoToken) => RequestError::NoProxyToken,
+                error => error,
+            })?;
+        }
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
         let (snapshot, door_config) = app.snapshot();
         let check = door_config.forward_auth.check(peer, &parts)?;
@@ -323,8 +385,15 @@ async fn auth(State(app): AppState, request: Request) -> Response {
     .await
 }
 
-async fn metrics(State(app): AppState) -> Response {
-    respond::metrics(app.metrics.render(&app.control))
+async fn metrics(State(app): AppState, request: Request) -> Response {
+    let (head, _) = request.into_parts();
+    respond::answer(async {
+        let (shown, path) = (bearer(&head.headers), head.uri.path());
+        app.enter(TokenScope::Metrics, shown, &head.extensions, path)
+            .await?;
+        Ok(respond::metrics(app.metrics.render(&app.control)))
+    })
+    .await
 }
 
 async fn readyz(State(app): AppState) -> Response {

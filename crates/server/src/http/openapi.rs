@@ -8,9 +8,10 @@ use serde_json::json;
 use tollgate_config::Families;
 use utoipa::ToSchema;
 use utoipa::openapi::path::{
-    HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathsBuilder,
+    HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, Paths, PathsBuilder,
 };
 use utoipa::openapi::schema::{AllOfBuilder, AnyOfBuilder, ComponentsBuilder, Schema};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
     ContentBuilder, InfoBuilder, OpenApiBuilder, Required, Response, ResponseBuilder,
 };
@@ -22,6 +23,9 @@ use crate::describe::{
     reference, taking, text_schema,
 };
 use crate::respond::{ErrorBody, Ready, ReadyConfig, answers};
+
+/// The name of the security scheme.
+const TOKEN: &str = "token";
 
 const PROBLEM: &str = "application/problem+json";
 
@@ -43,7 +47,7 @@ pub(super) fn render(families: Families) -> Bytes {
         .title("Tollgate")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
-            "May this operation proceed now? Every path that answers GET also answers HEAD. An unknown path gets 404, and a wrong method 405 with `Allow`, both with an `Error`. A head that is not HTTP, or beyond the bounds, gets 400 or 431, over HTTP/1.1 without a body.",
+            "May this operation proceed now? Every path that answers GET also answers HEAD. An unknown path gets 404, and a wrong method 405 with `Allow`, both with an `Error`. Paths that describe 401 need a token, with a scope, if the config has `server.tokens`. A head that is not HTTP, or beyond the bounds, gets 400 or 431, over HTTP/1.1 without a body.",
         ));
     let fields = HeaderFields { families };
     let paths = PathsBuilder::new()
@@ -70,12 +74,50 @@ pub(super) fn render(families: Families) -> Bytes {
         .schema_from::<ErrorBody>()
         .schema_from::<Ready<'_>>()
         .schema_from::<ReadyConfig<'_>>();
-    let components = openapi_holds::schemas(components);
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+    let components =
+        openapi_holds::schemas(components).security_scheme(TOKEN, SecurityScheme::Http(bearer));
+    // Without tokens in the config, requests need none.
+    let with_token = SecurityRequirement::new::<_, [&str; 0], &str>(TOKEN, []);
+    let mut paths = paths.build();
+    add_tokens(&mut paths);
     let document = OpenApiBuilder::new()
         .info(info.build())
-        .paths(paths.build())
+        .security(Some([SecurityRequirement::default(), with_token]))
+        .paths(paths)
         .components(Some(components.build()));
     describe::render(&document.build())
+}
+
+/// Adds the answers to requests without a token, or with a token that lacks the scope. Probes, and this
+/// description, need no token.
+fn add_tokens(paths: &mut Paths) {
+    let answers = [
+        ("401", "NO_TOKEN", "The token is missing or unknown."),
+        ("403", "NOT_PERMITTED", "The token lacks the scope."),
+    ];
+    for (path, item) in &mut paths.paths {
+        if matches!(path.as_str(), "/healthz" | "/readyz" | "/openapi.json") {
+            continue;
+        }
+        let operations = [
+            &mut item.get,
+            &mut item.head,
+            &mut item.post,
+            &mut item.put,
+            &mut item.patch,
+            &mut item.delete,
+            &mut item.options,
+            &mut item.trace,
+        ];
+        for operation in operations.into_iter().flatten() {
+            for (status, code, description) in answers {
+                let responses = &mut operation.responses.responses;
+                let known = responses.entry(status.to_owned());
+                known.or_insert_with(|| describe::error(code, description).into());
+            }
+        }
+    }
 }
 
 /// The parts that depend on the config.
@@ -125,7 +167,7 @@ impl HeaderFields {
             ))
             .response("200", allowed)
             .fails("400", "BAD_REQUEST", "The headers do not describe a request.")
-            .fails("403", "UNTRUSTED_PROXY", "The peer is not a trusted proxy.")
+            .fails("403", "UNTRUSTED_PROXY", "The peer is not a trusted proxy, or its token lacks the scope.")
             .fails("414", "TOO_LARGE", "The path is too long.")
             .response("429", self.denial::<answers::VerdictBody<'_>>("Denied."))
             .fails("431", "TOO_LARGE", "A header is too long, or there are too many.")

@@ -1,5 +1,7 @@
 //! The list of commands: their names, the number of their arguments, and the answers of `COMMAND`.
 
+use tollgate_config::TokenScope;
+
 use super::frame::Command;
 use super::reply::Reply;
 
@@ -57,6 +59,34 @@ impl CommandInfo {
     /// Returns whether the command is allowed before the login.
     pub(super) fn is_open(&self) -> bool {
         self.flags == OPEN
+    }
+
+    /// Returns the scope that the command needs; `None` if it decides nothing.
+    pub(super) fn scope(&self) -> Option<TokenScope> {
+        Some(match self.name {
+            Name::Throttle | Name::Check | Name::Peek => TokenScope::Check,
+            Name::Refund => TokenScope::Refund,
+            Name::Reserve
+            | Name::Commit
+            | Name::Release
+            | Name::Extend
+            | Name::Acquire
+            | Name::Renew
+            | Name::Free
+            | Name::Holders => TokenScope::Reserve,
+            Name::Usage => TokenScope::Usage,
+            Name::Ping
+            | Name::Echo
+            | Name::Auth
+            | Name::Hello
+            | Name::Select
+            | Name::Client
+            | Name::Command
+            | Name::Config
+            | Name::Info
+            | Name::Reset
+            | Name::Quit => return None,
+        })
     }
 
     fn group(&self) -> &'static str {

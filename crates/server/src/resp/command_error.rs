@@ -1,6 +1,7 @@
 //! Commands that were read but cannot be carried out. The connection stays open.
 
 use tollgate::ParamError;
+use tollgate_config::TokenScope;
 use tollgate_core::MAX_AMOUNT;
 
 use super::bounds::{MAX_KEY, MAX_NAME};
@@ -20,6 +21,8 @@ pub(super) enum CommandError {
     Syntax,
     #[error("Authentication required.")]
     NoLogin,
+    #[error("this token lacks the `{}` scope", .0.name())]
+    NotPermitted(TokenScope),
     #[error(
         "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> \
          AUTH <user> <pass> option can be used to authenticate the client and select the RESP \
@@ -77,6 +80,7 @@ impl CommandError {
     fn code(&self) -> &'static str {
         match self {
             CommandError::NoLogin | CommandError::NoLoginHello => "NOAUTH",
+            CommandError::NotPermitted(_) => "NOPERM",
             CommandError::WrongPassword => "WRONGPASS",
             CommandError::NoProtocol => "NOPROTO",
             CommandError::Store => "TRYAGAIN",

@@ -1,5 +1,6 @@
 //! The commands of one client and their answers, without the connection: bytes in, bytes out.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
@@ -77,9 +78,9 @@ impl Kind {
 }
 
 impl Conversation {
-    pub(super) fn new(door: Arc<Door>) -> Conversation {
+    pub(super) fn new(door: Arc<Door>, peer: Option<IpAddr>) -> Conversation {
         Conversation {
-            session: Session::new(door),
+            session: Session::new(door, peer),
             args: Args::default(),
             held: None,
             waiting: Vec::new(),
@@ -95,6 +96,7 @@ impl Conversation {
 
     /// Answers the complete commands at the start of `input`.
     pub fn answer(&mut self, input: &mut Input, out: &mut Vec<u8>) -> Step {
+        self.session.follow_config();
         let step = self.answer_all(input, out);
         if self.uncounted > 0 {
             self.session.door.counts.commands(self.uncounted);
@@ -107,6 +109,12 @@ impl Conversation {
         // The kind of the commands that wait.
         let mut together = None;
         while out.len() < MAX_OUTPUT {
+            if self.session.is_expelled() && self.waiting.is_empty() {
+                return match self.session.logged_in {
+                    true => Step::Close,
+                    false => Step::Cut,
+                };
+            }
             let read = match self.held.take() {
                 Some(held) => Ok(Some(held)),
                 None => frame::parse(input.unread_mut(), &mut self.args).map(|it| it.map(Ok)),

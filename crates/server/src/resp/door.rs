@@ -1,6 +1,7 @@
 //! The state that all connections of a listener share.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,6 +12,9 @@ use tollgate_config::{Password, Resp, Secret, ThrottleFailure};
 
 use super::bounds;
 use super::conversation::Conversation;
+use crate::access::attempts::Attempts;
+use crate::access::token::{Hash, Tokens};
+use crate::access::{Access, Client, DataDoor};
 use crate::backend::Backend;
 
 /// The settings of a listener.
@@ -52,7 +56,17 @@ impl Options {
     }
 }
 
-/// The only user.
+/// How a client has logged in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Login {
+    None,
+    /// With the password of the door, which allows everything.
+    Password,
+    /// With the token that has this hash.
+    Token(Hash),
+}
+
+/// The user of the password. Each token is also a user.
 const USER: &[u8] = b"default";
 
 /// A listener's backend, settings and counts.
@@ -60,6 +74,8 @@ pub struct Door {
     pub(super) backend: Backend,
     pub(super) on_store_failure: ThrottleFailure,
     pub(super) idle_timeout: Duration,
+    /// The tokens of clients, and their wrong tokens and passwords.
+    pub(super) access: Access,
     /// The hash of the password. Comparing hashes takes the same time for every password.
     password: Option<blake3::Hash>,
     pub(super) opened_at: Instant,
@@ -77,8 +93,18 @@ impl Door {
     /// Opens a door to `engine`.
     #[must_use]
     pub fn new(engine: Arc<Engine>, options: &Options) -> Arc<Door> {
+        Door::counting(engine, options, Arc::default())
+    }
+
+    /// Opens a door to `engine` that counts wrong tokens and passwords in `attempts`.
+    pub(super) fn counting(
+        engine: Arc<Engine>,
+        options: &Options,
+        attempts: Arc<Attempts>,
+    ) -> Arc<Door> {
         let password = options.password.as_ref();
         Arc::new(Door {
+            access: Access::new(DataDoor::Resp, Arc::clone(&engine), attempts),
             backend: Backend::new(engine),
             on_store_failure: options.on_store_failure,
             idle_timeout: options.idle_timeout,
@@ -89,24 +115,45 @@ impl Door {
         })
     }
 
-    /// Starts the conversation with a new client.
+    /// Starts the conversation with a new client. The answers to its wrong passwords do not wait.
     #[must_use]
     pub fn conversation(self: &Arc<Door>) -> Conversation {
-        Conversation::new(Arc::clone(self))
+        Conversation::new(Arc::clone(self), None)
     }
 
-    pub(super) fn wants_password(&self) -> bool {
-        self.password.is_some()
+    /// Starts the conversation with a new client at `peer`.
+    pub(super) fn conversation_with(self: &Arc<Door>, peer: IpAddr) -> Conversation {
+        Conversation::new(Arc::clone(self), Some(peer))
     }
 
-    /// Returns whether this user has this password. Without a configured password, any password is
-    /// right.
-    pub(super) fn admits(&self, user: &[u8], password: &[u8]) -> bool {
-        // The hash is computed for every user, so that the time does not show whether the user is
+    /// Returns whether clients need to log in.
+    pub(super) fn wants_login(&self, tokens: &Tokens<Client>) -> bool {
+        self.password.is_some() || !tokens.is_empty()
+    }
+
+    /// Logs a user in with the password of the door, or with a token. A token belongs to its name, and to
+    /// the user `default`. If clients need not log in, any password is right.
+    pub(super) fn log_in(
+        &self,
+        tokens: &Tokens<Client>,
+        user: &[u8],
+        secret: &[u8],
+    ) -> Option<Login> {
+        // Both hashes are computed for every user, so that the time does not show whether the user is
         // right.
-        let given = blake3::hash(password);
-        let right = self.password.is_none_or(|wanted| wanted == given);
-        right && user == USER
+        let given = blake3::hash(secret);
+        let is_password = self.password.is_some_and(|wanted| wanted == given);
+        let token = tokens.find(secret);
+        if is_password && user == USER {
+            return Some(Login::Password);
+        }
+        match token {
+            Some((hash, client)) if user == USER || user == client.name.as_bytes() => {
+                Some(Login::Token(hash))
+            }
+            Some(_) => None,
+            None => (user == USER && !self.wants_login(tokens)).then_some(Login::None),
+        }
     }
 
     /// Makes the id of the next client.

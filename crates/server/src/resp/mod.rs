@@ -35,6 +35,7 @@ pub(crate) mod reply;
 mod session;
 mod throttle;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -61,18 +62,19 @@ pub async fn serve(
     options: Options,
     stop: impl Future<Output = Duration>,
 ) {
-    let door = Door::new(engine, &options);
+    let door = Door::counting(engine, &options, Arc::clone(listener.attempts()));
     let stop = async {
         let drain = stop.await;
         door.draining.store(true, Ordering::Relaxed);
         drain
     };
     let serving = Arc::clone(&door);
-    let handle = move |stream, peer, stopping| {
+    let handle = move |stream, peer: SocketAddr, stopping| {
         let door = Arc::clone(&serving);
         async move {
             let _open = OpenConnection::new(&door);
-            let (conversation, idle_timeout) = (door.conversation(), door.idle_timeout);
+            let conversation = door.conversation_with(peer.ip());
+            let idle_timeout = door.idle_timeout;
             match connection::serve(stream, conversation, idle_timeout, stopping).await? {
                 End::Client | End::Stop => {}
                 end => tracing::debug!(%peer, ?end, "connection ended"),

@@ -1,10 +1,13 @@
 //! Commands that wait for the store.
 
+use std::net::IpAddr;
+
 use tollgate::{Limit, Throttled};
 use tollgate_config::ThrottleFailure;
 
 use super::arguments;
 use super::catalogue::Name;
+use super::command_error::CommandError;
 use super::door::{DOOR, Door};
 use super::frame::{Args, Command};
 use super::reply::Reply;
@@ -29,6 +32,9 @@ pub(super) enum Pending {
         args: Args,
         may_take_long: bool,
     },
+    /// A login with a wrong token or password, by the client at this address. Its answer waits for its
+    /// turn.
+    WrongLogin(IpAddr),
 }
 
 /// The answer of the store.
@@ -36,6 +42,7 @@ pub(super) enum Answered {
     /// `None` if the store failed.
     Throttled(Option<Throttled>),
     Question(Box<Result<Answer, AskError>>),
+    WrongLogin,
     /// The arguments are not a question. They were checked before the command had to wait, so this
     /// does not happen.
     Nothing,
@@ -47,6 +54,8 @@ impl Pending {
         match self {
             Pending::Throttle { .. } => false,
             Pending::Question { may_take_long, .. } => *may_take_long,
+            // The client may leave meanwhile.
+            Pending::WrongLogin(_) => true,
         }
     }
 
@@ -61,6 +70,10 @@ impl Pending {
             } => {
                 let asking = engine.throttle(key, limit, *quantity);
                 Answered::Throttled(origin.trace(engine, "throttle", asking).await.ok())
+            }
+            Pending::WrongLogin(peer) => {
+                door.access.wrong(Some(*peer), "AUTH").await;
+                Answered::WrongLogin
             }
             Pending::Question {
                 name, bytes, args, ..
@@ -88,6 +101,7 @@ impl Pending {
                 throttle::write_failed(reply, policy, limit);
             }
             (Answered::Question(answer), _) => respond::reply(answer, reply),
+            (Answered::WrongLogin, _) => CommandError::WrongPassword.write(reply),
             (Answered::Throttled(None) | Answered::Nothing, _) => reply.null(),
         }
     }

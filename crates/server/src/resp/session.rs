@@ -1,14 +1,16 @@
 //! The state of one client, and the answer to its next command.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use tollgate::Span;
+use tollgate_config::TokenScopes;
 
 use super::arguments;
 use super::bounds::{MAX_NAME, MAX_WRONG_PASSWORDS};
 use super::catalogue::{self, CommandInfo, Name};
 use super::command_error::{CommandError, shown};
-use super::door::{DOOR, Door};
+use super::door::{DOOR, Door, Login};
 use super::frame::Command;
 use super::info;
 use super::pending::Pending;
@@ -33,8 +35,16 @@ pub(super) struct Session {
     pub(super) door: Arc<Door>,
     pub(super) protocol: Protocol,
     id: u64,
-    /// Whether the client may use all commands.
+    /// The client's address, if it is known.
+    peer: Option<IpAddr>,
+    login: Login,
+    /// Whether the client may use any command. Follows from the login, as do the scopes.
     pub(super) logged_in: bool,
+    scopes: TokenScopes,
+    /// Whether the client may not use all commands.
+    is_restricted: bool,
+    /// The config that the login was last compared with.
+    generation: Option<u64>,
     wrong_passwords: u32,
     name: Vec<u8>,
     limits: Limits,
@@ -43,16 +53,54 @@ pub(super) struct Session {
 type Done = Result<Run, CommandError>;
 
 impl Session {
-    pub(super) fn new(door: Arc<Door>) -> Session {
-        Session {
+    pub(super) fn new(door: Arc<Door>, peer: Option<IpAddr>) -> Session {
+        let mut session = Session {
             protocol: Protocol::default(),
             id: door.next_id(),
-            logged_in: !door.wants_password(),
+            peer,
+            login: Login::None,
+            logged_in: false,
+            scopes: TokenScopes::NONE,
+            is_restricted: true,
+            generation: None,
             wrong_passwords: 0,
             name: Vec::new(),
             limits: Limits::default(),
             door,
+        };
+        session.follow_config();
+        session
+    }
+
+    /// Compares the login with the tokens of the config in force, if another config was put in force.
+    #[inline]
+    pub(super) fn follow_config(&mut self) {
+        let generation = self.door.backend.engine.loaded().generation();
+        if self.generation != Some(generation) {
+            self.apply_login();
         }
+    }
+
+    /// Sets what the client may do, by its login and the config in force.
+    #[cold]
+    fn apply_login(&mut self) {
+        let active = self.door.backend.engine.active();
+        let tokens = self.door.access.tokens(&active);
+        self.generation = Some(active.generation());
+        let granted = match self.login {
+            _ if !self.door.wants_login(&tokens) => Some(TokenScopes::ALL),
+            Login::None => None,
+            Login::Password => Some(TokenScopes::ALL),
+            Login::Token(hash) => tokens.by_hash(&hash).map(|client| client.scopes),
+        };
+        self.logged_in = granted.is_some();
+        self.scopes = granted.unwrap_or(TokenScopes::NONE);
+        self.is_restricted = self.scopes != TokenScopes::ALL;
+    }
+
+    /// Returns whether the client has sent too many wrong passwords.
+    pub(super) fn is_expelled(&self) -> bool {
+        self.wrong_passwords >= MAX_WRONG_PASSWORDS
     }
 
     /// Runs a command. `entry` is its entry in the list of commands, if it has one.
@@ -71,16 +119,21 @@ impl Session {
 
     #[cold]
     fn write_error(&mut self, error: &CommandError, out: &mut Vec<u8>) -> Run {
-        error.write(&mut Reply::new(out, self.protocol));
         if *error != CommandError::WrongPassword {
+            error.write(&mut Reply::new(out, self.protocol));
             return Run::Done;
         }
         self.wrong_passwords += 1;
-        if self.wrong_passwords < MAX_WRONG_PASSWORDS {
-            return Run::Done;
+        if self.is_expelled() {
+            tracing::warn!(client = self.id, "too many wrong passwords");
         }
-        tracing::warn!(client = self.id, "too many wrong passwords");
-        Run::Close
+        match self.peer {
+            Some(peer) => Run::Ask(Pending::WrongLogin(peer)),
+            None => {
+                error.write(&mut Reply::new(out, self.protocol));
+                Run::Done
+            }
+        }
     }
 
     #[inline]
@@ -90,8 +143,8 @@ impl Session {
         command: &Command<'_>,
         out: &mut Vec<u8>,
     ) -> Done {
-        if !self.logged_in && !entry.is_some_and(CommandInfo::is_open) {
-            return Err(CommandError::NoLogin);
+        if self.is_restricted {
+            self.authorize(entry)?;
         }
         let Some(entry) = entry else {
             let name = shown(command.name().unwrap_or_default());
@@ -104,6 +157,18 @@ impl Session {
             return self.throttle(command, out);
         }
         self.run_other(entry.name, command, out)
+    }
+
+    /// Returns an error if the client may not use this command.
+    #[inline(never)]
+    fn authorize(&self, entry: Option<&CommandInfo>) -> Result<(), CommandError> {
+        if !self.logged_in && !entry.is_some_and(CommandInfo::is_open) {
+            return Err(CommandError::NoLogin);
+        }
+        match entry.and_then(CommandInfo::scope) {
+            Some(scope) if !self.scopes.includes(scope) => Err(CommandError::NotPermitted(scope)),
+            _ => Ok(()),
+        }
     }
 
     #[inline(never)]
@@ -142,7 +207,8 @@ impl Session {
             }
             Name::Reset => {
                 self.protocol = Protocol::default();
-                self.logged_in = !self.door.wants_password();
+                self.login = Login::None;
+                self.apply_login();
                 self.name.clear();
                 Reply::new(out, self.protocol).status("RESET");
             }
@@ -199,18 +265,24 @@ impl Session {
     /// Runs `AUTH [user] password`.
     fn auth(&mut self, command: &Command<'_>) -> Result<(), CommandError> {
         match (command.len(), command.arg(1), command.arg(2)) {
-            (2, Some(_), None) if !self.door.wants_password() => Err(CommandError::NoPassword),
+            (2, Some(_), None) if !self.wants_login() => Err(CommandError::NoPassword),
             (2, Some(password), None) => self.log_in(b"default", password),
             (3, Some(user), Some(password)) => self.log_in(user, password),
             _ => Err(CommandError::Syntax),
         }
     }
 
+    fn wants_login(&self) -> bool {
+        let active = self.door.backend.engine.active();
+        self.door.wants_login(&self.door.access.tokens(&active))
+    }
+
     fn log_in(&mut self, user: &[u8], password: &[u8]) -> Result<(), CommandError> {
-        if !self.door.admits(user, password) {
-            return Err(CommandError::WrongPassword);
-        }
-        self.logged_in = true;
+        let active = self.door.backend.engine.active();
+        let tokens = self.door.access.tokens(&active);
+        let login = self.door.log_in(&tokens, user, password);
+        self.login = login.ok_or(CommandError::WrongPassword)?;
+        self.apply_login();
         Ok(())
     }
 

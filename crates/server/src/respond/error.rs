@@ -8,6 +8,7 @@ use tollgate::{PostError, StoreError};
 use utoipa::ToSchema;
 
 use super::{JSON, json};
+use crate::access::AccessError;
 use crate::backend::AskError;
 use crate::client::ClientError;
 use crate::control::RejectedConfig;
@@ -66,8 +67,12 @@ pub(crate) enum RequestError {
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
     NoToken,
+    #[error("this needs a token of the proxy: let the proxy send `Tollgate-Token: …`")]
+    NoProxyToken,
     #[error("this token lacks the `{role}` role")]
     NotPermitted { role: &'static str },
+    #[error(transparent)]
+    Access(AccessError),
     #[error("wrong method: the header Allow lists the right ones")]
     WrongMethod,
     #[error("the path is not UTF-8 text")]
@@ -136,7 +141,11 @@ impl RequestError {
             | Self::BodyCutShort => (400, "BAD_REQUEST"),
             Self::Question(BadQuestion::LongBatch { .. }) => (413, "TOO_LARGE"),
             Self::Question(_) => (400, "BAD_REQUEST"),
-            Self::NoToken => (401, "NO_TOKEN"),
+            Self::Access(error) => {
+                let (status, code, ..) = error.codes();
+                (status, code)
+            }
+            Self::NoToken | Self::NoProxyToken => (401, "NO_TOKEN"),
             Self::NotPermitted { .. } => (403, "NOT_PERMITTED"),
             Self::UnknownHost { .. } => (403, "UNKNOWN_HOST"),
             Self::ForeignOrigin { .. } => (403, "FOREIGN_ORIGIN"),
@@ -246,8 +255,19 @@ pub(crate) fn error(error: &RequestError) -> Response {
         RequestError::Ask(_) if status == StatusCode::SERVICE_UNAVAILABLE => {
             headers.insert(RETRY_AFTER, 5.into());
         }
-        RequestError::NoToken => {
+        RequestError::NoToken
+        | RequestError::NoProxyToken
+        | RequestError::Access(AccessError::NoToken) => {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        RequestError::Access(AccessError::NotPermitted(scope)) => {
+            let challenge = format!(
+                "Bearer error=\"insufficient_scope\", scope=\"{}\"",
+                scope.name()
+            );
+            if let Ok(challenge) = HeaderValue::from_str(&challenge) {
+                headers.insert(WWW_AUTHENTICATE, challenge);
+            }
         }
         _ => {}
     }

@@ -6,6 +6,7 @@ use tonic::{Code, Status};
 use utoipa::ToSchema;
 
 use super::answers::{lease_state, reservation_state};
+use crate::access::AccessError;
 use crate::backend::{AskError, HoldKind};
 use crate::question::BadQuestion;
 use crate::usage::UsageError;
@@ -96,6 +97,23 @@ fn hold_codes(kind: HoldKind, error: &HoldError) -> Codes {
         | HoldError::TooLong { .. }
         | HoldError::BadKey => BAD_REQUEST,
         HoldError::Store(_) => NO_STORE,
+    }
+}
+
+impl AccessError {
+    pub(super) fn codes(self) -> Codes {
+        match self {
+            AccessError::NoToken => (401, "NO_TOKEN", Code::Unauthenticated, "NOAUTH"),
+            AccessError::NotPermitted(_) => {
+                (403, "NOT_PERMITTED", Code::PermissionDenied, "NOPERM")
+            }
+        }
+    }
+}
+
+impl From<AccessError> for Status {
+    fn from(error: AccessError) -> Status {
+        Status::new(error.codes().2, error.to_string())
     }
 }
 

@@ -11,8 +11,8 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 
 use super::accounts;
+use crate::admin::Operator;
 use crate::admin::body::{bounded_reason, reason};
-use crate::admin::token::Operator;
 use crate::admin::{Admin, Answer, left};
 use crate::audit::{self, Entry, MAX_NAMED, instant};
 use crate::http::body::{attribute_map, parse};

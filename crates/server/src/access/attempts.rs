@@ -1,4 +1,4 @@
-//! Wrong tokens: counted, logged, and answered slowly.
+//! Wrong tokens and passwords: counted, logged, and answered slowly.
 //!
 //! A token is compared before anything else, so a request with the right token is never slowed, even if
 //! strangers send wrong tokens from the same address. Only the answers to wrong tokens wait for their
@@ -17,45 +17,59 @@ use crate::net::client_of;
 use crate::outbound::Seldom;
 
 /// How many wrong tokens of a client are answered at once.
-pub(super) const BURST: u64 = 10;
+pub(crate) const BURST: u64 = 10;
 /// How many wrong tokens of a client are answered in a second after that.
-pub(super) const PER_SECOND: u64 = 5;
+pub(crate) const PER_SECOND: u64 = 5;
 /// The longest time that an answer waits. If a client has so many wrong tokens in flight that their
 /// turns take longer, the last of them wait only this long.
-pub(super) const MAX_DELAY: Duration = Duration::from_secs(10);
+pub(crate) const MAX_DELAY: Duration = Duration::from_secs(10);
 
 /// The time of one turn, in milliseconds.
 const TURN: u64 = 1000 / PER_SECOND;
 /// How many entries the table of clients has.
 const CLIENTS: usize = 4096;
 
-/// The wrong tokens of all clients.
+/// The wrong tokens of all clients of a door.
 #[derive(Debug)]
-pub(super) struct Attempts {
+pub(crate) struct Attempts {
     start: Instant,
     hasher: std::hash::RandomState,
     /// For each client: when all of its turns are free again, in milliseconds since the start.
     free_at: Box<[AtomicU64]>,
+    count: AtomicU64,
     log: Seldom,
 }
 
+impl Default for Attempts {
+    fn default() -> Attempts {
+        Attempts::new()
+    }
+}
+
 impl Attempts {
-    pub(super) fn new() -> Attempts {
+    pub(crate) fn new() -> Attempts {
         Attempts {
             start: Instant::now(),
             hasher: std::hash::RandomState::new(),
             free_at: (0..CLIENTS).map(|_| AtomicU64::new(0)).collect(),
+            count: AtomicU64::new(0),
             log: Seldom::default(),
         }
     }
 
+    /// Returns how many wrong tokens there were.
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
     /// Waits until the client at `peer` may learn that its token is wrong.
-    pub(super) async fn wrong(&self, peer: Option<IpAddr>, path: &str) {
+    pub(crate) async fn wrong(&self, door: &'static str, peer: Option<IpAddr>, path: &str) {
+        self.count.fetch_add(1, Ordering::Relaxed);
         // Without an address, all clients share the turns.
         let client = peer.map(client_of);
         if let Some(unlogged) = self.log.due() {
             let peer = client.map_or_else(|| "unknown".to_owned(), |it| it.to_string());
-            tracing::warn!(target: "tollgate::admin", peer, path, unlogged, "wrong token");
+            tracing::warn!(target: "tollgate::access", door, peer, path, unlogged, "wrong token");
         }
         let delay = self.delay(client);
         if delay > Duration::ZERO {
