@@ -12,6 +12,7 @@ use tollgate::{Config, Engine};
 use tollgate_config::Listen;
 
 use crate::control::ControlPlane;
+use crate::door_metrics::{self, ShownDoor};
 use crate::net::{ListenError, Listener};
 use crate::{admin, grpc, http, resp};
 
@@ -131,12 +132,40 @@ impl Doors {
         listeners
     }
 
+    /// Returns the doors as the page of metrics shows them. Forward-auth counts as a door of its own, on the
+    /// listener of the HTTP door.
+    fn shown(&self) -> Vec<ShownDoor> {
+        let mut doors = Vec::new();
+        for (name, listener) in self.listeners() {
+            let statuses = match name {
+                "grpc" => door_metrics::GRPC,
+                "resp" => door_metrics::RESP,
+                _ => door_metrics::HTTP,
+            };
+            doors.push(ShownDoor {
+                name,
+                statuses,
+                metrics: Arc::clone(listener.metrics()),
+                connections: Some(listener.connections()),
+            });
+            if name == "http" {
+                let metrics = listener.http_metrics().auth.unwrap_or_default();
+                doors.push(ShownDoor {
+                    name: "auth",
+                    statuses,
+                    metrics,
+                    connections: None,
+                });
+            }
+        }
+        doors
+    }
+
     /// Serves at all doors until `stop` is ready, then lets open requests finish. While it serves, it
     /// removes expired state, watches the config file, and keeps overrides up to date.
     pub async fn serve(self, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
         let engine = Arc::clone(control.engine());
-        let peers = |(door, listener): (_, &Listener)| (door, Arc::clone(listener.peers()));
-        control.show_refusals(self.listeners().into_iter().map(peers).collect());
+        control.show_doors(self.shown());
         let (stopping, stopped) = watch::channel(false);
         let stop_of = || {
             let mut stopped = stopped.clone();

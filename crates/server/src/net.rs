@@ -30,6 +30,7 @@ pub use self::memory::{FREE, LARGE_ANSWER, MAX_HELD, MAX_HELD_BY_CONNECTION};
 pub(crate) use self::peers::{Peers, client_of};
 pub(crate) use self::request::{NoRoom, ReadError, Received, read_whole};
 pub(crate) use self::stream::{Stream, Transport};
+use crate::door_metrics::{DoorMetrics, Fault, HttpMetrics, OpenConnection};
 use crate::http::guard::{Guard, GuardedDoor};
 use crate::tls::{Tls, TlsError};
 
@@ -75,6 +76,9 @@ pub struct Listener {
     permits: Arc<Semaphore>,
     /// Bounds the connections of each client.
     peers: Arc<Peers>,
+    metrics: Arc<DoorMetrics>,
+    /// The counts of forward-auth, if this listener serves it.
+    auth_metrics: Arc<DoorMetrics>,
     /// Reloads the TLS files when they change, for as long as the listener exists.
     _tls_watcher: JoinSet<()>,
 }
@@ -103,6 +107,8 @@ impl Listener {
             listen: Listen::new(address, None),
             permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             peers: Arc::default(),
+            metrics: Arc::default(),
+            auth_metrics: Arc::default(),
             _tls_watcher: tls_watcher,
         })
     }
@@ -132,9 +138,33 @@ impl Listener {
         self
     }
 
-    /// Returns the connections by client.
-    pub(crate) fn peers(&self) -> &Arc<Peers> {
-        &self.peers
+    /// Returns the counts of the door.
+    pub(crate) fn metrics(&self) -> &Arc<DoorMetrics> {
+        &self.metrics
+    }
+
+    /// Returns the counts of the HTTP door and of forward-auth.
+    pub(crate) fn http_metrics(&self) -> HttpMetrics {
+        HttpMetrics {
+            door: Arc::clone(&self.metrics),
+            auth: Some(Arc::clone(&self.auth_metrics)),
+        }
+    }
+
+    /// Returns the counts of the admin door.
+    pub(crate) fn admin_metrics(&self) -> HttpMetrics {
+        HttpMetrics {
+            door: Arc::clone(&self.metrics),
+            auth: None,
+        }
+    }
+
+    /// Returns what the page of metrics shows of the connections.
+    pub(crate) fn connections(&self) -> Connections {
+        Connections {
+            peers: Arc::clone(&self.peers),
+            tls: self.tls.clone(),
+        }
     }
 
     /// Makes the guard of a door that serves HTTP here.
@@ -189,6 +219,41 @@ pub(crate) struct AnswerNotTaken;
 
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
+/// The connections of a listener, for the page of metrics.
+pub(crate) struct Connections {
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) tls: Option<Arc<Tls>>,
+}
+
+/// Returns whether a connection ended because its client did not take an answer: the server gave up, or
+/// the system did (`TCP_USER_TIMEOUT`).
+fn is_not_taken(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if error.is::<AnswerNotTaken>() {
+            return true;
+        }
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            let by_system = error.raw_os_error().is_some();
+            if by_system && error.kind() == io::ErrorKind::TimedOut {
+                return true;
+            }
+            // An error that is made of another one hides it from `source`.
+            if let Some(inner) = error.get_ref() {
+                return is_not_taken(inner);
+            }
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// Returns whether a connection ended because the client's bytes are not HTTP.
+fn is_not_http(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    let hyper = error.downcast_ref::<hyper::Error>();
+    hyper.is_some_and(hyper::Error::is_parse)
+}
+
 /// Serves every connection of `listener` with `handle` until `stop` is ready. Then tells open
 /// connections of the stop, by their [`Stopping`], and waits at most [`DRAIN_TIMEOUT`] for them.
 pub(crate) async fn serve<H, F>(listener: Listener, handle: H, stop: impl Future<Output = ()>)
@@ -208,6 +273,7 @@ where
             continue;
         };
         let (handle, tls) = (handle.clone(), listener.tls.clone());
+        let open = OpenConnection::new(&listener.metrics);
         let mut stopping = Stopping(stopped.clone());
         tokio::spawn(async move {
             let served = async {
@@ -220,9 +286,14 @@ where
             };
             // The client broke the connection off, or does not speak the protocol.
             if let Err(error) = served.await {
+                if is_not_taken(&*error) {
+                    open.metrics().cut(client_of(peer.ip()));
+                } else if is_not_http(&*error) {
+                    open.metrics().bad_request(Fault::Protocol);
+                }
                 tracing::debug!(%peer, %error, "connection ended");
             }
-            drop((permit, place));
+            drop((permit, place, open));
         });
     }
     drop((listener, stopped));

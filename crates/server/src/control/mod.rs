@@ -27,8 +27,8 @@ use self::config_source::Stamps;
 pub use self::config_source::{Problem, RejectedConfig, Source};
 pub use self::rule_changes::{Changes, Named};
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
+use crate::door_metrics::ShownDoor;
 use crate::events::Webhook;
-use crate::net::Peers;
 use crate::overrides::Overrides;
 
 /// The author of a change in the audit trail, if the file has changed.
@@ -59,7 +59,7 @@ pub struct ControlPlane {
     /// How often the file was read, in the order of [`OUTCOMES`].
     reloads: [AtomicU64; OUTCOMES.len()],
     wrong_tokens: AtomicU64,
-    refusals: OnceLock<Vec<(&'static str, Arc<Peers>)>>,
+    doors: OnceLock<Vec<ShownDoor>>,
 }
 
 /// The names in metrics for the results of reading the file: the two of [`Outcome`], and one for a
@@ -152,7 +152,7 @@ impl ControlPlane {
             clock,
             reloads: Default::default(),
             wrong_tokens: AtomicU64::new(0),
-            refusals: OnceLock::new(),
+            doors: OnceLock::new(),
         }
     }
 
@@ -223,15 +223,14 @@ impl ControlPlane {
         self.wrong_tokens.load(Ordering::Relaxed)
     }
 
-    /// Sets the doors whose refused connections are shown. Only the first call has an effect.
-    pub(crate) fn show_refusals(&self, doors: Vec<(&'static str, Arc<Peers>)>) {
-        let _ = self.refusals.set(doors);
+    /// Sets the doors that the page of metrics shows. Only the first call has an effect.
+    pub(crate) fn show_doors(&self, doors: Vec<ShownDoor>) {
+        let _ = self.doors.set(doors);
     }
 
-    /// Returns how many connections each door refused because their client had too many.
-    pub(crate) fn refused_connections(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let doors = self.refusals.get().into_iter().flatten();
-        doors.map(|(door, peers)| (*door, peers.refused()))
+    /// Returns the doors that the page of metrics shows.
+    pub(crate) fn doors(&self) -> &[ShownDoor] {
+        self.doors.get().map_or(&[], Vec::as_slice)
     }
 
     /// Checks the file once a second, and reads it when it has changed. Never returns.

@@ -105,7 +105,7 @@ mod tests {
         let config = tollgate_config::parse("rules.yaml", "version: 1\nrules: []\n", &|_| None);
         let engine = tollgate::Engine::start(&config.unwrap()).await.unwrap();
         let (_, routes) = Health::new().await;
-        Services::new(Arc::new(engine), routes)
+        Services::new(Arc::new(engine), routes, &Arc::default())
     }
 
     #[tokio::test(start_paused = true)]

@@ -40,7 +40,7 @@ pub const PROTOCOLS: &[&str] = &["h2"];
 /// has to call [`Engine::sweep`](tollgate::Limiter::sweep) now and then, because several doors may share one engine.
 pub async fn serve(listener: Listener, engine: Arc<Engine>, stop: impl Future<Output = ()>) {
     let (health, routes) = Health::new().await;
-    let services = Services::new(engine, routes);
+    let services = Services::new(engine, routes, listener.metrics());
     let stop = async {
         stop.await;
         health.stop().await;

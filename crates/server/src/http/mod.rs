@@ -33,6 +33,7 @@ use self::connection::Routes;
 use self::guard::GuardedDoor;
 use crate::backend::{Answer, Backend};
 use crate::control::ControlPlane;
+use crate::door_metrics::{HttpMetrics, Tally};
 use crate::exposition::Pages;
 use crate::forward_auth::ForwardAuth;
 use crate::net::{self, Listener, NoRoom, Peer, ReadError};
@@ -56,6 +57,8 @@ const LEASE_TOKEN: HeaderName = HeaderName::from_static("lease-token");
 struct App {
     control: Arc<ControlPlane>,
     backend: Backend,
+    /// Answers forward-auth, which counts as a door of its own.
+    auth: Backend,
     per_config: PerConfig<DoorConfig>,
     draining: AtomicBool,
     batches: Semaphore,
@@ -84,9 +87,12 @@ impl DoorConfig {
 }
 
 impl App {
-    fn new(control: Arc<ControlPlane>) -> Arc<App> {
+    fn new(control: Arc<ControlPlane>, metrics: &HttpMetrics) -> Arc<App> {
+        let backend = |metrics| Backend::new(Arc::clone(control.engine()), metrics);
+        let auth = metrics.auth.clone().unwrap_or_default();
         Arc::new(App {
-            backend: Backend::new(Arc::clone(control.engine())),
+            backend: backend(Arc::clone(&metrics.door)),
+            auth: backend(auth),
             per_config: PerConfig::new(control.engine(), DoorConfig::of),
             control,
             draining: AtomicBool::new(false),
@@ -142,9 +148,15 @@ impl App {
         origin: &Origin,
         accepts_problem: bool,
     ) -> Result<Response, RequestError> {
+        let metrics = &self.backend.metrics;
+        let started = metrics.start();
         let (snapshot, door_config) = self.snapshot();
-        let answer = self.backend.answer(&snapshot, question, origin).await?;
-        Ok(door_config.responder.answer(&answer, accepts_problem))
+        let answer = self.backend.answer(&snapshot, question, origin).await;
+        let tally = Tally::of(question, &answer);
+        let respond = |answer| door_config.responder.answer(&answer, accepts_problem);
+        let response = answer.map(respond);
+        metrics.decided(started, tally);
+        Ok(response?)
     }
 }
 
@@ -153,7 +165,11 @@ impl App {
 /// pages. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`], and must put
 /// a [`Peer`] into the extensions of requests for `/auth`.
 pub fn router(control: Arc<ControlPlane>) -> Router {
-    routes(App::new(control))
+    let metrics = HttpMetrics {
+        door: Arc::default(),
+        auth: Some(Arc::default()),
+    };
+    routes(App::new(control, &metrics))
 }
 
 /// Serves on `listener` until `stop` is ready, then lets open requests finish. A listener with TLS
@@ -162,7 +178,8 @@ pub fn router(control: Arc<ControlPlane>) -> Router {
 /// The door follows the config in force. The caller must call
 /// [`Engine::sweep`](tollgate::Limiter::sweep) from time to time, as one engine may have several doors.
 pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Future<Output = ()>) {
-    let app = App::new(control);
+    let metrics = listener.http_metrics();
+    let app = App::new(control, &metrics);
     let (checks, others) = (
         Arc::clone(&app),
         connection::routes_of(routes(Arc::clone(&app))),
@@ -181,7 +198,7 @@ pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Fu
         app.draining.store(true, Ordering::Relaxed);
     };
     let guard = listener.guard(GuardedDoor::Http);
-    connection::serve(listener, routes, is_large, guard, stop).await;
+    connection::serve(listener, routes, is_large, guard, metrics, stop).await;
 }
 
 /// Returns whether the answer to a request for this path may be larger than a decision.
@@ -301,16 +318,20 @@ async fn auth(State(app): AppState, request: Request) -> Response {
     // The body of the proxy's client is not read.
     let (parts, _) = request.into_parts();
     respond::answer(async {
+        let started = app.auth.metrics.start();
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
         let (snapshot, door_config) = app.snapshot();
         let check = door_config.forward_auth.check(peer, &parts)?;
         let origin = Origin::new("auth", &parts.headers);
         let question = Question::Check(check);
-        let answer = app.backend.answer(&snapshot, &question, &origin).await?;
-        Ok(match answer {
+        let answer = app.auth.answer(&snapshot, &question, &origin).await;
+        let tally = Tally::of(&question, &answer);
+        let response = answer.map(|answer| match answer {
             Answer::Decision(decision) => door_config.responder.verdict(&decision, accepts_problem),
             answer => door_config.responder.answer(&answer, accepts_problem),
-        })
+        });
+        app.auth.metrics.decided(started, tally);
+        Ok(response?)
     })
     .await
 }

@@ -12,6 +12,7 @@ use tollgate_config::{Password, Resp, Secret, ThrottleFailure};
 use super::bounds;
 use super::conversation::Conversation;
 use crate::backend::Backend;
+use crate::door_metrics::DoorMetrics;
 
 /// The settings of a listener.
 #[derive(Clone, Debug)]
@@ -76,9 +77,18 @@ impl Door {
     /// Opens a door to `engine`.
     #[must_use]
     pub fn new(engine: Arc<Engine>, options: &Options) -> Arc<Door> {
+        Door::counting_in(engine, options, Arc::default())
+    }
+
+    /// Opens a door to `engine` that counts in `metrics`.
+    pub(super) fn counting_in(
+        engine: Arc<Engine>,
+        options: &Options,
+        metrics: Arc<DoorMetrics>,
+    ) -> Arc<Door> {
         let password = options.password.as_ref();
         Arc::new(Door {
-            backend: Backend::new(engine),
+            backend: Backend::new(engine, metrics),
             on_store_failure: options.on_store_failure,
             idle_timeout: options.idle_timeout,
             password: password.map(|it| blake3::hash(it.expose())),

@@ -58,7 +58,7 @@ pub async fn serve(
     options: Options,
     stop: impl Future<Output = ()>,
 ) {
-    let door = Door::new(engine, &options);
+    let door = Door::counting_in(engine, &options, Arc::clone(listener.metrics()));
     let handle = move |stream, peer, stopping| {
         let door = Arc::clone(&door);
         async move {

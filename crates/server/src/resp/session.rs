@@ -14,6 +14,7 @@ use super::info;
 use super::pending::Pending;
 use super::reply::{Protocol, Reply};
 use super::throttle::{self, Limits, ThrottleArgs};
+use crate::door_metrics::Tally;
 use crate::question::Question;
 use crate::trace::Origin;
 use crate::{respond, trace};
@@ -38,6 +39,8 @@ pub(super) struct Session {
     wrong_passwords: u32,
     name: Vec<u8>,
     limits: Limits,
+    /// The decisions that are not counted yet.
+    pub(super) tally: Tally,
 }
 
 type Done = Result<Run, CommandError>;
@@ -51,6 +54,7 @@ impl Session {
             wrong_passwords: 0,
             name: Vec::new(),
             limits: Limits::default(),
+            tally: Tally::default(),
             door,
         }
     }
@@ -72,6 +76,9 @@ impl Session {
     #[cold]
     fn write_error(&mut self, error: &CommandError, out: &mut Vec<u8>) -> Run {
         error.write(&mut Reply::new(out, self.protocol));
+        if let Some(fault) = error.fault() {
+            self.door.backend.metrics.bad_request(fault);
+        }
         if *error != CommandError::WrongPassword {
             return Run::Done;
         }
@@ -164,6 +171,7 @@ impl Session {
         let ask = || engine.try_throttle(key, limit, quantity);
         match trace::now(DOOR, engine, "throttle", ask) {
             Some(throttled) => {
+                self.tally.throttled(Some(&throttled));
                 throttle::write(&mut Reply::new(out, self.protocol), &throttled);
                 Ok(Run::Done)
             }
@@ -177,11 +185,12 @@ impl Session {
 
     /// Answers a question at once if the engine can. Otherwise the question is answered later, in its
     /// turn.
-    fn ask(&self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
+    fn ask(&mut self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
         let question = arguments::read(name, command)?;
         let backend = &self.door.backend;
         let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown(DOOR));
         if let Some(answer) = backend.answer_now(&snapshot, &question, &origin) {
+            self.tally.add(&question, &answer);
             respond::reply(&answer, reply);
             return Ok(Run::Done);
         }
