@@ -1,6 +1,6 @@
 //! The statuses of each protocol, as labels. A status is counted at its place in the list.
 
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderName, StatusCode};
 use tonic::Code;
 
 /// The names of the statuses of a protocol, by their places.
@@ -59,6 +59,9 @@ const OTHER: &str = "other";
 
 const _: () = assert!(HTTP.len() <= MAX && GRPC.len() <= MAX && RESP.len() <= MAX);
 
+/// The header with the code of a gRPC call that failed before it had an answer.
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
 /// The place of RESP answers that are not errors.
 pub(crate) const RESP_OK: usize = 0;
 
@@ -77,7 +80,7 @@ pub(crate) fn http(status: StatusCode) -> usize {
 /// fail.
 #[inline]
 pub(crate) fn grpc(headers: &HeaderMap) -> Code {
-    match headers.get("grpc-status") {
+    match headers.get(GRPC_STATUS) {
         None => Code::Ok,
         Some(code) => Code::from_bytes(code.as_bytes()),
     }
@@ -128,7 +131,7 @@ mod tests {
     fn code_of_a_failed_call_is_in_its_head() {
         let mut headers = HeaderMap::new();
         assert_eq!(grpc(&headers), Code::Ok);
-        headers.insert("grpc-status", "8".parse().unwrap());
+        headers.insert(GRPC_STATUS, "8".parse().unwrap());
         assert_eq!(grpc(&headers), Code::ResourceExhausted);
     }
 }

@@ -53,7 +53,7 @@ fn value(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
 fn any_value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (&length, rest) = bytes.get(1..)?.split_first()?;
     let (length, rest) = match length {
-        0..0x80 => (usize::from(length), rest),
+        0..=0x7f => (usize::from(length), rest),
         // The length follows in this many bytes. Four are enough for any certificate.
         0x81..=0x84 => {
             let (digits, rest) = rest.split_at_checked(usize::from(length & 0x7f))?;
