@@ -29,7 +29,7 @@ pub(crate) enum Fault {
     UntrustedProxy,
     /// The token or the password is missing, wrong, or lacks the role.
     Token,
-    /// The connection holds too many unfinished requests and unread answers.
+    /// The connection, or all connections of the door, hold too many unfinished requests and unread answers.
     NoRoom,
 }
 

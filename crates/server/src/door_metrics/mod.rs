@@ -116,7 +116,7 @@ impl DoorMetrics {
         {
             tracing::warn!(
                 unlogged,
-                "refused a request: its connection holds too many unfinished requests and unread answers"
+                "refused a request for lack of room: clients leave too many requests unfinished and answers unread"
             );
         }
     }
