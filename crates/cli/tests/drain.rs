@@ -68,7 +68,10 @@ impl Server {
 
     fn get(&self, address: SocketAddr, path: &str) -> Answer {
         let mut stream = self.connect(address);
-        send(&stream, &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+        send(
+            &stream,
+            &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        );
         read_answer(&mut stream).unwrap()
     }
 

@@ -63,6 +63,11 @@ impl Routes {
         Some(&route.action)
     }
 
+    /// The action of each route, in order. Several routes may have the same action.
+    pub fn actions(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.0.iter().map(|route| &route.action)
+    }
+
     /// Whether there are no routes.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -69,6 +69,9 @@ pub struct Census {
     /// The keys of each rule on all servers, by the rule's name. Other keys of Tollgate have a name in parentheses,
     /// such as `(holds)`.
     pub rules: BTreeMap<String, RuleCensus>,
+    /// The open reservations and leases of all instances; `None` if they could not be counted. A hold that
+    /// has expired counts until an instance ends it.
+    pub open_holds: Option<u64>,
 }
 
 /// The last count of one server.
@@ -281,6 +284,7 @@ impl Counting {
             let now = shared.time_of(&node.room);
             self.exchange_shared_states(shared, node, now).await;
             shared.shared_states.forget_ended(now);
+            census.open_holds = self.count_open_holds(shared, node).await;
         }
         let decisions = shared.shared_states.decisions();
         let is_new = decisions > self.decisions;
@@ -391,6 +395,15 @@ impl Counting {
         });
         self.servers.insert(name, (address, connection, tally));
         Ok(())
+    }
+
+    /// Counts the index of due holds, which has all open holds.
+    async fn count_open_holds(&mut self, shared: &Shared, node: &Node) -> Option<u64> {
+        let (_, connection, _) = self.servers.get_mut(&node.name())?;
+        let mut command = redis::cmd("ZCARD");
+        command.arg(&*shared.naming.due(&shared.options.namespace));
+        let counted = timeout(LONGEST, command.query_async::<u64>(connection)).await;
+        counted.ok()?.ok()
     }
 
     /// Tells other instances which rules have a shared state, and learns it from them.

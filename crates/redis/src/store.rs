@@ -363,6 +363,12 @@ impl Shared {
         })?;
         let permit = node.breaker.permit(Instant::now().into_std());
         let permit = permit.ok_or(StoreError::BreakerOpen).map_err(failed)?;
+        if permit.is_first_probe() {
+            tracing::info!(
+                server = node.name(),
+                "the circuit breaker is half open: a few requests try the store again"
+            );
+        }
         let _in_flight = InFlight(&self.in_flight);
         if self.in_flight.fetch_add(1, Ordering::AcqRel) >= self.options.max_in_flight {
             return Err(failed(StoreError::Overloaded));
@@ -387,9 +393,23 @@ impl Shared {
         match &answer {
             // These errors are answers, so the server works.
             Ok(_) | Err(StoreError::Foreign(_) | StoreError::Script(_) | StoreError::Full) => {
-                permit.succeeded();
+                if permit.succeeded() {
+                    tracing::info!(
+                        server = node.name(),
+                        "the store is back: its circuit breaker is closed"
+                    );
+                }
             }
-            Err(_) => permit.failed(Instant::now().into_std()),
+            Err(error) => {
+                if permit.failed(Instant::now().into_std()) {
+                    tracing::warn!(
+                        server = node.name(),
+                        %error,
+                        retry_in = ?self.options.breaker.timeout_duration,
+                        "the store fails: its circuit breaker is open, and failure policies decide; run `tollgate doctor`"
+                    );
+                }
+            }
         }
         answer
     }

@@ -13,6 +13,8 @@ use tollgate::{
     Holders, Reserve, ReserveOutcome, Snapshot, Span, StoreError,
 };
 
+use crate::door_metrics::{Actions, DoorMetrics};
+use crate::per_config::PerConfig;
 use crate::question::{Check, Question};
 use crate::trace::Origin;
 use crate::usage::{Usage, UsageError, UsageReader};
@@ -27,6 +29,9 @@ pub(crate) struct Backend {
     /// One permit for each client that may wait for a lease.
     lease_waits: Semaphore,
     usage: UsageReader,
+    pub(crate) metrics: Arc<DoorMetrics>,
+    /// The actions under which the door counts requests that no rule applies to.
+    actions: PerConfig<Actions>,
 }
 
 /// The answer to a question.
@@ -76,11 +81,17 @@ fn hold_message(error: &HoldError) -> String {
 }
 
 impl Backend {
-    pub(crate) fn new(engine: Arc<Engine>) -> Backend {
+    /// Answers questions of a door that counts in `metrics`.
+    pub(crate) fn new(engine: Arc<Engine>, metrics: Arc<DoorMetrics>) -> Backend {
+        let counting = Arc::clone(&metrics);
         Backend {
+            actions: PerConfig::new(&engine, move |live| {
+                counting.unmatched.actions(&live.config().routes)
+            }),
             engine,
             lease_waits: Semaphore::new(MAX_WAITING),
             usage: UsageReader::default(),
+            metrics,
         }
     }
 
@@ -91,10 +102,12 @@ impl Backend {
         question: &Question<'_>,
         origin: &Origin,
     ) -> Result<Answer, AskError> {
-        match self.answer_now(snapshot, question, origin) {
-            Some(answer) => answer,
-            None => Box::pin(self.ask(snapshot, question, origin)).await,
+        if let Some(answer) = self.answer_now(snapshot, question, origin) {
+            return answer;
         }
+        let answer = Box::pin(self.ask(snapshot, question, origin)).await;
+        self.count_unmatched(snapshot, question, &answer);
+        answer
     }
 
     /// Like `answer`, but only if the state is in this process, and the question never waits. Then the
@@ -115,7 +128,50 @@ impl Backend {
                 | Question::Refund(_)
         );
         let is_ready = never_waits && self.engine.store().is_local();
-        is_ready.then(|| self.ask(snapshot, question, origin).now_or_never())?
+        let answer = is_ready.then(|| self.ask(snapshot, question, origin).now_or_never())??;
+        self.count_unmatched(snapshot, question, &answer);
+        Some(answer)
+    }
+
+    /// Counts a request that no rule applied to.
+    #[inline]
+    fn count_unmatched(
+        &self,
+        snapshot: &Snapshot<'_>,
+        question: &Question<'_>,
+        answer: &Result<Answer, AskError>,
+    ) {
+        if let Ok(answer) = answer
+            && answer.has_unmatched()
+        {
+            self.count_by_action(snapshot, question, Some(answer));
+        }
+    }
+
+    /// Counts a request that no rule applied to, by its action. In a batch, `answer` says which requests
+    /// these are.
+    #[cold]
+    pub(crate) fn count_by_action(
+        &self,
+        snapshot: &Snapshot<'_>,
+        question: &Question<'_>,
+        answer: Option<&Answer>,
+    ) {
+        let actions = self.actions.of(snapshot.active());
+        let count = |action| self.metrics.unmatched.count(&actions, action);
+        match (question, answer) {
+            (Question::Batch(checks), Some(Answer::Batch(decisions))) => {
+                for (check, decision) in checks.iter().zip(decisions) {
+                    if is_unmatched(decision) {
+                        count(check.attributes.get(ACTION));
+                    }
+                }
+            }
+            (Question::Demands(demands), _) => {
+                count(demands.first().and_then(|it| it.attributes.get(ACTION)));
+            }
+            _ => count(question.attributes().and_then(|it| it.get(ACTION))),
+        }
     }
 
     async fn ask(
@@ -195,6 +251,7 @@ impl Backend {
                     Span::ZERO => None,
                     _ => self.lease_waits.try_acquire().ok(),
                 };
+                let _waiter = permit.as_ref().map(|_| self.metrics.wait_for_lease());
                 let acquire = Acquire {
                     ttl: *ttl,
                     owner,
@@ -227,6 +284,35 @@ impl Backend {
     }
 }
 
+/// The attribute that says what a request does.
+const ACTION: &str = "action";
+
+impl Answer {
+    /// Returns whether this decides a request that no rule applied to. The demands of a request count
+    /// together.
+    #[inline]
+    pub(crate) fn has_unmatched(&self) -> bool {
+        match self {
+            Answer::Decision(decision)
+            | Answer::Reserve(
+                ReserveOutcome::Denied(decision)
+                | ReserveOutcome::Held {
+                    decision: Some(decision),
+                    ..
+                },
+            ) => is_unmatched(decision),
+            Answer::Batch(decisions) => decisions.iter().any(is_unmatched),
+            Answer::Demands(demands) => demands.decisions().iter().all(is_unmatched),
+            // A lease needs a rule, and the other answers decide nothing.
+            _ => false,
+        }
+    }
+}
+
+fn is_unmatched(decision: &Decision) -> bool {
+    decision.rules().len() == 0
+}
+
 async fn check(snapshot: &Snapshot<'_>, check: &Check<'_>, origin: &Origin) -> Decision {
     let attributes = check.attributes.attributes();
     // Pinned in its place: a move of the future would copy several kilobytes.
@@ -255,7 +341,7 @@ mod tests {
         let rules =
             "version: 1\nrules: [{ id: slots, algorithm: concurrency, limit: 1, lease: 1h }]";
         let engine = Engine::from_yaml("rules.yaml", rules).unwrap();
-        let backend = Backend::new(Arc::new(engine));
+        let backend = Backend::new(Arc::new(engine), Arc::default());
         let acquire = Question::AcquireLease {
             attributes: Default::default(),
             ttl: None,

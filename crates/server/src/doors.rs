@@ -11,7 +11,8 @@ use tokio::time::MissedTickBehavior;
 use tollgate::{Config, Engine};
 use tollgate_config::Listen;
 
-use crate::control::{ControlPlane, DoorCounts};
+use crate::control::ControlPlane;
+use crate::door_metrics::{self, ShownDoor};
 use crate::net::{ListenError, Listener};
 use crate::{admin, grpc, http, resp};
 
@@ -131,6 +132,35 @@ impl Doors {
         listeners
     }
 
+    /// Returns the doors as the page of metrics shows them. Forward-auth counts as a door of its own, on the
+    /// listener of the HTTP door.
+    fn shown(&self) -> Vec<ShownDoor> {
+        let mut doors = Vec::new();
+        for (name, listener) in self.listeners() {
+            let statuses = match name {
+                "grpc" => door_metrics::GRPC,
+                "resp" => door_metrics::RESP,
+                _ => door_metrics::HTTP,
+            };
+            doors.push(ShownDoor {
+                name,
+                statuses,
+                metrics: Arc::clone(listener.metrics()),
+                connections: Some(listener.connections()),
+            });
+            if name == "http" {
+                let metrics = listener.http_metrics().auth.unwrap_or_default();
+                doors.push(ShownDoor {
+                    name: "auth",
+                    statuses,
+                    metrics,
+                    connections: None,
+                });
+            }
+        }
+        doors
+    }
+
     /// Serves at all doors until `stop` is ready. The value of `stop` is the drain time: the doors report
     /// at once that they are not ready, and serve for this long. Then they close, and open requests
     /// finish, within [`STOP_TIMEOUT`](crate::net::STOP_TIMEOUT).
@@ -138,12 +168,7 @@ impl Doors {
     /// While it serves, it removes expired state, watches the config file, and keeps overrides up to date.
     pub async fn serve(self, control: Arc<ControlPlane>, stop: impl Future<Output = Duration>) {
         let engine = Arc::clone(control.engine());
-        let counts = |(door, listener): (_, &Listener)| DoorCounts {
-            door,
-            peers: Arc::clone(listener.peers()),
-            attempts: Arc::clone(listener.attempts()),
-        };
-        control.show_doors(self.listeners().into_iter().map(counts).collect());
+        control.show_doors(self.shown());
         let (stopping, stopped) = watch::channel(None);
         let stop_of = || {
             let mut stopped = stopped.clone();

@@ -16,7 +16,8 @@
 //! * [`overrides`]: limits that operators change while the server runs.
 //! * [`audit`]: the audit trail. [`events`]: webhooks about quotas that are nearly used up.
 //! * [`client`]: finds the client of a request in its headers.
-//! * [`trace`]: spans of decisions. `exposition`: the metrics page.
+//! * [`trace`]: spans of decisions. `exposition`: the metrics page. `door_metrics`: what each door counts.
+//!   `process`: what the system knows of this process.
 //! * `usage`: a tenant's usage, from the ledger. `period`: periods by name.
 //!
 //! Nothing here decides a request. No client can make the server panic or grow without bound: see
@@ -29,6 +30,7 @@ mod backend;
 pub mod client;
 pub mod control;
 mod describe;
+mod door_metrics;
 mod doors;
 pub mod events;
 mod exposition;
@@ -40,6 +42,7 @@ mod outbound;
 pub mod overrides;
 mod per_config;
 mod period;
+mod process;
 mod question;
 pub mod resp;
 mod respond;

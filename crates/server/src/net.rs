@@ -36,6 +36,7 @@ pub use self::stopping::LAST_CALL;
 pub(crate) use self::stopping::{Stage, Stopping};
 pub(crate) use self::stream::{Stream, Transport};
 use crate::access::attempts::Attempts;
+use crate::door_metrics::{DoorMetrics, Fault, HttpMetrics, OpenConnection};
 use crate::http::guard::{Guard, GuardedDoor};
 use crate::tls::{Tls, TlsError};
 
@@ -83,6 +84,9 @@ pub struct Listener {
     peers: Arc<Peers>,
     /// The wrong tokens of clients.
     attempts: Arc<Attempts>,
+    metrics: Arc<DoorMetrics>,
+    /// The counts of forward-auth, if this listener serves it.
+    auth_metrics: Arc<DoorMetrics>,
     /// Reloads the TLS files when they change, for as long as the listener exists.
     _tls_watcher: JoinSet<()>,
 }
@@ -112,6 +116,8 @@ impl Listener {
             permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
             peers: Arc::default(),
             attempts: Arc::default(),
+            metrics: Arc::default(),
+            auth_metrics: Arc::default(),
             _tls_watcher: tls_watcher,
         })
     }
@@ -141,9 +147,34 @@ impl Listener {
         self
     }
 
-    /// Returns the connections by client.
-    pub(crate) fn peers(&self) -> &Arc<Peers> {
-        &self.peers
+    /// Returns the counts of the door.
+    pub(crate) fn metrics(&self) -> &Arc<DoorMetrics> {
+        &self.metrics
+    }
+
+    /// Returns the counts of the HTTP door and of forward-auth.
+    pub(crate) fn http_metrics(&self) -> HttpMetrics {
+        HttpMetrics {
+            door: Arc::clone(&self.metrics),
+            auth: Some(Arc::clone(&self.auth_metrics)),
+        }
+    }
+
+    /// Returns the counts of the admin door.
+    pub(crate) fn admin_metrics(&self) -> HttpMetrics {
+        HttpMetrics {
+            door: Arc::clone(&self.metrics),
+            auth: None,
+        }
+    }
+
+    /// Returns what the page of metrics shows of the connections.
+    pub(crate) fn connections(&self) -> Connections {
+        Connections {
+            peers: Arc::clone(&self.peers),
+            attempts: Arc::clone(&self.attempts),
+            tls: self.tls.clone(),
+        }
     }
 
     /// Returns the wrong tokens of clients.
@@ -207,6 +238,42 @@ pub(crate) struct AnswerNotTaken;
 
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
+/// The connections of a listener, for the page of metrics.
+pub(crate) struct Connections {
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) attempts: Arc<Attempts>,
+    pub(crate) tls: Option<Arc<Tls>>,
+}
+
+/// Returns whether a connection ended because its client did not take an answer: the server gave up, or
+/// the system did (`TCP_USER_TIMEOUT`).
+fn is_not_taken(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = next {
+        if error.is::<AnswerNotTaken>() {
+            return true;
+        }
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            let by_system = error.raw_os_error().is_some();
+            if by_system && error.kind() == io::ErrorKind::TimedOut {
+                return true;
+            }
+            // An error that is made of another one hides it from `source`.
+            if let Some(inner) = error.get_ref() {
+                return is_not_taken(inner);
+            }
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// Returns whether a connection ended because the client's bytes are not HTTP.
+fn is_not_http(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    let hyper = error.downcast_ref::<hyper::Error>();
+    hyper.is_some_and(hyper::Error::is_parse)
+}
+
 /// Serves every connection of `listener` with `handle` until `stop` is ready. The value of `stop` is the
 /// drain time: the listener goes on for this long, and connections are told that the server drains. Then
 /// the listener closes, and open connections have at most [`STOP_TIMEOUT`] to end.
@@ -222,6 +289,7 @@ where
         };
         let (handle, tls) = (handle.clone(), listener.tls.clone());
         let stopping = stopping.clone();
+        let open = OpenConnection::new(&listener.metrics);
         tokio::spawn(async move {
             let served = async {
                 let stream = tokio::select! {
@@ -234,9 +302,14 @@ where
             };
             // The client broke the connection off, or does not speak the protocol.
             if let Err(error) = served.await {
+                if is_not_taken(&*error) {
+                    open.metrics().cut(client_of(peer.ip()));
+                } else if is_not_http(&*error) {
+                    open.metrics().bad_request(Fault::Protocol);
+                }
                 tracing::debug!(%peer, %error, "connection ended");
             }
-            drop((permit, place));
+            drop((permit, place, open));
         });
     };
     let drain = accept_until(&listener, &start, stop).await;

@@ -14,10 +14,12 @@ use tollgate::{ActiveConfig, Engine};
 /// A value derived from the config.
 pub(crate) struct PerConfig<T> {
     made: ArcSwap<Made<T>>,
-    make: fn(&ActiveConfig) -> T,
+    make: Make<T>,
     /// Locked while a value is derived, so that concurrent requests derive it once.
     making: Mutex<()>,
 }
+
+type Make<T> = Box<dyn Fn(&ActiveConfig) -> T + Send + Sync>;
 
 /// A value derived from one config.
 pub(crate) struct Made<T> {
@@ -35,10 +37,13 @@ impl<T> Deref for Made<T> {
 
 impl<T> PerConfig<T> {
     /// Derives a value from the config of `engine` with `make`, now and after each change.
-    pub(crate) fn new(engine: &Engine, make: fn(&ActiveConfig) -> T) -> PerConfig<T> {
+    pub(crate) fn new(
+        engine: &Engine,
+        make: impl Fn(&ActiveConfig) -> T + Send + Sync + 'static,
+    ) -> PerConfig<T> {
         PerConfig {
-            made: ArcSwap::from(made(&engine.active(), make)),
-            make,
+            made: ArcSwap::from(made(&engine.active(), &make)),
+            make: Box::new(make),
             making: Mutex::new(()),
         }
     }
@@ -60,7 +65,7 @@ impl<T> PerConfig<T> {
         if known.generation == live.generation() {
             return known;
         }
-        let made = made(live, self.make);
+        let made = made(live, &self.make);
         // A request with an older config gets its own value, and the stored value stays.
         if known.generation < made.generation {
             self.made.store(Arc::clone(&made));
@@ -69,7 +74,7 @@ impl<T> PerConfig<T> {
     }
 }
 
-fn made<T>(live: &ActiveConfig, make: fn(&ActiveConfig) -> T) -> Arc<Made<T>> {
+fn made<T>(live: &ActiveConfig, make: &impl Fn(&ActiveConfig) -> T) -> Arc<Made<T>> {
     Arc::new(Made {
         generation: live.generation(),
         value: make(live),

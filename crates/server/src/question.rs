@@ -64,6 +64,20 @@ pub(crate) enum Question<'a> {
     Usage(UsageQuestion<'a>),
 }
 
+impl<'a> Question<'a> {
+    /// Returns the attributes of a question about one request.
+    pub(crate) fn attributes(&self) -> Option<&AttributeMap<'a>> {
+        match self {
+            Question::Check(it) | Question::Peek(it) => Some(&it.attributes),
+            Question::Refund(it) => Some(&it.attributes),
+            Question::Reserve { attributes, .. }
+            | Question::AcquireLease { attributes, .. }
+            | Question::Holders(attributes) => Some(attributes),
+            _ => None,
+        }
+    }
+}
+
 /// A request to charge the limits of some attributes, or to read their state.
 pub(crate) struct Check<'a> {
     pub(crate) attributes: AttributeMap<'a>,
@@ -171,6 +185,13 @@ impl<'a> AttributeMap<'a> {
     /// last one applies.
     pub(crate) fn push(&mut self, name: impl Into<Text<'a>>, value: impl Into<Text<'a>>) {
         self.0.push((name.into(), value.into()));
+    }
+
+    /// Returns the value of an attribute. If a name has several values, the last one applies.
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        let mut pairs = self.0.iter().rev();
+        let found = pairs.find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_ref())
     }
 
     pub(crate) fn attributes(&self) -> Attributes<'_> {

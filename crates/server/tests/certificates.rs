@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tempfile::TempDir;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
@@ -51,7 +51,8 @@ impl Files {
     /// Replaces the certificate of this name.
     fn issue(&self, name: &str) -> CertificateDer<'static> {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.not_after = date_time_ymd(2040, 1, 1);
         let cert = params.signed_by(&key, &self.issuer).unwrap();
         fs::write(self.path(&format!("{name}.pem")), cert.pem()).unwrap();
         fs::write(self.path(&format!("{name}.key")), key.serialize_pem()).unwrap();
@@ -120,6 +121,32 @@ async fn shown(address: SocketAddr, client: &TlsConnector) -> Option<Certificate
     }
 }
 
+/// Returns the metrics of TLS that the HTTP door shows of itself.
+async fn metrics(address: SocketAddr, client: &TlsConnector) -> [String; 3] {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut stream = client.connect(name, stream).await.unwrap();
+    let request = "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut page = Vec::new();
+    // The server may close without the goodbye of TLS.
+    let _ = stream.read_to_end(&mut page).await;
+    let page = String::from_utf8_lossy(&page);
+    [
+        "tollgate_tls_certificate_expiry_timestamp_seconds",
+        "tollgate_tls_reload_failures_total",
+        "tollgate_tls_last_reload_success",
+    ]
+    .map(|name| {
+        let line = format!("{name}{{door=\"http\"}} ");
+        let value = page.lines().find_map(|it| it.strip_prefix(&line));
+        value.unwrap_or_default().to_owned()
+    })
+}
+
+/// The start of 2040, in seconds since the epoch.
+const EXPIRY: &str = "2208988800";
+
 #[tokio::test(start_paused = true)]
 async fn new_certificate_is_used_at_every_door_without_a_restart() {
     let files = Files::new();
@@ -129,6 +156,7 @@ async fn new_certificate_is_used_at_every_door_without_a_restart() {
     for address in &addresses {
         assert_eq!(shown(*address, &client).await.unwrap(), first);
     }
+    assert_eq!(metrics(addresses[0], &client).await, [EXPIRY, "0", "1"]);
 
     // A certificate that does not fit its key is not used, because the key may not have been
     // written yet.
@@ -140,12 +168,15 @@ async fn new_certificate_is_used_at_every_door_without_a_restart() {
     for address in &addresses {
         assert_eq!(shown(*address, &client).await.unwrap(), first);
     }
+    // Counted once, although the files are tried every second.
+    assert_eq!(metrics(addresses[0], &client).await, [EXPIRY, "1", "0"]);
 
     fs::write(files.path("server.key"), its_key).unwrap();
     sleep(A_WHILE).await;
     for address in &addresses {
         assert_eq!(shown(*address, &client).await.unwrap(), second);
     }
+    assert_eq!(metrics(addresses[0], &client).await, [EXPIRY, "1", "1"]);
 }
 
 #[tokio::test(start_paused = true)]

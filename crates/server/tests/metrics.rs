@@ -4,15 +4,19 @@
 
 mod common;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::Running;
-use serde_json::Value;
+use serde_json::{Value, json};
+use tollgate::Engine;
 use tollgate_rig::{Redis, wait};
+use tollgate_server::events::Webhook;
+use tollgate_server::{ControlPlane, Doors};
 
 const RULES: &str = r"
 events: { webhook: { url: 'http://127.0.0.1:1/', secret: 0123456789abcdef } }
@@ -105,6 +109,47 @@ fn page_with_a_store() -> String {
     page(&server)
 }
 
+/// Returns the metrics page of a server with all doors, with TLS at one of them.
+fn page_of_all_doors() -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    let cert = params.self_signed(&key).unwrap();
+    let [cert_file, key_file] = ["cert.pem", "key.pem"].map(|name| folder.path().join(name));
+    std::fs::write(&cert_file, cert.pem()).unwrap();
+    std::fs::write(&key_file, key.serialize_pem()).unwrap();
+    let any = "127.0.0.1:0";
+    let yaml = format!(
+        "version: 1\nserver:\n  http: {any}\n  grpc: {any}\n  admin: {any}\n  \
+         resp: {{ address: \"{any}\", tls: {{ cert: {}, key: {} }} }}{RULES}  \
+         - {{ id: next, candidate_of: user, algorithm: fixed-window, limit: 3, window: 10d }}\n",
+        cert_file.display(),
+        key_file.display(),
+    );
+    let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    let serving = runtime.spawn(async move {
+        let engine = Arc::new(Engine::start(&config).await.unwrap());
+        let doors = Doors::open(&config).await.unwrap();
+        tell.send(doors.addresses().unwrap()[0].address).unwrap();
+        let webhook = Webhook::start(&engine).unwrap();
+        let control = Arc::new(ControlPlane::of(engine).with_webhook(webhook));
+        doors.serve(control, async { drop(stopped.await) }).await;
+    });
+    let http = told.recv().unwrap();
+    let url = |path: &str| format!("http://{http}{path}");
+    for user in ["ann", "bob"] {
+        let body = format!(r#"{{"attributes":{{"user":"{user}"}}}}"#);
+        assert_eq!(common::post(&url("/v1/check"), &body, &[]).status, 200);
+    }
+    let page = common::get(&url("/metrics"), &[]).text;
+    drop(stop);
+    runtime.block_on(serving).unwrap();
+    page
+}
+
 /// Returns the metrics page of a server with a ledger.
 fn page_with_a_ledger() -> String {
     let folder = tempfile::tempdir().unwrap();
@@ -177,8 +222,60 @@ fn least_remaining_is_since_the_last_scrape() {
     assert!(page(&server).contains(&format!("{least} 4\n")));
 }
 
+/// Returns the metrics that docs/metrics.md lists, with their labels.
+fn documented() -> BTreeMap<String, BTreeSet<String>> {
+    let docs = include_str!("../../../docs/metrics.md");
+    let (metrics, _) = docs.split_once("## Alerts").unwrap();
+    let words = |cell: &str| -> Vec<String> {
+        let quoted = cell.split('`').skip(1).step_by(2);
+        quoted.map(str::to_owned).collect()
+    };
+    let mut all = BTreeMap::new();
+    for row in metrics.lines().filter(|line| line.starts_with("| `")) {
+        let mut cells = row.split(" | ");
+        let (names, labels) = (cells.next().unwrap(), cells.next().unwrap());
+        for name in words(names) {
+            let is_metric = ["rate_limit_", "tollgate_", "process_"];
+            if is_metric.iter().any(|prefix| name.starts_with(prefix)) {
+                let labels = words(labels).into_iter().collect();
+                assert!(all.insert(name.clone(), labels).is_none(), "{name} twice");
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn documentation_lists_every_metric_with_its_labels_and_no_other() {
+    let pages = [
+        page_in_memory(),
+        page_with_a_store(),
+        page_with_a_ledger(),
+        page_of_all_doors(),
+    ];
+    let mut documented = documented();
+    let mut found: BTreeSet<&str> = BTreeSet::new();
+    for page in &pages {
+        for line in page.lines().filter_map(|it| it.strip_prefix("# TYPE ")) {
+            let (name, kind) = line.split_once(' ').unwrap();
+            let labels = documented.get(name);
+            let labels = labels.unwrap_or_else(|| panic!("docs/metrics.md lacks {name}"));
+            let counted = format!("{name}_count");
+            let name_of_sample = if kind == "histogram" { &counted } else { name };
+            if let Some((shown, _)) = sample(page, name_of_sample) {
+                let shown: BTreeSet<String> = shown.into_iter().map(str::to_owned).collect();
+                assert_eq!(shown, *labels, "{name}");
+            }
+            found.insert(name);
+        }
+    }
+    documented.retain(|name, _| !found.contains(name.as_str()));
+    assert!(documented.is_empty(), "these do not exist: {documented:?}");
+}
+
 #[test]
 fn promtool_accepts_the_metrics() {
+    assert_eq!(lint(&page_of_all_doors()), "");
     assert_eq!(lint(&page_in_memory()), "");
     assert_eq!(lint(&page_with_a_ledger()), "");
     // The name is required as it is, although the convention would be seconds.
@@ -226,7 +323,12 @@ fn alerts_pass_their_tests() {
 
 #[test]
 fn every_metric_of_the_alerts_and_the_dashboard_exists() {
-    let pages = [page_in_memory(), page_with_a_store(), page_with_a_ledger()];
+    let pages = [
+        page_in_memory(),
+        page_with_a_store(),
+        page_with_a_ledger(),
+        page_of_all_doors(),
+    ];
     let pages = pages.concat();
     let mut known = BTreeSet::new();
     for line in pages.lines().filter_map(|it| it.strip_prefix("# TYPE ")) {
@@ -246,7 +348,8 @@ fn every_metric_of_the_alerts_and_the_dashboard_exists() {
         let text = std::fs::read_to_string(deploy(file)).unwrap();
         let words = text.split(|it: char| !it.is_ascii_alphanumeric() && !"_:".contains(it));
         for word in words {
-            if word.starts_with("rate_limit_") || word.starts_with("tollgate_") {
+            let is_metric = ["rate_limit_", "tollgate_", "process_"];
+            if is_metric.iter().any(|prefix| word.starts_with(prefix)) {
                 assert!(
                     known.contains(word),
                     "{file} names {word}, which is not a metric"
@@ -255,7 +358,53 @@ fn every_metric_of_the_alerts_and_the_dashboard_exists() {
             }
         }
     }
-    assert!(used.len() > 15, "{used:?}");
+    assert!(used.len() > 50, "{used:?}");
+}
+
+/// Returns the names of all alerts.
+fn alerts() -> BTreeSet<String> {
+    let rules = std::fs::read_to_string(deploy("prometheus/tollgate.rules.yml")).unwrap();
+    let alerts = rules
+        .lines()
+        .filter_map(|it| it.trim().strip_prefix("- alert: "));
+    alerts.map(str::to_owned).collect()
+}
+
+#[test]
+fn every_alert_is_documented_and_tested() {
+    let docs = include_str!("../../../docs/metrics.md");
+    let tests = std::fs::read_to_string(deploy("prometheus/tollgate.rules.test.yml")).unwrap();
+    for alert in alerts() {
+        assert!(docs.contains(&format!("| `{alert}` |")), "{alert}");
+        let is_tested = tests.lines().any(|line| {
+            // An entry that expects alerts is written over several lines.
+            line.trim() == format!("alertname: {alert}")
+        });
+        assert!(is_tested, "{alert} has no test");
+    }
+}
+
+#[test]
+fn queries_of_the_dashboard_are_valid() {
+    let text = std::fs::read_to_string(deploy("grafana/tollgate.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
+    let rules: Vec<Value> = targets
+        .enumerate()
+        .map(|(number, target)| {
+            let query = target["expr"].as_str().unwrap();
+            let query = query.replace("$__rate_interval", "5m");
+            json!({ "record": "a:query", "labels": { "n": number.to_string() }, "expr": query })
+        })
+        .collect();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let group = json!({ "groups": [{ "name": "dashboard", "rules": rules }] });
+    std::fs::write(file.path(), group.to_string()).unwrap();
+    let checked = promtool(&["check", "rules"]).arg(file.path()).output();
+    let checked = checked.unwrap_or_else(|error| missing(&error));
+    let said = String::from_utf8_lossy(&checked.stderr);
+    assert!(checked.status.success(), "{said}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod own;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{Answer, get, post};
 use own::{TollgateClient, attributes, pb};
@@ -85,7 +86,10 @@ impl Server {
             let doors = Doors::open(config).await.unwrap();
             let addresses = doors.addresses().unwrap();
             let control = Arc::new(ControlPlane::of(Arc::clone(&engine)));
-            tokio::spawn(doors.serve(control, async { drop(stopped.await) }));
+            tokio::spawn(doors.serve(control, async {
+                drop(stopped.await);
+                Duration::ZERO
+            }));
             (engine, addresses)
         });
         let [http, grpc, resp] = [0, 1, 2].map(|door: usize| addresses[door].address);

@@ -329,6 +329,17 @@ async fn answers_that_nobody_takes_are_cut() {
             assert!(cut.await.is_ok(), "{path}, {drop_by_drop}");
         }
     }
+    let page = ask(server.http, "GET", "/metrics", "").await;
+    for door in ["http", "admin", "grpc"] {
+        assert_eq!(cut(&page, door), 2, "{door}");
+    }
+}
+
+/// Returns how many connections of a door were cut, as the page says.
+fn cut(page: &str, door: &str) -> u32 {
+    let name = format!("tollgate_cut_connections_total{{door=\"{door}\"}} ");
+    let line = page.lines().find_map(|line| line.strip_prefix(&name));
+    line.unwrap().parse().unwrap()
 }
 
 /// A slow client that takes its answers is not cut off, and gets all of them.

@@ -83,6 +83,8 @@ struct Rest {
     open_until: Option<Instant>,
     probes: u32,
     succeeded_probes: u32,
+    /// Whether a probe has passed since the breaker opened.
+    is_probed: bool,
 }
 
 /// Allows one call to the server. Report the result with [`Permit::succeeded`] or [`Permit::failed`]. If a
@@ -92,6 +94,7 @@ struct Rest {
 pub struct Permit<'b> {
     breaker: &'b Breaker,
     is_probe: bool,
+    is_first_probe: bool,
     is_reported: bool,
 }
 
@@ -110,6 +113,7 @@ impl Breaker {
     /// Returns a permit if the server may be called now.
     pub fn permit(&self, now: Instant) -> Option<Permit<'_>> {
         let is_probe = !self.is_closed.load(Ordering::Acquire);
+        let mut is_first_probe = false;
         if is_probe {
             let mut rest = self.rest.lock();
             let is_open = rest.open_until.is_some_and(|until| now < until);
@@ -117,10 +121,12 @@ impl Breaker {
                 return None;
             }
             rest.probes += 1;
+            is_first_probe = !std::mem::replace(&mut rest.is_probed, true);
         }
         Some(Permit {
             breaker: self,
             is_probe,
+            is_first_probe,
             is_reported: false,
         })
     }
@@ -152,8 +158,14 @@ impl Rest {
 }
 
 impl Permit<'_> {
-    /// Reports that the server answered.
-    pub fn succeeded(mut self) {
+    /// Returns whether this call is the first one since the breaker opened: the breaker is half open now.
+    #[must_use]
+    pub fn is_first_probe(&self) -> bool {
+        self.is_first_probe
+    }
+
+    /// Reports that the server answered. Returns whether this has closed the breaker.
+    pub fn succeeded(mut self) -> bool {
         self.is_reported = true;
         let breaker = self.breaker;
         if self.is_probe {
@@ -161,15 +173,16 @@ impl Permit<'_> {
             rest.succeeded_probes += 1;
             if rest.succeeded_probes >= breaker.options.half_open_max_requests {
                 breaker.failures.store(0, Ordering::Release);
-                breaker.is_closed.store(true, Ordering::Release);
+                return !breaker.is_closed.swap(true, Ordering::AcqRel);
             }
         } else if breaker.failures.load(Ordering::Relaxed) != 0 {
             breaker.failures.store(0, Ordering::Release);
         }
+        false
     }
 
-    /// Reports that the server did not answer.
-    pub fn failed(mut self, now: Instant) {
+    /// Reports that the server did not answer. Returns whether this has opened the breaker.
+    pub fn failed(mut self, now: Instant) -> bool {
         self.is_reported = true;
         let breaker = self.breaker;
         let mut rest = breaker.rest.lock();
@@ -179,17 +192,22 @@ impl Permit<'_> {
         } else {
             let last = rest.last_failure;
             if last.is_some_and(|last| now.saturating_duration_since(last) < BURST) {
-                return;
+                return false;
             }
             rest.last_failure = Some(now);
             let failures = breaker.failures.fetch_add(1, Ordering::AcqRel) + 1;
             // A late failure of a request that passed before the breaker opened does not keep it open longer.
             failures >= breaker.options.consecutive_failures && is_closed
         };
-        if opens {
-            rest.start_probing(Some(now + breaker.options.timeout_duration));
-            breaker.is_closed.store(false, Ordering::Release);
+        if !opens {
+            return false;
         }
+        // Of several probes that fail, the first opens the breaker.
+        let was_open = !is_closed && rest.open_until.is_some_and(|until| now < until);
+        rest.start_probing(Some(now + breaker.options.timeout_duration));
+        rest.is_probed = false;
+        breaker.is_closed.store(false, Ordering::Release);
+        !was_open
     }
 }
 
@@ -311,6 +329,41 @@ mod tests {
         assert!(bench.permit().is_none());
         bench.now += Duration::from_secs(1);
         assert!(bench.permit().is_some());
+    }
+
+    #[test]
+    fn each_transition_is_reported_once() {
+        let mut bench = Bench::new();
+        let mut opened = 0;
+        let early: Vec<_> = (0..5)
+            .filter_map(|_| bench.breaker.permit(bench.now))
+            .collect();
+        let mut now = bench.now;
+        for permit in early {
+            now += BURST;
+            opened += u32::from(permit.failed(now));
+        }
+        assert_eq!(opened, 1);
+        bench.now = now + OPEN_FOR;
+        let (one, two) = (bench.permit().unwrap(), bench.permit().unwrap());
+        assert!(one.is_first_probe() && !two.is_first_probe());
+        // A retry does not make the breaker half open again.
+        drop(one);
+        bench.breaker.retry_now();
+        let one = bench.permit().unwrap();
+        assert!(!one.is_first_probe());
+        assert!(!one.succeeded());
+        assert!(two.succeeded(), "the second success closes it");
+        assert!(!bench.permit().unwrap().succeeded());
+    }
+
+    #[test]
+    fn failed_probes_are_reported_as_one_opening() {
+        let bench = Bench::half_open();
+        let (one, two) = (bench.permit().unwrap(), bench.permit().unwrap());
+        assert!(one.failed(bench.now));
+        assert!(!two.failed(bench.now), "the breaker is open already");
+        assert_eq!(bench.state(), BreakerState::Open);
     }
 
     #[test]

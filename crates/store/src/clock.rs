@@ -1,4 +1,5 @@
-//! Clocks: the machine's clock, and a clock that tests set. No other file reads the machine's clock.
+//! Clocks: the machine's clock, a clock that tests set, and a stopwatch. No other file reads the machine's
+//! clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -81,6 +82,45 @@ impl Clock for SystemClock {
         }
         let start = self.start_micros.load(Ordering::Relaxed);
         Time::from_micros(start.saturating_add(elapsed))
+    }
+}
+
+/// Measures how long something takes, for a few nanoseconds a reading.
+///
+/// A [`Clock`] tells wall time, which may jump. A stopwatch reads the processor's cycle counter, which
+/// only goes on.
+#[derive(Clone, Debug)]
+pub struct Stopwatch(quanta::Clock);
+
+/// The start of a measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Started(u64);
+
+impl Stopwatch {
+    /// Returns a stopwatch.
+    #[must_use]
+    pub fn new() -> Stopwatch {
+        Stopwatch(quanta::Clock::new())
+    }
+
+    /// Starts a measurement.
+    #[inline]
+    #[must_use]
+    pub fn start(&self) -> Started {
+        Started(self.0.raw())
+    }
+
+    /// Returns the nanoseconds since the start.
+    #[inline]
+    #[must_use]
+    pub fn nanos_since(&self, start: Started) -> u64 {
+        self.0.delta_as_nanos(start.0, self.0.raw())
+    }
+}
+
+impl Default for Stopwatch {
+    fn default() -> Stopwatch {
+        Stopwatch::new()
     }
 }
 

@@ -352,6 +352,10 @@ pub struct Usage {
     pub bytes: u64,
     /// How many requests of new subjects were decided by a shared state, because the store was full.
     pub shared: u64,
+    /// The number of open reservations; 0 if unknown.
+    pub reservations: u64,
+    /// The number of leases that are held; 0 if unknown.
+    pub leases: u64,
 }
 
 /// Why a store could not decide. Nothing was taken, unless a variant says otherwise.

@@ -273,6 +273,18 @@ impl Decision {
         deciding.or_else(|| self.outcomes.iter().find_map(|outcome| outcome.fallback))
     }
 
+    /// Returns whether the store failed, so that failure policies decided, or a rule without a policy
+    /// denied.
+    #[must_use]
+    pub fn store_failed(&self) -> bool {
+        self.outcomes.iter().any(|outcome| {
+            matches!(
+                outcome.verdict,
+                RuleVerdict::Assumed(_) | RuleVerdict::StoreFailed(..)
+            ) || outcome.fallback.is_some()
+        })
+    }
+
     /// Returns whether a rule with the policy `degraded` allowed the request. The caller should then
     /// skip optional work.
     #[must_use]

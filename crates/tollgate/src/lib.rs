@@ -242,6 +242,7 @@ mod rule_outcome;
 mod snapshot;
 mod start;
 mod stores;
+mod striped;
 mod throttle;
 mod words;
 
@@ -270,6 +271,7 @@ pub use start::StartError;
 #[cfg(feature = "wait")]
 pub use stores::{GuardOptions, Guarded};
 pub use stores::{Remembered, TRACES, Traced};
+pub use striped::Striped;
 pub use throttle::Throttled;
 #[cfg(feature = "schema")]
 pub use tollgate_config::json_schema;
@@ -293,6 +295,6 @@ pub use tollgate_redis::{Finding, Level};
 pub use tollgate_store::{
     Answer, Applied, Ask, Clock, Extended, GRACE, Guarantee, Held, HeldCharge, HoldRecord,
     HoldState, Immediate, ManualClock, MemoryStore, NewHold, Outcomes, Purpose, RETAIN, Reply,
-    Settle, Settled, Store, StoreError, SystemClock, Usage, Wait,
+    Settle, Settled, Started, Stopwatch, Store, StoreError, SystemClock, Usage, Wait,
 };
 pub use words::{AppliedRule, wait_in_words};

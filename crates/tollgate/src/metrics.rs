@@ -1,15 +1,13 @@
 //! Counts per rule, cheap enough for every check.
 //!
-//! Each thread counts in its own stripe, so that threads do not share cache lines. A reader adds up the
-//! stripes.
+//! Each thread counts in its own stripe: see `striped`.
 //!
 //! The counts of a rule belong to its id. The [`Metrics`] of one config and of the next config share
 //! the counts. So a request that ends after a reload is still counted.
 
-use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_config::RuleSet;
 use tollgate_core::{Enforcement, Outcome, Subject};
@@ -18,8 +16,7 @@ use crate::candidates::{Candidates, Comparison};
 use crate::decision::Reason;
 use crate::hot_keys::HotKeys;
 use crate::rule_outcome::{RuleOutcome, RuleVerdict};
-
-const STRIPES: usize = 16;
+use crate::striped::{STRIPES, Striped, stripe};
 
 /// The decisions of each rule and of ad-hoc limits so far.
 pub struct Metrics {
@@ -30,9 +27,9 @@ pub struct Metrics {
     hot_keys: HotKeys,
 }
 
-/// The decisions of ad-hoc limits. They do not belong to a config.
+/// The decisions of ad-hoc limits: allowed, limited, failed. They do not belong to a config.
 #[derive(Default)]
-pub(crate) struct Throttles([ThrottleCells; STRIPES]);
+pub(crate) struct Throttles(Striped<3>);
 
 /// A subject with many requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,15 +40,6 @@ pub struct HotKey {
     pub subject: Subject,
     /// The approximate number of recent requests.
     pub requests: u64,
-}
-
-/// The counts of ad-hoc limits in one stripe.
-#[derive(Default)]
-#[repr(align(64))]
-struct ThrottleCells {
-    allowed: AtomicU64,
-    limited: AtomicU64,
-    failed: AtomicU64,
 }
 
 /// The decisions of ad-hoc limits.
@@ -113,13 +101,12 @@ impl Throttles {
     /// Counts a decision of an ad-hoc limit; `None` if the store failed.
     #[inline]
     pub(crate) fn count(&self, allowed: Option<bool>) {
-        let cells = &self.0[stripe()];
-        let cell = match allowed {
-            Some(true) => &cells.allowed,
-            Some(false) => &cells.limited,
-            None => &cells.failed,
+        let place = match allowed {
+            Some(true) => 0,
+            Some(false) => 1,
+            None => 2,
         };
-        cell.fetch_add(1, Ordering::Relaxed);
+        self.0.add(place, 1);
     }
 }
 
@@ -169,13 +156,12 @@ impl Metrics {
     /// Returns the decisions of ad-hoc limits.
     #[must_use]
     pub fn throttles(&self) -> ThrottleCounts {
-        let mut counts = ThrottleCounts::default();
-        for cells in &self.throttles.0 {
-            counts.allowed += cells.allowed.load(Ordering::Relaxed);
-            counts.limited += cells.limited.load(Ordering::Relaxed);
-            counts.failed += cells.failed.load(Ordering::Relaxed);
+        let [allowed, limited, failed] = self.throttles.0.sums();
+        ThrottleCounts {
+            allowed,
+            limited,
+            failed,
         }
-        counts
     }
 
     /// Counts the outcomes of a request of a tenant on `plan`.
@@ -280,19 +266,6 @@ fn is_near_limit(outcome: &RuleOutcome) -> bool {
         }
         _ => false,
     }
-}
-
-fn stripe() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static MINE: Cell<usize> = const { Cell::new(usize::MAX) };
-    }
-    MINE.with(|mine| {
-        if mine.get() == usize::MAX {
-            mine.set(NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES);
-        }
-        mine.get()
-    })
 }
 
 #[cfg(test)]

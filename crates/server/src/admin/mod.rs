@@ -88,7 +88,8 @@ pub async fn serve(
     };
     // Only the answers to probes are known to be small.
     let is_large = |path: &str| !matches!(path, "/healthz" | "/readyz");
-    connection::serve(listener, routes, is_large, guard, stop).await;
+    let metrics = listener.admin_metrics();
+    connection::serve(listener, routes, is_large, guard, metrics, stop).await;
 }
 
 /// Returns the routes of the admin door. These routes alone accept requests of any web page and for

@@ -26,10 +26,9 @@ use utoipa::ToSchema;
 use self::config_source::Stamps;
 pub use self::config_source::{Problem, RejectedConfig, Source};
 pub use self::rule_changes::{Changes, Named};
-use crate::access::attempts::Attempts;
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
+use crate::door_metrics::ShownDoor;
 use crate::events::Webhook;
-use crate::net::Peers;
 use crate::overrides::Overrides;
 
 /// The author of a change in the audit trail, if the file has changed.
@@ -59,15 +58,7 @@ pub struct ControlPlane {
     status: Mutex<Status>,
     /// How often the file was read, in the order of [`OUTCOMES`].
     reloads: [AtomicU64; OUTCOMES.len()],
-    doors: OnceLock<Vec<DoorCounts>>,
-}
-
-/// What a door counts.
-pub(crate) struct DoorCounts {
-    /// The door's name in the config.
-    pub(crate) door: &'static str,
-    pub(crate) peers: Arc<Peers>,
-    pub(crate) attempts: Arc<Attempts>,
+    doors: OnceLock<Vec<ShownDoor>>,
 }
 
 /// The names in metrics for the results of reading the file: the two of [`Outcome`], and one for a
@@ -220,21 +211,14 @@ impl ControlPlane {
         std::array::from_fn(|at| (OUTCOMES[at], self.reloads[at].load(Ordering::Relaxed)))
     }
 
-    /// Sets the doors whose counts are shown. Only the first call has an effect.
-    pub(crate) fn show_doors(&self, doors: Vec<DoorCounts>) {
+    /// Sets the doors that the page of metrics shows. Only the first call has an effect.
+    pub(crate) fn show_doors(&self, doors: Vec<ShownDoor>) {
         let _ = self.doors.set(doors);
     }
 
-    /// Returns how many wrong tokens and passwords were sent to each door.
-    pub(crate) fn wrong_tokens(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let doors = self.doors.get().into_iter().flatten();
-        doors.map(|it| (it.door, it.attempts.count()))
-    }
-
-    /// Returns how many connections each door refused because their client had too many.
-    pub(crate) fn refused_connections(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let doors = self.doors.get().into_iter().flatten();
-        doors.map(|it| (it.door, it.peers.refused()))
+    /// Returns the doors that the page of metrics shows.
+    pub(crate) fn doors(&self) -> &[ShownDoor] {
+        self.doors.get().map_or(&[], Vec::as_slice)
     }
 
     /// Checks the file once a second, and reads it when it has changed. Never returns.

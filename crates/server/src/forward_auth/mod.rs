@@ -22,6 +22,13 @@ use crate::question::{AttributeMap, Check};
 /// The path of forward-auth. Some proxies append the path of the original request.
 pub(crate) const PATH: &str = "/auth";
 
+/// Returns whether a request for `path` is one of forward-auth.
+#[inline]
+pub(crate) fn is_path(path: &str) -> bool {
+    let rest = path.strip_prefix(PATH);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 /// Turns requests of proxies into checks.
 pub(crate) struct ForwardAuth {
     clients: Clients,

@@ -123,7 +123,7 @@ mod tests {
         let (_, routes) = Health::new().await;
         let engine = Arc::new(engine);
         let access = Access::new(DataDoor::Grpc, Arc::clone(&engine), Arc::default());
-        Services::new(engine, access, routes)
+        Services::new(engine, access, routes, &Arc::default())
     }
 
     #[tokio::test(start_paused = true)]

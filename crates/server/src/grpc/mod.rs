@@ -47,7 +47,7 @@ pub async fn serve(listener: Listener, engine: Arc<Engine>, stop: impl Future<Ou
     let (health, routes) = Health::new().await;
     let attempts = Arc::clone(listener.attempts());
     let access = Access::new(DataDoor::Grpc, Arc::clone(&engine), attempts);
-    let services = Services::new(engine, access, routes);
+    let services = Services::new(engine, access, routes, listener.metrics());
     let (draining, drains) = oneshot::channel();
     let stop = async {
         let drain = stop.await;

@@ -7,6 +7,7 @@ use tonic::{Request, Response, Status};
 
 use super::pb::{self, tollgate_server::Tollgate};
 use crate::backend::Backend;
+use crate::door_metrics::Tally;
 use crate::question::{
     self, AttributeMap, BadQuestion, Check, Question, Refund, UsageQuestion, millis, token, units,
 };
@@ -27,11 +28,14 @@ impl Own {
     {
         let origin = Origin::new("grpc", request.metadata().as_ref());
         let message = request.into_inner();
+        let started = self.0.metrics.start();
         let question = read(&message)?;
         let snapshot = self.0.engine.snapshot();
-        let answer = self.0.answer(&snapshot, &question, &origin).await?;
-        let message = T::from_answer(&answer);
-        let message = message.ok_or_else(|| Status::internal("unexpected answer"))?;
+        let answer = self.0.answer(&snapshot, &question, &origin).await;
+        let tally = Tally::of(&question, &answer);
+        let message = answer.map(|answer| T::from_answer(&answer));
+        self.0.metrics.decided(started, tally);
+        let message = message?.ok_or_else(|| Status::internal("unexpected answer"))?;
         Ok(Response::new(message))
     }
 }

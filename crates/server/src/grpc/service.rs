@@ -36,8 +36,9 @@ use super::proto::DESCRIPTORS;
 use super::{UnknownDomain, request};
 use crate::access::token::bearer;
 use crate::access::{Access, AccessError};
-use crate::backend::Backend;
-use crate::net::{self, Account, Answer, Memory, ReadError, Received, read_whole};
+use crate::backend::{Answer as Decided, Backend};
+use crate::door_metrics::{DoorMetrics, Fault, Tally, grpc_code};
+use crate::net::{self, Account, Answer, Memory, NoRoom, ReadError, Received, read_whole};
 use crate::per_config::PerConfig;
 use crate::question::Question;
 use crate::respond::EnvoyResponder;
@@ -65,6 +66,7 @@ pub(super) struct Services {
     /// Health and reflection.
     others: Routes,
     pub(super) memory: Memory,
+    metrics: Arc<DoorMetrics>,
 }
 
 /// The services, for one connection.
@@ -77,12 +79,17 @@ pub(super) struct Connection {
 }
 
 impl Services {
-    pub(super) fn new(engine: Arc<Engine>, access: Access, others: Routes) -> Services {
+    pub(super) fn new(
+        engine: Arc<Engine>,
+        access: Access,
+        others: Routes,
+        metrics: &Arc<DoorMetrics>,
+    ) -> Services {
         let limits = Limits {
             per_config: PerConfig::new(&engine, DoorConfig::of),
-            backend: Backend::new(Arc::clone(&engine)),
+            backend: Backend::new(Arc::clone(&engine), Arc::clone(metrics)),
         };
-        let own = Arc::new(Own(Backend::new(engine)));
+        let own = Arc::new(Own(Backend::new(engine, Arc::clone(metrics))));
         let own = |size| TollgateServer::from_arc(Arc::clone(&own)).max_decoding_message_size(size);
         Services {
             limits: RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE),
@@ -93,7 +100,18 @@ impl Services {
             access: Arc::new(access),
             others,
             memory: Memory::default(),
+            metrics: Arc::clone(metrics),
         }
+    }
+}
+
+/// Counts an answer.
+#[inline]
+fn count<B>(metrics: &DoorMetrics, answer: &Response<B>) {
+    let code = grpc_code(answer.headers());
+    metrics.answered(code as usize, 1);
+    if let Some(fault) = Fault::of_code(code) {
+        metrics.bad_request(fault);
     }
 }
 
@@ -108,6 +126,9 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
     fn call(&self, request: Request<Incoming>) -> Answering {
         if !is_grpc(request.headers()) {
             let charge = self.account.charge(0);
+            let metrics = &self.services.metrics;
+            metrics.answered(tonic::Code::InvalidArgument as usize, 1);
+            metrics.bad_request(Fault::Header);
             let answer = wrong_content_type().map(|body| Answer::stream(body, charge));
             return Box::pin(ready(Ok(answer)));
         }
@@ -185,6 +206,7 @@ impl Connection {
         S::Future: Send,
     {
         let account = self.account.clone();
+        let metrics = Arc::clone(&self.services.metrics);
         let places = Arc::clone(bounds.places);
         let (peer, access) = (self.peer, &self.services.access);
         let guard = (!access.is_open()).then(|| Arc::clone(access));
@@ -223,7 +245,13 @@ impl Connection {
                             return Ok(EnvoyResponder::too_large(message).into_http());
                         }
                         // No room, or the client is gone.
-                        Err(ReadError::Body(_)) => return Ok(EnvoyResponder::no_room().into_http()),
+                        Err(ReadError::Body(error)) => {
+                            metrics.bad_request(match error.is::<NoRoom>() {
+                                true => Fault::NoRoom,
+                                false => Fault::CutShort,
+                            });
+                            return Ok(EnvoyResponder::no_room().into_http());
+                        }
                     };
                     account.wait_for_room(answer).await;
                     charge.set(answer);
@@ -235,6 +263,7 @@ impl Connection {
                 in_time(timeout, answering).await
             };
             let answer = answered?;
+            count(&metrics, &answer);
             Ok(answer.map(|body| Answer::stream(body, charge)))
         })
     }
@@ -245,6 +274,8 @@ impl Connection {
         let charge = self.account.charge(0);
         if !self.account.has_room_for(0) {
             let answer = EnvoyResponder::no_room().into_http();
+            self.services.metrics.bad_request(Fault::NoRoom);
+            count(&self.services.metrics, &answer);
             let answer = answer.map(|body: Body| Answer::stream(body, charge));
             return Box::pin(std::future::ready(Ok(answer)));
         }
@@ -252,8 +283,10 @@ impl Connection {
         let (head, body) = request.into_parts();
         let body = Received::new(body, &head.headers, &self.account);
         let answering = others.call(Request::from_parts(head, body));
+        let metrics = Arc::clone(&self.services.metrics);
         Box::pin(async move {
             let answer = answering.await?;
+            count(&metrics, &answer);
             Ok(answer.map(|body| Answer::stream(body, charge)))
         })
     }
@@ -316,6 +349,8 @@ impl RateLimitService for Limits {
         &self,
         request: tonic::Request<RateLimitRequest>,
     ) -> Result<tonic::Response<RateLimitResponse>, Status> {
+        let metrics = &self.backend.metrics;
+        let started = metrics.start();
         let origin = Origin::new("grpc", request.metadata().as_ref());
         // A door without tokens grants every scope.
         let scopes = request.extensions().get().copied();
@@ -333,14 +368,24 @@ impl RateLimitService for Limits {
             let rules = snapshot.active().rules();
             rules.may_concern(request::DOMAIN, &request.domain)
         };
+        let question = Question::Demands(demands);
         if door_config.unknown_domain == UnknownDomain::Deny && !is_known() {
             let answer = EnvoyResponder::unknown_domain(request.descriptors.len());
+            metrics.unknown_domain(&request.domain, false);
+            self.backend.count_by_action(&snapshot, &question, None);
+            metrics.decided(started, Tally::one_rejected());
             return Ok(tonic::Response::new(answer));
         }
-        let question = Question::Demands(demands);
         let answer = self.backend.answer(&snapshot, &question, &origin).await;
-        let answer = door_config.responder.answer(&answer)?;
-        Ok(tonic::Response::new(answer))
+        // A rule that applied knows the domain.
+        let is_unmatched = answer.as_ref().is_ok_and(Decided::has_unmatched);
+        if is_unmatched && !is_known() {
+            metrics.unknown_domain(&request.domain, true);
+        }
+        let tally = Tally::of(&question, &answer);
+        let answer = door_config.responder.answer(&answer);
+        metrics.decided(started, tally);
+        Ok(tonic::Response::new(answer?))
     }
 }
 

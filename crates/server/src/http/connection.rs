@@ -31,6 +31,7 @@ use super::bounds::{
 };
 use super::guard::Guard;
 use super::turn::Turns;
+use crate::door_metrics::{DoorMetrics, Fault, HttpMetrics, http_status};
 use crate::net::{
     self, Account, Answer, Charge, ConnectionError, Listener, Memory, Peer, Received, SharedPage,
     Stopping, Stream,
@@ -58,15 +59,16 @@ pub(crate) fn routes_of(router: Router) -> Routes {
 }
 
 /// Serves `routes` on `listener` until `stop` is ready, drains, and lets open requests finish.
-/// `guard` refuses requests of foreign web pages.
+/// `guard` refuses requests of foreign web pages. Answers are counted in `metrics`.
 pub(crate) async fn serve(
     listener: Listener,
     routes: Routes,
     is_large: IsLarge,
     guard: Guard,
+    metrics: HttpMetrics,
     stop: impl Future<Output = Duration>,
 ) {
-    let protocols = Arc::new(Protocols::new(routes, is_large, guard));
+    let protocols = Arc::new(Protocols::new(routes, is_large, guard, metrics));
     let handle = move |stream, peer, stopping| {
         let protocols = Arc::clone(&protocols);
         async move { protocols.serve(stream, Peer(peer), stopping).await }
@@ -82,10 +84,11 @@ struct Protocols {
     is_large: IsLarge,
     memory: Memory,
     guard: Arc<Guard>,
+    metrics: HttpMetrics,
 }
 
 impl Protocols {
-    fn new(routes: Routes, is_large: IsLarge, guard: Guard) -> Protocols {
+    fn new(routes: Routes, is_large: IsLarge, guard: Guard, metrics: HttpMetrics) -> Protocols {
         let mut http1 = http1::Builder::new();
         http1
             .timer(TokioTimer::new())
@@ -112,6 +115,7 @@ impl Protocols {
             is_large,
             memory: Memory::default(),
             guard: Arc::new(guard),
+            metrics,
         }
     }
 
@@ -139,8 +143,10 @@ impl Protocols {
         let (stream, turn) = Turns::new(stream);
         let stopping = &stopping;
         let service = service_fn(|mut request: Request<Incoming>| {
+            let metrics = self.metrics.of(request.uri().path());
             if let Err(error) = self.guard.check(&request) {
                 let answer = last_if(stopping.is_draining(), respond::error(&error));
+                count(metrics, &answer);
                 let answer = answer.map(|body| Answer::single(body, &account, None));
                 return Either::Left(ready(Ok(answer)));
             }
@@ -155,6 +161,7 @@ impl Protocols {
                     Err(error) => (respond::error(&error), None),
                 };
                 let answer = last_if(stopping.is_draining(), answer);
+                count(metrics, &answer);
                 let is_shared = answer.extensions().get::<SharedPage>().is_some();
                 let counted = |body| Answer::single(body, &account, charge).shared(is_shared);
                 Ok::<_, Infallible>(answer.map(counted))
@@ -184,9 +191,10 @@ impl Protocols {
         let account = self.memory.account();
         let (routes, counted) = (self.routes.clone(), activity.clone());
         let (is_large, counting) = (self.is_large, account.clone());
-        let guard = Arc::clone(&self.guard);
+        let (guard, metrics) = (Arc::clone(&self.guard), self.metrics.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
             let active = counted.start();
+            let metrics = Arc::clone(metrics.of(request.uri().path()));
             let is_large = is_large(request.uri().path());
             // HTTP/1 checks the number of headers while it reads the head.
             let checked = match request.headers().len() > MAX_HEADERS {
@@ -208,6 +216,7 @@ impl Protocols {
                         (account.charge(0), respond::error(&error))
                     }
                 };
+                count(&metrics, &answer);
                 let is_shared = answer.extensions().get::<SharedPage>().is_some();
                 let counted = |body| Answer::stream(body, charge).shared(is_shared);
                 Ok::<_, Infallible>(answer.map(counted))
@@ -235,6 +244,15 @@ fn last_if(is_last: bool, mut answer: Response) -> Response {
         answer.headers_mut().insert(CONNECTION, close);
     }
     answer
+}
+
+/// Counts an answer.
+#[inline]
+fn count(metrics: &DoorMetrics, answer: &Response) {
+    metrics.answered(http_status(answer.status()), 1);
+    if let Some(fault) = answer.extensions().get::<Fault>() {
+        metrics.bad_request(*fault);
+    }
 }
 
 /// Lets a request in if its connection has room for the answer.

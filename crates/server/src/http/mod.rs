@@ -39,6 +39,7 @@ use crate::access::token::{Shown, bearer, proxy_token};
 use crate::access::{Access, AccessError, DataDoor};
 use crate::backend::{Answer, Backend};
 use crate::control::ControlPlane;
+use crate::door_metrics::{HttpMetrics, Tally};
 use crate::exposition::Pages;
 use crate::forward_auth::ForwardAuth;
 use crate::net::{self, Listener, NoRoom, Peer, ReadError};
@@ -63,6 +64,8 @@ struct App {
     control: Arc<ControlPlane>,
     backend: Backend,
     access: Access,
+    /// Answers forward-auth, which counts as a door of its own.
+    auth: Backend,
     per_config: PerConfig<DoorConfig>,
     draining: AtomicBool,
     batches: Semaphore,
@@ -91,10 +94,13 @@ impl DoorConfig {
 }
 
 impl App {
-    fn new(control: Arc<ControlPlane>, attempts: Arc<Attempts>) -> Arc<App> {
+    fn new(control: Arc<ControlPlane>, attempts: Arc<Attempts>, metrics: &HttpMetrics) -> Arc<App> {
         let engine = control.engine();
+        let backend = |metrics| Backend::new(Arc::clone(engine), metrics);
+        let auth = metrics.auth.clone().unwrap_or_default();
         Arc::new(App {
-            backend: Backend::new(Arc::clone(engine)),
+            backend: backend(Arc::clone(&metrics.door)),
+            auth: backend(auth),
             access: Access::new(DataDoor::Http, Arc::clone(engine), attempts),
             per_config: PerConfig::new(engine, DoorConfig::of),
             control,
@@ -183,9 +189,15 @@ impl App {
         origin: &Origin,
         accepts_problem: bool,
     ) -> Result<Response, RequestError> {
+        let metrics = &self.backend.metrics;
+        let started = metrics.start();
         let (snapshot, door_config) = self.snapshot();
-        let answer = self.backend.answer(&snapshot, question, origin).await?;
-        Ok(door_config.responder.answer(&answer, accepts_problem))
+        let answer = self.backend.answer(&snapshot, question, origin).await;
+        let tally = Tally::of(question, &answer);
+        let respond = |answer| door_config.responder.answer(&answer, accepts_problem);
+        let response = answer.map(respond);
+        metrics.decided(started, tally);
+        Ok(response?)
     }
 }
 
@@ -194,7 +206,11 @@ impl App {
 /// pages. It must call [`Engine::sweep`](tollgate::Limiter::sweep) and [`ControlPlane::watch`], and must put
 /// a [`Peer`] into the extensions of requests for `/auth`.
 pub fn router(control: Arc<ControlPlane>) -> Router {
-    routes(App::new(control, Arc::default()))
+    let metrics = HttpMetrics {
+        door: Arc::default(),
+        auth: Some(Arc::default()),
+    };
+    routes(App::new(control, Arc::default(), &metrics))
 }
 
 /// Serves on `listener` until `stop` is ready. The value of `stop` is the drain time: for this long the
@@ -208,7 +224,8 @@ pub async fn serve(
     control: Arc<ControlPlane>,
     stop: impl Future<Output = Duration>,
 ) {
-    let app = App::new(control, Arc::clone(listener.attempts()));
+    let metrics = listener.http_metrics();
+    let app = App::new(control, Arc::clone(listener.attempts()), &metrics);
     let (checks, others) = (
         Arc::clone(&app),
         connection::routes_of(routes(Arc::clone(&app))),
@@ -231,7 +248,7 @@ pub async fn serve(
         drain
     };
     let guard = listener.guard(GuardedDoor::Http);
-    connection::serve(listener, routes, is_large, guard, stop).await;
+    connection::serve(listener, routes, is_large, guard, metrics, stop).await;
 }
 
 /// Returns whether the answer to a request for this path may be larger than a decision.
@@ -371,16 +388,20 @@ async fn auth(State(app): AppState, request: Request) -> Response {
                 error => error,
             })?;
         }
+        let started = app.auth.metrics.start();
         let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
         let (snapshot, door_config) = app.snapshot();
         let check = door_config.forward_auth.check(peer, &parts)?;
         let origin = Origin::new("auth", &parts.headers);
         let question = Question::Check(check);
-        let answer = app.backend.answer(&snapshot, &question, &origin).await?;
-        Ok(match answer {
+        let answer = app.auth.answer(&snapshot, &question, &origin).await;
+        let tally = Tally::of(&question, &answer);
+        let response = answer.map(|answer| match answer {
             Answer::Decision(decision) => door_config.responder.verdict(&decision, accepts_problem),
             answer => door_config.responder.answer(&answer, accepts_problem),
-        })
+        });
+        app.auth.metrics.decided(started, tally);
+        Ok(response?)
     })
     .await
 }

@@ -6,6 +6,7 @@ use tollgate_core::MAX_AMOUNT;
 
 use super::bounds::{MAX_KEY, MAX_NAME};
 use super::reply::Reply;
+use crate::door_metrics::Fault;
 use crate::question::BadQuestion;
 
 /// Why a command is not carried out.
@@ -85,6 +86,21 @@ impl CommandError {
             CommandError::NoProtocol => "NOPROTO",
             CommandError::Store => "TRYAGAIN",
             _ => "ERR",
+        }
+    }
+
+    /// Returns why the command is bad; `None` if the command is not at fault.
+    pub(super) fn fault(&self) -> Option<Fault> {
+        match self {
+            CommandError::Unknown(_) | CommandError::Subcommand(..) => Some(Fault::Unknown),
+            CommandError::NoLogin
+            | CommandError::NoLoginHello
+            | CommandError::WrongPassword
+            | CommandError::NoPassword
+            | CommandError::NotPermitted(_) => Some(Fault::Token),
+            CommandError::LongKey => Some(Fault::TooLarge),
+            CommandError::Store => None,
+            _ => Some(Fault::Question),
         }
     }
 

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::bounds::{COMMAND_TIMEOUT, FAREWELL, MAX_COMMAND, MAX_OUTPUT};
 use super::conversation::{Conversation, Step};
 use super::input::Input;
-use crate::net::{READ_TIMEOUT, Stopping, Stream, within};
+use crate::net::{AnswerNotTaken, READ_TIMEOUT, Stopping, Stream, within};
 
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,7 +175,7 @@ async fn write(stream: &mut Stream, out: &mut Vec<u8>) -> io::Result<()> {
         stream.flush().await
     };
     let written = within(READ_TIMEOUT, writing).await;
-    written.ok_or(io::ErrorKind::TimedOut)??;
+    written.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, AnswerNotTaken))??;
     out.clear();
     out.shrink_to(MAX_OUTPUT);
     Ok(())

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use tollgate::Started;
 
 use super::bounds::{MAX_CONCURRENT, MAX_OUTPUT};
 use super::catalogue::{self, CommandInfo, Name};
@@ -13,6 +14,7 @@ use super::input::Input;
 use super::pending::Pending;
 use super::reply::Reply;
 use super::session::{Run, Session};
+use crate::door_metrics::{Fault, RESP_OK, resp_status};
 
 /// The next task of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,10 @@ pub struct Conversation {
     waiting: Vec<Waiting>,
     /// Commands that are not counted yet.
     uncounted: u64,
+    /// Answers that are not counted yet, except errors.
+    uncounted_answers: u64,
+    /// When the commands that are being answered were read.
+    started: Option<Started>,
 }
 
 impl std::fmt::Debug for Conversation {
@@ -85,6 +91,8 @@ impl Conversation {
             held: None,
             waiting: Vec::new(),
             uncounted: 0,
+            uncounted_answers: 0,
+            started: None,
         }
     }
 
@@ -97,12 +105,36 @@ impl Conversation {
     /// Answers the complete commands at the start of `input`.
     pub fn answer(&mut self, input: &mut Input, out: &mut Vec<u8>) -> Step {
         self.session.follow_config();
+        // One reading of the clock for all commands that were read together: their answers leave together.
+        self.started = Some(self.session.door.backend.metrics.start());
         let step = self.answer_all(input, out);
         if self.uncounted > 0 {
             self.session.door.counts.commands(self.uncounted);
             self.uncounted = 0;
         }
+        self.count_answers();
         step
+    }
+
+    /// Counts the answers and decisions so far.
+    fn count_answers(&mut self) {
+        let metrics = &self.session.door.backend.metrics;
+        if self.uncounted_answers > 0 {
+            metrics.answered(RESP_OK, self.uncounted_answers);
+            self.uncounted_answers = 0;
+        }
+        if let Some(started) = self.started {
+            metrics.decided(started, std::mem::take(&mut self.session.tally));
+        }
+    }
+
+    /// Counts an answer. Most answers are not errors, and are counted together.
+    #[inline]
+    fn note_answer(&mut self, answer: &[u8]) {
+        match resp_status(answer) {
+            RESP_OK => self.uncounted_answers += 1,
+            status => self.session.door.backend.metrics.answered(status, 1),
+        }
     }
 
     fn answer_all(&mut self, input: &mut Input, out: &mut Vec<u8>) -> Step {
@@ -128,6 +160,8 @@ impl Conversation {
             let length = match read {
                 Ok(length) => length,
                 Err(error) if self.waiting.is_empty() => {
+                    let metrics = &self.session.door.backend.metrics;
+                    metrics.bad_request(Fault::Protocol);
                     let words = format!("Protocol error: {error}");
                     Reply::new(out, self.session.protocol).error("ERR", &words);
                     return Step::Cut;
@@ -144,7 +178,12 @@ impl Conversation {
             };
             let entry = catalogue::find(name);
             let run = if self.waiting.is_empty() {
-                self.session.run(entry, &command, out)
+                let before = out.len();
+                let run = self.session.run(entry, &command, out);
+                if !matches!(run, Run::Ask(_)) {
+                    self.note_answer(&out[before..]);
+                }
+                run
             } else {
                 let is_full = self.waiting.len() == MAX_CONCURRENT;
                 let kind = Kind::of(entry);
@@ -155,6 +194,7 @@ impl Conversation {
                 let mut answer = Vec::new();
                 let run = self.session.run(entry, &command, &mut answer);
                 if !answer.is_empty() {
+                    self.note_answer(&answer);
                     self.waiting.push(Waiting::Answered(answer));
                 }
                 run
@@ -190,16 +230,21 @@ impl Conversation {
             Waiting::Answered(_) => None,
         });
         let mut answers = join_all(asked).await.into_iter();
+        let policy = door.on_store_failure;
         for one in &waiting {
             match one {
                 Waiting::Answered(answer) => out.extend_from_slice(answer),
                 Waiting::Asks(pending) => {
                     if let Some(answer) = answers.next() {
+                        let before = out.len();
                         let mut reply = Reply::new(out, self.session.protocol);
-                        pending.write(&answer, door.on_store_failure, &mut reply);
+                        pending.write(&answer, policy, &mut reply);
+                        self.note_answer(&out[before..]);
+                        self.session.tally += answer.tally();
                     }
                 }
             }
         }
+        self.count_answers();
     }
 }

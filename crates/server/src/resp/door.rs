@@ -16,6 +16,7 @@ use crate::access::attempts::Attempts;
 use crate::access::token::{Hash, Tokens};
 use crate::access::{Access, Client, DataDoor};
 use crate::backend::Backend;
+use crate::door_metrics::DoorMetrics;
 
 /// The settings of a listener.
 #[derive(Clone, Debug)]
@@ -93,19 +94,20 @@ impl Door {
     /// Opens a door to `engine`.
     #[must_use]
     pub fn new(engine: Arc<Engine>, options: &Options) -> Arc<Door> {
-        Door::counting(engine, options, Arc::default())
+        Door::counting_in(engine, options, Arc::default(), Arc::default())
     }
 
-    /// Opens a door to `engine` that counts wrong tokens and passwords in `attempts`.
-    pub(super) fn counting(
+    /// Opens a door to `engine` that counts in `metrics`, and wrong tokens and passwords in `attempts`.
+    pub(super) fn counting_in(
         engine: Arc<Engine>,
         options: &Options,
         attempts: Arc<Attempts>,
+        metrics: Arc<DoorMetrics>,
     ) -> Arc<Door> {
         let password = options.password.as_ref();
         Arc::new(Door {
             access: Access::new(DataDoor::Resp, Arc::clone(&engine), attempts),
-            backend: Backend::new(engine),
+            backend: Backend::new(engine, metrics),
             on_store_failure: options.on_store_failure,
             idle_timeout: options.idle_timeout,
             password: password.map(|it| blake3::hash(it.expose())),

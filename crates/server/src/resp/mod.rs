@@ -62,7 +62,9 @@ pub async fn serve(
     options: Options,
     stop: impl Future<Output = Duration>,
 ) {
-    let door = Door::counting(engine, &options, Arc::clone(listener.attempts()));
+    let attempts = Arc::clone(listener.attempts());
+    let metrics = Arc::clone(listener.metrics());
+    let door = Door::counting_in(engine, &options, attempts, metrics);
     let stop = async {
         let drain = stop.await;
         door.draining.store(true, Ordering::Relaxed);

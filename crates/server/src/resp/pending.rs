@@ -13,6 +13,7 @@ use super::frame::{Args, Command};
 use super::reply::Reply;
 use super::throttle;
 use crate::backend::{Answer, AskError};
+use crate::door_metrics::Tally;
 use crate::respond;
 use crate::trace::Origin;
 
@@ -37,15 +38,28 @@ pub(super) enum Pending {
     WrongLogin(IpAddr),
 }
 
-/// The answer of the store.
+/// The answer of the store, and the decisions in it.
 pub(super) enum Answered {
     /// `None` if the store failed.
     Throttled(Option<Throttled>),
-    Question(Box<Result<Answer, AskError>>),
+    Question(Box<Result<Answer, AskError>>, Tally),
     WrongLogin,
     /// The arguments are not a question. They were checked before the command had to wait, so this
     /// does not happen.
     Nothing,
+}
+
+impl Answered {
+    /// Returns the decisions.
+    pub(super) fn tally(&self) -> Tally {
+        let mut tally = Tally::default();
+        match self {
+            Answered::Throttled(throttled) => tally.throttled(throttled.as_ref()),
+            Answered::Question(_, decisions) => tally = *decisions,
+            Answered::WrongLogin | Answered::Nothing => {}
+        }
+        tally
+    }
 }
 
 impl Pending {
@@ -83,7 +97,8 @@ impl Pending {
                 };
                 let snapshot = engine.snapshot();
                 let answer = door.backend.answer(&snapshot, &question, &origin).await;
-                Answered::Question(Box::new(answer))
+                let tally = Tally::of(&question, &answer);
+                Answered::Question(Box::new(answer), tally)
             }
         }
     }
@@ -100,7 +115,7 @@ impl Pending {
             (Answered::Throttled(None), Pending::Throttle { limit, .. }) => {
                 throttle::write_failed(reply, policy, limit);
             }
-            (Answered::Question(answer), _) => respond::reply(answer, reply),
+            (Answered::Question(answer, _), _) => respond::reply(answer, reply),
             (Answered::WrongLogin, _) => CommandError::WrongPassword.write(reply),
             (Answered::Throttled(None) | Answered::Nothing, _) => reply.null(),
         }

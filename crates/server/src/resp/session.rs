@@ -16,6 +16,7 @@ use super::info;
 use super::pending::Pending;
 use super::reply::{Protocol, Reply};
 use super::throttle::{self, Limits, ThrottleArgs};
+use crate::door_metrics::Tally;
 use crate::question::Question;
 use crate::trace::Origin;
 use crate::{respond, trace};
@@ -48,6 +49,8 @@ pub(super) struct Session {
     wrong_passwords: u32,
     name: Vec<u8>,
     limits: Limits,
+    /// The decisions that are not counted yet.
+    pub(super) tally: Tally,
 }
 
 type Done = Result<Run, CommandError>;
@@ -66,6 +69,7 @@ impl Session {
             wrong_passwords: 0,
             name: Vec::new(),
             limits: Limits::default(),
+            tally: Tally::default(),
             door,
         };
         session.follow_config();
@@ -119,6 +123,9 @@ impl Session {
 
     #[cold]
     fn write_error(&mut self, error: &CommandError, out: &mut Vec<u8>) -> Run {
+        if let Some(fault) = error.fault() {
+            self.door.backend.metrics.bad_request(fault);
+        }
         if *error != CommandError::WrongPassword {
             error.write(&mut Reply::new(out, self.protocol));
             return Run::Done;
@@ -230,6 +237,7 @@ impl Session {
         let ask = || engine.try_throttle(key, limit, quantity);
         match trace::now(DOOR, engine, "throttle", ask) {
             Some(throttled) => {
+                self.tally.throttled(Some(&throttled));
                 throttle::write(&mut Reply::new(out, self.protocol), &throttled);
                 Ok(Run::Done)
             }
@@ -243,11 +251,12 @@ impl Session {
 
     /// Answers a question at once if the engine can. Otherwise the question is answered later, in its
     /// turn.
-    fn ask(&self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
+    fn ask(&mut self, name: Name, command: &Command<'_>, reply: &mut Reply<'_>) -> Done {
         let question = arguments::read(name, command)?;
         let backend = &self.door.backend;
         let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown(DOOR));
         if let Some(answer) = backend.answer_now(&snapshot, &question, &origin) {
+            self.tally.add(&question, &answer);
             respond::reply(&answer, reply);
             return Ok(Run::Done);
         }

@@ -12,6 +12,7 @@ use crate::access::AccessError;
 use crate::backend::AskError;
 use crate::client::ClientError;
 use crate::control::RejectedConfig;
+use crate::door_metrics::Fault;
 use crate::forward_auth::AuthError;
 use crate::http::bounds::MAX_HEADERS;
 use crate::question::BadQuestion;
@@ -183,6 +184,55 @@ impl RequestError {
     }
 }
 
+impl RequestError {
+    /// Returns why the request is bad; `None` if the request is not at fault.
+    fn fault(&self) -> Option<Fault> {
+        Some(match self {
+            Self::Json(_) | Self::NotAnObject { .. } => Fault::Body,
+            Self::Question(BadQuestion::LongBatch { .. })
+            | Self::BodyTooLarge { .. }
+            | Self::TooManyHeaders
+            | Self::Auth(
+                AuthError::PathTooLong { .. } | AuthError::Client(ClientError::TooLong(_)),
+            ) => Fault::TooLarge,
+            Self::Question(_)
+            | Self::Query(_)
+            | Self::BadPosting(_)
+            | Self::BadText(_)
+            | Self::BadConfig(_)
+            | Self::BadOverride(_)
+            | Self::NoEffect(_)
+            | Self::BadPath => Fault::Question,
+            Self::Ask(error) if error.codes().0 == 400 => Fault::Question,
+            Self::BodyCutShort => Fault::CutShort,
+            Self::BodyTooSlow => Fault::TooSlow,
+            Self::NoRoom => Fault::NoRoom,
+            Self::NotOneHost | Self::UnknownHost { .. } => Fault::Host,
+            Self::ForeignOrigin { .. } => Fault::Origin,
+            Self::NoSuchPath | Self::NoSuchAdminPath | Self::WrongMethod => Fault::Unknown,
+            Self::NoToken | Self::NoProxyToken | Self::NotPermitted { .. } | Self::Access(_) => {
+                Fault::Token
+            }
+            Self::Auth(AuthError::Untrusted { .. } | AuthError::NoPeer) => Fault::UntrustedProxy,
+            Self::Auth(_) => Fault::Header,
+            Self::Ask(_)
+            | Self::Draining
+            | Self::Internal
+            | Self::NoConfigFile
+            | Self::TooManyOverrides
+            | Self::NoSuchOverride(_)
+            | Self::OverridesUnavailable
+            | Self::Audit(_)
+            | Self::NoLedger
+            | Self::NoSuchCounter(_)
+            | Self::PostedOtherwise(_)
+            | Self::Ledger(_)
+            | Self::LedgerBusy
+            | Self::Store(_) => return None,
+        })
+    }
+}
+
 /// Why a request was not decided.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Error)]
@@ -220,8 +270,17 @@ pub(crate) struct ConfigProblemBody<'a> {
     help: Option<&'a str>,
 }
 
-/// Makes the response to a request that has no answer.
+/// Makes the response to a request that has no answer. The response has the fault of the request in its
+/// extensions, where the connection finds and counts it.
 pub(crate) fn error(error: &RequestError) -> Response {
+    let mut response = response(error);
+    if let Some(fault) = error.fault() {
+        response.extensions_mut().insert(fault);
+    }
+    response
+}
+
+fn response(error: &RequestError) -> Response {
     let (status, code) = error.status();
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let message = error.to_string();

@@ -295,6 +295,7 @@ impl<C: Clock> MemoryStore<C> {
             usage.bytes += shard.bytes() as u64;
             usage.shared += shard.shared;
         }
+        (usage.reservations, usage.leases) = self.records.count_open();
         usage.bytes += (self.shards.len() * size_of::<Padded>() + self.records.bytes()) as u64;
         usage
     }

@@ -14,7 +14,7 @@ use tollgate_core::{HoldId, Time};
 
 use super::open_holds::OpenHolds;
 use crate::contract::StoreError;
-use crate::holds::{HeldCharge, HoldRecord, RETAIN};
+use crate::holds::{HeldCharge, HoldRecord, Purpose, RETAIN};
 
 /// The most holds of a store.
 const MAX_HOLDS: usize = 1_000_000;
@@ -83,6 +83,17 @@ impl Records {
         self.open.shrink();
     }
 
+    /// Returns how many reservations and how many leases are open.
+    pub(super) fn count_open(&self) -> (u64, u64) {
+        let mut open = (0, 0);
+        for part in &self.parts {
+            let part = part.lock();
+            open.0 += (part.open - part.open_leases) as u64;
+            open.1 += part.open_leases as u64;
+        }
+        open
+    }
+
     /// Returns about how many bytes the records occupy.
     pub(super) fn bytes(&self) -> usize {
         let parts = self.parts.iter().map(|part| {
@@ -111,6 +122,8 @@ pub(super) struct Part {
     records: HashMap<HoldId, Arc<HoldRecord>>,
     /// The number of open holds.
     open: usize,
+    /// How many of the open holds are leases.
+    open_leases: usize,
     /// The expiry of each open hold. An extended hold may have its old expiry here. Ended holds are removed
     /// later, many at once: most holds end long before they expire, and removing each alone would cost too
     /// much.
@@ -142,6 +155,7 @@ impl Part {
         let id = record.id;
         if record.is_open() {
             self.open += 1;
+            self.open_leases += usize::from(record.purpose == Purpose::Lease);
             self.expiries.push(Reverse((record.expires_at, id)));
         } else {
             self.end(&record, now);
@@ -164,6 +178,7 @@ impl Part {
         let record = Arc::clone(record);
         if !record.is_open() {
             self.open -= 1;
+            self.open_leases -= usize::from(record.purpose == Purpose::Lease);
             self.end(&record, now);
         }
         Some(record)
@@ -229,7 +244,7 @@ mod tests {
     use tollgate_core::{Span, Tag, Token};
 
     use super::*;
-    use crate::holds::{NewHold, Purpose, Settle};
+    use crate::holds::{NewHold, Settle};
 
     fn record(id: u128, now: Time) -> Arc<HoldRecord> {
         let new = NewHold {
@@ -263,6 +278,24 @@ mod tests {
         }
         assert_eq!(records.due(Time::MAX, 10), [id]);
         assert_eq!(records.due(Time::MAX, 10), [id]);
+    }
+
+    #[test]
+    fn open_holds_are_counted_by_purpose() {
+        let (records, now) = (Records::new(100), Time::default());
+        for id in 1..=5 {
+            let mut added = HoldRecord::clone(&record(id, now));
+            if id > 3 {
+                added.purpose = Purpose::Lease;
+            }
+            records.lock(added.id).add(added.into(), now);
+        }
+        assert_eq!(records.count_open(), (3, 2));
+        for id in [1, 5].map(|id| record(id, now).id) {
+            let mut part = records.lock(id);
+            part.change(id, now, |it| it.end(Settle::Release));
+        }
+        assert_eq!(records.count_open(), (2, 1));
     }
 
     #[test]

@@ -88,40 +88,61 @@ impl<S: Store> Guarded<S> {
         let Some(permit) = self.breaker.permit(Instant::now().into_std()) else {
             return Answer::Now(Err(StoreError::BreakerOpen));
         };
+        if permit.is_first_probe() {
+            let store = self.store.name();
+            tracing::info!(
+                store,
+                "the circuit breaker is half open: a few calls try the store again"
+            );
+        }
         let place = Place(&self.in_flight);
         if place.0.fetch_add(1, Ordering::AcqRel) >= self.options.max_in_flight {
             return Answer::Now(Err(StoreError::Overloaded));
         }
         match call() {
             Answer::Now(answer) => {
-                report(permit, &answer);
+                self.report(permit, &answer);
                 Answer::Now(answer)
             }
             Answer::Later(later) => Answer::later(async move {
                 let _place = place;
                 let answer = timeout(self.options.timeout, later).await;
                 let answer = answer.unwrap_or(Err(StoreError::Timeout));
-                report(permit, &answer);
+                self.report(permit, &answer);
                 answer
             }),
         }
     }
-}
 
-/// Tells the breaker how a call ended. Some errors come from a healthy store.
-fn report<T>(permit: Permit<'_>, answer: &Result<T, StoreError>) {
-    let is_healthy = matches!(
-        answer,
-        Ok(_)
-            | Err(StoreError::Foreign(_)
+    /// Tells the breaker how a call ended, and logs when the breaker opens or closes. Some errors come
+    /// from a healthy store.
+    fn report<T>(&self, permit: Permit<'_>, answer: &Result<T, StoreError>) {
+        let store = self.store.name();
+        match answer {
+            Ok(_)
+            | Err(
+                StoreError::Foreign(_)
                 | StoreError::Script(_)
                 | StoreError::Full
                 | StoreError::TooManyHolds
-                | StoreError::Unsupported(_))
-    );
-    match is_healthy {
-        true => permit.succeeded(),
-        false => permit.failed(Instant::now().into_std()),
+                | StoreError::Unsupported(_),
+            ) => {
+                if permit.succeeded() {
+                    tracing::info!(store, "the store is back: its circuit breaker is closed");
+                }
+            }
+            Err(error) => {
+                if permit.failed(Instant::now().into_std()) {
+                    let retry_in = self.options.breaker.timeout_duration;
+                    tracing::warn!(
+                        store,
+                        %error,
+                        ?retry_in,
+                        "the store fails: its circuit breaker is open, and failure policies decide"
+                    );
+                }
+            }
+        }
     }
 }
 

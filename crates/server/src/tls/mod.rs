@@ -1,10 +1,15 @@
 //! TLS for listeners: a certificate, a key and, for mTLS, the CA of the clients' certificates. The
 //! files are read again when they change, without a restart.
+//!
+//! `expiry`: when a certificate expires.
+
+mod expiry;
 
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
@@ -41,7 +46,19 @@ pub enum TlsError {
 pub struct Tls {
     files: TlsFiles,
     protocols: Vec<Vec<u8>>,
-    acceptor: ArcSwap<ServerConfig>,
+    current: ArcSwap<Current>,
+    /// How often changed files could not be used.
+    failures: AtomicU64,
+    /// Whether the files have changed and cannot be used.
+    is_stale: AtomicBool,
+}
+
+/// The files as they were last read.
+#[derive(Debug)]
+struct Current {
+    config: Arc<ServerConfig>,
+    /// When the first certificate expires, in seconds since the epoch; `None` if unknown.
+    expires_at: Option<i64>,
 }
 
 impl Tls {
@@ -52,39 +69,66 @@ impl Tls {
     /// If the files cannot be read, or cannot be used together.
     pub fn new(files: TlsFiles, protocols: &[&str]) -> Result<Arc<Tls>, TlsError> {
         let protocols: Vec<Vec<u8>> = protocols.iter().map(|it| it.as_bytes().to_vec()).collect();
-        let config = load(&files, &protocols)?;
+        let current = load(&files, &protocols)?;
         Ok(Arc::new(Tls {
             files,
             protocols,
-            acceptor: ArcSwap::from(config),
+            current: ArcSwap::from_pointee(current),
+            failures: AtomicU64::new(0),
+            is_stale: AtomicBool::new(false),
         }))
     }
 
     /// Accepts connections with the files as they were last read.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(self.acceptor.load_full())
+        TlsAcceptor::from(Arc::clone(&self.current.load().config))
+    }
+
+    /// Returns when the first certificate of the chain expires, in seconds since the epoch; `None` if
+    /// unknown.
+    pub(crate) fn expires_at(&self) -> Option<i64> {
+        self.current.load().expires_at
+    }
+
+    /// Returns how often changed files could not be used.
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the files are in use as they are.
+    pub(crate) fn is_current(&self) -> bool {
+        !self.is_stale.load(Ordering::Relaxed)
     }
 
     /// Reads the files again whenever they have changed, until dropped. Files that do not fit
-    /// together change nothing: the new certificate may have been written, but not yet its key.
+    /// together change nothing: the new certificate may have been written, but not yet its key. They are
+    /// tried again every second, and logged and counted once for each change.
     pub(crate) async fn watch(self: Arc<Tls>) {
         let mut seen = self.changed_at();
+        let mut failed = None;
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         loop {
             ticks.tick().await;
             let now = self.changed_at();
             if now == seen {
+                // The old files are back.
+                self.is_stale.store(false, Ordering::Relaxed);
                 continue;
             }
             match load(&self.files, &self.protocols) {
-                Ok(config) => {
-                    self.acceptor.store(config);
+                Ok(current) => {
+                    self.current.store(Arc::new(current));
+                    self.is_stale.store(false, Ordering::Relaxed);
                     seen = now;
                     tracing::info!(cert = %self.files.cert.display(), "the TLS certificate was reloaded");
                 }
-                Err(error) => {
+                Err(error) if failed.as_ref() != Some(&now) => {
+                    self.failures.fetch_add(1, Ordering::Relaxed);
+                    self.is_stale.store(true, Ordering::Relaxed);
+                    failed = Some(now);
                     tracing::warn!(%error, "the TLS files have changed but cannot be used; the old certificate stays");
                 }
+                Err(_) => {}
             }
         }
     }
@@ -97,8 +141,9 @@ impl Tls {
     }
 }
 
-fn load(files: &TlsFiles, protocols: &[Vec<u8>]) -> Result<Arc<ServerConfig>, TlsError> {
+fn load(files: &TlsFiles, protocols: &[Vec<u8>]) -> Result<Current, TlsError> {
     let certs = certificates("cert", &files.cert)?;
+    let expires_at = expiry::first_expiry(&certs);
     let key = PrivateKeyDer::from_pem_slice(&read("key", &files.key)?)
         .map_err(|error| file("key", &files.key, error))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -120,7 +165,10 @@ fn load(files: &TlsFiles, protocols: &[Vec<u8>]) -> Result<Arc<ServerConfig>, Tl
     };
     let mut config = builder.with_single_cert(certs, key)?;
     config.alpn_protocols = protocols.to_vec();
-    Ok(Arc::new(config))
+    Ok(Current {
+        config: Arc::new(config),
+        expires_at,
+    })
 }
 
 fn certificates(

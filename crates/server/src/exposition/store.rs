@@ -1,0 +1,139 @@
+//! The metrics of the store: states, memory, holds, and the calls of Redis.
+
+use tollgate::Usage;
+use tollgate_config::Config;
+use tollgate_redis::{BreakerState, RedisStore};
+
+use super::Page;
+
+/// How many rules are shown with the count of their keys.
+const COUNTED_RULES: usize = 100;
+
+impl Page {
+    /// Writes the size of the state in this process.
+    pub(super) fn memory(&mut self, usage: Usage, max_keys: usize, namespace: &str) {
+        self.keys(usage, max_keys, namespace);
+        let labels = [("namespace", namespace)];
+        let (name, help) = ("rate_limit_memory_bytes", "Bytes the kept states occupy.");
+        self.single(name, "gauge", help, &labels, usage.bytes);
+        let kinds = [("reservation", usage.reservations), ("lease", usage.leases)];
+        self.open_holds(namespace, &kinds);
+    }
+
+    /// Writes how many reservations and leases are open.
+    fn open_holds(&mut self, namespace: &str, kinds: &[(&str, u64)]) {
+        let help = "Reservations that are open, and leases that are held.";
+        self.family("rate_limit_open_holds", "gauge", help);
+        for (kind, count) in kinds {
+            self.sample(&[("namespace", namespace), ("kind", kind)], count);
+        }
+    }
+
+    /// Writes how many states there are.
+    fn keys(&mut self, usage: Usage, max_keys: usize, namespace: &str) {
+        let labels = [("namespace", namespace)];
+        let name = "rate_limit_keys";
+        self.single(name, "gauge", "States kept.", &labels, usage.keys);
+        let (name, help) = ("rate_limit_max_keys", "How many states may be kept.");
+        self.single(name, "gauge", help, &labels, max_keys);
+        let name = "rate_limit_shared_decisions_total";
+        let help =
+            "Checks of new subjects decided by a shared state because the key cap was reached.";
+        self.single(name, "counter", help, &labels, usage.shared);
+    }
+
+    /// Writes the state of the Redis store.
+    pub(super) fn redis(&mut self, store: &RedisStore, known_denials: u64) {
+        let metrics = store.metrics();
+        let help = "Milliseconds a call of a script took.";
+        self.family("rate_limit_redis_latency_ms", "histogram", help);
+        for (script, answered, counts) in metrics.latency() {
+            let outcome = if answered { "ok" } else { "error" };
+            let labels = [("script", script), ("outcome", outcome)];
+            self.histogram(&labels, &counts, 1000);
+        }
+        let help = "Requests sent in one call of a script.";
+        self.family("rate_limit_redis_batch_size", "histogram", help);
+        self.histogram(&[], &metrics.batches(), 1);
+        let help = "Requests that a script did not decide, by the kind of error.";
+        self.family("rate_limit_script_errors_total", "counter", help);
+        for (script, error, count) in metrics.errors() {
+            self.sample(&[("script", script), ("error_type", error)], count);
+        }
+        let name = "rate_limit_known_denials_total";
+        let help = "Requests denied without asking the store, because their denial was known.";
+        self.single(name, "counter", help, &[], known_denials);
+        let name = "rate_limit_store_in_flight";
+        let help = "Requests that wait for the store.";
+        self.single(name, "gauge", help, &[], store.in_flight());
+        let help = "1 for the state the circuit breaker of a server is in.";
+        self.family("rate_limit_breaker_state", "gauge", help);
+        for (server, current) in store.breakers() {
+            for state in [
+                BreakerState::Closed,
+                BreakerState::Open,
+                BreakerState::HalfOpen,
+            ] {
+                let labels = [("server", server.as_str()), ("state", state.name())];
+                self.sample(&labels, u8::from(state == current));
+            }
+        }
+    }
+
+    /// Writes the last count of the keys in Redis.
+    pub(super) fn census(&mut self, store: &RedisStore, config: &Config) {
+        let (census, subjects, namespace) = (store.census(), &config.subjects, &config.namespace);
+        let usage = Usage {
+            keys: census.keys(),
+            bytes: census.bytes(),
+            shared: store.shared_decisions(),
+            ..Usage::default()
+        };
+        self.keys(usage, subjects.max_keys, namespace);
+        let labels = [("namespace", namespace.as_str())];
+        let name = "rate_limit_anonymous_keys";
+        let help = "About how many states anonymous subjects have.";
+        self.single(name, "gauge", help, &labels, census.anonymous_keys());
+        let name = "rate_limit_max_anonymous_keys";
+        let help = "How many states anonymous subjects may have.";
+        self.single(name, "gauge", help, &labels, subjects.max_anonymous_keys);
+        if let Some(open) = census.open_holds {
+            // Redis does not count the two kinds apart.
+            self.open_holds(namespace, &[("any", open)]);
+        }
+        let mut rules: Vec<_> = census.rules.iter().collect();
+        rules.sort_by_key(|(_, rule)| std::cmp::Reverse(rule.keys));
+        rules.truncate(COUNTED_RULES);
+        let help = "About how many keys a rule has, for the rules with the most keys.";
+        self.family("rate_limit_rule_keys", "gauge", help);
+        for (rule, counted) in &rules {
+            self.sample(&[("namespace", namespace), ("rule", rule)], counted.keys);
+        }
+        let help =
+            "About how many bytes the keys of a rule occupy, for the rules with the most keys.";
+        self.family("rate_limit_rule_memory_bytes", "gauge", help);
+        for (rule, counted) in &rules {
+            self.sample(&[("namespace", namespace), ("rule", rule)], counted.bytes);
+        }
+        let help = "Bytes that a server uses.";
+        self.family("rate_limit_redis_used_memory_bytes", "gauge", help);
+        for server in &census.servers {
+            self.sample(&[("server", &server.server)], server.used_memory);
+        }
+        let help = "Bytes that a server may use; 0 if it has no bound.";
+        self.family("rate_limit_redis_max_memory_bytes", "gauge", help);
+        for server in &census.servers {
+            self.sample(&[("server", &server.server)], server.max_memory);
+        }
+        let help = "By how many seconds the clock of a server is ahead of the clock of this host.";
+        self.family("rate_limit_store_clock_ahead_seconds", "gauge", help);
+        for server in &census.servers {
+            let (sign, micros) = match server.clock_ahead {
+                behind @ ..0 => ("-", behind.unsigned_abs()),
+                ahead => ("", ahead.unsigned_abs()),
+            };
+            let seconds = format_args!("{sign}{}.{:06}", micros / 1_000_000, micros % 1_000_000);
+            self.sample(&[("server", &server.server)], seconds);
+        }
+    }
+}
