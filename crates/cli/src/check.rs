@@ -86,10 +86,24 @@ fn ask_server(args: &Args, server: &str) -> CommandResult {
         let unreachable = |error| format!("error: request to {url} failed: {error}");
         let mut response = agent.post(&url).send_json(&body).map_err(unreachable)?;
         let status = response.status();
-        let answer: Value = response.body_mut().read_json().map_err(unreachable)?;
+        let text = response.body_mut().read_to_string().map_err(unreachable)?;
+        let answer: Value = serde_json::from_str(&text).unwrap_or_default();
         allowed = match answer["allowed"].as_bool() {
             Some(allowed) => allowed,
-            None => return Err(format!("error: {url} answered {status}: {answer}")),
+            // The config of the server has a `denial_body`.
+            None if status == 429 => {
+                allowed = false;
+                println!(
+                    "{}",
+                    if args.json {
+                        text
+                    } else {
+                        format!("denied: {text}")
+                    }
+                );
+                continue;
+            }
+            None => return Err(format!("error: {url} answered {status}: {text}")),
         };
         match args.json {
             true => println!("{answer}"),

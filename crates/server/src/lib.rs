@@ -16,6 +16,7 @@
 //! * [`audit`]: the audit trail. [`events`]: webhooks about quotas that are nearly used up.
 //! * [`client`]: finds the client of a request in its headers.
 //! * [`trace`]: spans of decisions. `exposition`: the metrics page.
+//! * `ingress_time`: the time of a request, as a trusted proxy brings it.
 //! * `usage`: a tenant's usage, from the ledger. `period`: periods by name.
 //!
 //! Nothing here decides a request. No client can make the server panic or grow without bound: see
@@ -33,6 +34,7 @@ mod exposition;
 mod forward_auth;
 pub mod grpc;
 pub mod http;
+mod ingress_time;
 pub mod net;
 mod outbound;
 pub mod overrides;

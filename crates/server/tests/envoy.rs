@@ -29,8 +29,12 @@ struct Setup {
 impl Setup {
     /// Starts with Envoy's config, changed by `edit`.
     fn new(edit: impl FnOnce(String) -> String) -> Setup {
+        Setup::with_rules(RULES, edit)
+    }
+
+    fn with_rules(rules: &str, edit: impl FnOnce(String) -> String) -> Setup {
         let runtime = Runtime::new().unwrap();
-        let tollgate = runtime.block_on(Grpc::start(RULES));
+        let tollgate = runtime.block_on(Grpc::start(rules));
         let way = Proxy::to(&tollgate.address.to_string());
         let envoy = ReverseProxy::start(ReverseProxyKind::Envoy, |address| {
             let mut config = edit(ENVOY.to_owned());
@@ -116,6 +120,19 @@ fn answer_all(mut stream: &TcpStream) {
             let _ = stream.write_all(answer.as_bytes());
         }
     }
+}
+
+#[test]
+fn client_gets_the_body_of_the_template() {
+    let body = r#"headers: { denial_body: '{"error":"{{code}}","rule":{{rule}}}' }"#;
+    let rules = RULES.replace("version: 1", &format!("version: 1\n{body}"));
+    let setup = Setup::with_rules(&rules, |config| config);
+    assert_eq!(setup.statuses("/", "ann"), [200, 200, 200, 200, 200]);
+    let mut denied = setup.get("/", "ann");
+    assert_eq!(denied.status(), 429);
+    assert_eq!(denied.header("content-type"), Some("application/json"));
+    let body = denied.0.body_mut().read_to_string().unwrap();
+    assert_eq!(body, r#"{"error":"RATE_LIMIT","rule":"per-key"}"#);
 }
 
 #[test]

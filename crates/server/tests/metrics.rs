@@ -25,7 +25,7 @@ rules:
 ";
 
 /// The metrics that other dashboards may rely on, with their labels.
-const PROMISED: [(&str, &[&str]); 17] = [
+const PROMISED: [(&str, &[&str]); 19] = [
     ("rate_limit_checks_total", &["rule", "algorithm", "outcome"]),
     (
         "rate_limit_rejected_total",
@@ -46,6 +46,8 @@ const PROMISED: [(&str, &[&str]); 17] = [
     ("tollgate_admin_wrong_tokens_total", &[]),
     ("rate_limit_fallback_total", &["policy"]),
     ("rate_limit_holds_rejected_total", &["reason"]),
+    ("rate_limit_denials_held_back", &[]),
+    ("rate_limit_delayed_denials_total", &["outcome"]),
 ];
 const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_keys", &["namespace"]),

@@ -13,7 +13,7 @@ use super::bounds::{
 };
 use super::service::{Connection, Services};
 use super::streams::Streams;
-use crate::net::{self, ConnectionError, Listener, Stopping, Stream};
+use crate::net::{self, ConnectionError, Listener, Peer, Stopping, Stream};
 
 /// The answer to a client that speaks HTTP/1.
 const WRONG_PROTOCOL: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n\
@@ -21,12 +21,14 @@ const WRONG_PROTOCOL: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/p
 
 /// Serves `services` on `listener` until `stop` is ready, then lets open requests finish.
 pub(super) async fn serve(listener: Listener, services: Services, stop: impl Future<Output = ()>) {
-    let handle = move |stream, _, stopping| connection(stream, services.clone(), stopping);
+    let handle =
+        move |stream, peer, stopping| connection(stream, Peer(peer), services.clone(), stopping);
     net::serve(listener, handle, stop).await;
 }
 
 async fn connection(
     mut stream: Stream,
+    peer: Peer,
     services: Services,
     mut stopping: Stopping,
 ) -> Result<(), ConnectionError> {
@@ -49,6 +51,7 @@ async fn connection(
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
     let service = Connection {
         services,
+        peer,
         account: account.clone(),
     };
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -86,6 +89,7 @@ async fn expect_preface(stream: &mut Stream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
     use std::sync::Arc;
 
     use tokio::io::AsyncReadExt;
@@ -101,6 +105,8 @@ mod tests {
         assert!(head.contains(&length), "{text}");
     }
 
+    const PEER: Peer = Peer(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1));
+
     async fn services() -> Services {
         let config = tollgate_config::parse("rules.yaml", "version: 1\nrules: []\n", &|_| None);
         let engine = tollgate::Engine::start(&config.unwrap()).await.unwrap();
@@ -112,7 +118,7 @@ mod tests {
     async fn idle_connection_is_closed() {
         let (client, server) = tokio::io::duplex(64 * 1024);
         let (_stop, stopping) = Stopping::channel();
-        let serving = connection(Stream::new(server, None), services().await, stopping);
+        let serving = connection(Stream::new(server, None), PEER, services().await, stopping);
         // The client answers pings, and keeps its handle for requests.
         let (_requests, client) = h2::client::handshake(client).await.unwrap();
         let both = async { tokio::join!(serving, client) };
@@ -128,6 +134,7 @@ mod tests {
         let (_stop, stopping) = Stopping::channel();
         tokio::spawn(connection(
             Stream::new(server, None),
+            PEER,
             services().await,
             stopping,
         ));

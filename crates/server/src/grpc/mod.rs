@@ -41,8 +41,11 @@ pub const PROTOCOLS: &[&str] = &["h2"];
 pub async fn serve(listener: Listener, engine: Arc<Engine>, stop: impl Future<Output = ()>) {
     let (health, routes) = Health::new().await;
     let services = Services::new(engine, routes);
+    let delays = services.delays();
     let stop = async {
         stop.await;
+        // Denials that are held back are answered now.
+        delays.send_replace(true);
         health.stop().await;
     };
     connection::serve(listener, services, stop).await;

@@ -16,7 +16,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tollgate::{ActiveConfig, Engine};
 use tonic::Status;
 use tonic::body::Body;
@@ -33,7 +33,8 @@ use super::pb::tollgate_server::{SERVICE_NAME as OWN_NAME, TollgateServer};
 use super::proto::DESCRIPTORS;
 use super::{UnknownDomain, request};
 use crate::backend::Backend;
-use crate::net::{self, Account, Answer, Memory, ReadError, Received, read_whole};
+use crate::ingress_time::IngressTime;
+use crate::net::{self, Account, Answer, Memory, Peer, ReadError, Received, read_whole};
 use crate::per_config::PerConfig;
 use crate::question::Question;
 use crate::respond::EnvoyResponder;
@@ -59,6 +60,8 @@ pub(super) struct Services {
     /// Health and reflection.
     others: Routes,
     pub(super) memory: Memory,
+    engine: Arc<Engine>,
+    delays: Arc<watch::Sender<bool>>,
 }
 
 /// The services, for one connection.
@@ -66,15 +69,20 @@ pub(super) struct Services {
 pub(super) struct Connection {
     pub(super) services: Services,
     pub(super) account: Account,
+    pub(super) peer: Peer,
 }
 
 impl Services {
     pub(super) fn new(engine: Arc<Engine>, others: Routes) -> Services {
+        let delays = Arc::new(watch::Sender::new(false));
         let limits = Limits {
             per_config: PerConfig::new(&engine, DoorConfig::of),
-            backend: Backend::new(Arc::clone(&engine)),
+            backend: Backend::with_stops(Arc::clone(&engine), Arc::clone(&delays)),
         };
-        let own = Arc::new(Own(Backend::new(engine)));
+        let own = Arc::new(Own {
+            per_config: PerConfig::new(&engine, IngressTime::of),
+            backend: Backend::with_stops(Arc::clone(&engine), Arc::clone(&delays)),
+        });
         let own = |size| TollgateServer::from_arc(Arc::clone(&own)).max_decoding_message_size(size);
         Services {
             limits: RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE),
@@ -84,7 +92,14 @@ impl Services {
             batches: Arc::new(Semaphore::new(MAX_BATCHES)),
             others,
             memory: Memory::default(),
+            engine,
+            delays,
         }
+    }
+
+    /// Returns the sender that ends delays: once it holds true, no denial is held back.
+    pub(super) fn delays(&self) -> Arc<watch::Sender<bool>> {
+        Arc::clone(&self.delays)
     }
 }
 
@@ -96,7 +111,13 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
     type Error = Infallible;
     type Future = Answering;
 
-    fn call(&self, request: Request<Incoming>) -> Answering {
+    fn call(&self, mut request: Request<Incoming>) -> Answering {
+        // Only the time of a request depends on its peer. Extensions cost an allocation.
+        let active = self.services.engine.active();
+        if active.config().subjects.time_header.is_some() {
+            request.extensions_mut().insert(self.peer);
+        }
+        drop(active);
         if !is_grpc(request.headers()) {
             let charge = self.account.charge(0);
             let answer = wrong_content_type().map(|body| Answer::stream(body, charge));
@@ -254,6 +275,7 @@ struct Limits {
 /// The values that this service derives from a config.
 struct DoorConfig {
     responder: EnvoyResponder,
+    ingress_time: IngressTime,
     /// The answer if no enabled rule matches the domain of a request.
     unknown_domain: UnknownDomain,
 }
@@ -263,7 +285,8 @@ impl DoorConfig {
         let config = live.config();
         let grpc = config.server.grpc.as_ref();
         DoorConfig {
-            responder: EnvoyResponder::new(config.headers.families, live.rules()),
+            responder: EnvoyResponder::new(&config.headers, live.rules()),
+            ingress_time: IngressTime::of(live),
             unknown_domain: grpc.map_or(UnknownDomain::Allow, |grpc| grpc.unknown_domain),
         }
     }
@@ -276,7 +299,7 @@ impl RateLimitService for Limits {
         request: tonic::Request<RateLimitRequest>,
     ) -> Result<tonic::Response<RateLimitResponse>, Status> {
         let origin = Origin::new("grpc", request.metadata().as_ref());
-        let request = request.into_inner();
+        let (metadata, extensions, request) = request.into_parts();
         let demands = request::demands(&request);
         let demands = demands.map_err(|error| EnvoyResponder::bad_request(&error))?;
         let snapshot = self.backend.engine.snapshot();
@@ -290,8 +313,13 @@ impl RateLimitService for Limits {
             return Ok(tonic::Response::new(answer));
         }
         let question = Question::Demands(demands);
-        let answer = self.backend.answer(&snapshot, &question, &origin).await;
-        let answer = door_config.responder.answer(&answer)?;
+        let metadata = metadata.as_ref();
+        let snapshot = door_config
+            .ingress_time
+            .apply(snapshot, &extensions, metadata);
+        let backend = &self.backend;
+        let answer = backend.answer_or_delay(&snapshot, &question, &origin).await;
+        let answer = door_config.responder.answer(&answer, metadata)?;
         Ok(tonic::Response::new(answer))
     }
 }

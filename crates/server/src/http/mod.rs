@@ -22,10 +22,11 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
+use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method};
 use tokio::sync::Semaphore;
 use tollgate::{ActiveConfig, HoldName, Snapshot};
-use tollgate_config::Families;
+use tollgate_config::Headers;
 
 use self::body::Read;
 use self::bounds::{MAX_BATCH_BODY, MAX_BODY};
@@ -35,10 +36,11 @@ use crate::backend::{Answer, Backend};
 use crate::control::ControlPlane;
 use crate::exposition::Pages;
 use crate::forward_auth::ForwardAuth;
+use crate::ingress_time::IngressTime;
 use crate::net::{self, Listener, NoRoom, Peer, ReadError};
 use crate::per_config::{Made, PerConfig};
 use crate::question::{self, BadQuestion, Question, UsageQuestion};
-use crate::respond::{self, RequestError, Responder, accepts_problem};
+use crate::respond::{self, RequestError, Responder};
 use crate::trace::Origin;
 
 /// The protocols of the HTTP door (ALPN), the preferred first.
@@ -66,7 +68,8 @@ struct App {
 struct DoorConfig {
     responder: Responder,
     forward_auth: ForwardAuth,
-    families: Families,
+    ingress_time: IngressTime,
+    headers: Headers,
     /// The OpenAPI document, rendered at the first request for it.
     description: OnceLock<Bytes>,
 }
@@ -77,7 +80,8 @@ impl DoorConfig {
         DoorConfig {
             responder: Responder::new(&config.headers, active.rules()),
             forward_auth: ForwardAuth::new(config.subjects.clone(), config.routes.clone()),
-            families: config.headers.families,
+            ingress_time: IngressTime::of(active),
+            headers: config.headers.clone(),
             description: OnceLock::new(),
         }
     }
@@ -116,16 +120,16 @@ impl App {
     where
         R: for<'b> FnOnce(&'b [u8]) -> Read<'b>,
     {
-        let accepts_problem = accepts_problem(request.headers());
-        let origin = Origin::new(DOOR, request.headers());
+        let (head, body) = request.into_parts();
+        let origin = Origin::new(DOOR, &head.headers);
         respond::answer(async {
-            let body = read_body(request, max_body).await?;
+            let body = read_body(Request::new(body), max_body).await?;
             let _place = match places {
                 Some(places) => Some(places.acquire().await),
                 None => None,
             };
             let question = read(&body)?;
-            self.answer(&question, &origin, accepts_problem).await
+            self.answer(&question, &origin, &head).await
         })
         .await
     }
@@ -133,18 +137,28 @@ impl App {
     /// Answers a question that is not in a body.
     async fn ask_without_body(&self, headers: &HeaderMap, question: Read<'_>) -> Response {
         let origin = Origin::new(DOOR, headers);
-        respond::answer(async { self.answer(&question?, &origin, false).await }).await
+        respond::answer(async {
+            let (snapshot, door_config) = self.snapshot();
+            let answer = self.backend.answer(&snapshot, &question?, &origin).await?;
+            Ok(door_config.responder.answer(&answer, headers))
+        })
+        .await
     }
 
+    /// Answers the question of a request with this `head`.
     async fn answer(
         &self,
         question: &Question<'_>,
         origin: &Origin,
-        accepts_problem: bool,
+        head: &Parts,
     ) -> Result<Response, RequestError> {
         let (snapshot, door_config) = self.snapshot();
-        let answer = self.backend.answer(&snapshot, question, origin).await?;
-        Ok(door_config.responder.answer(&answer, accepts_problem))
+        let (extensions, headers) = (&head.extensions, &head.headers);
+        let ingress_time = &door_config.ingress_time;
+        let snapshot = ingress_time.apply(snapshot, extensions, headers);
+        let backend = &self.backend;
+        let answer = backend.answer_or_delay(&snapshot, question, origin).await?;
+        Ok(door_config.responder.answer(&answer, headers))
     }
 }
 
@@ -179,6 +193,7 @@ pub async fn serve(listener: Listener, control: Arc<ControlPlane>, stop: impl Fu
     let stop = async {
         stop.await;
         app.draining.store(true, Ordering::Relaxed);
+        app.backend.end_delays();
     };
     let guard = listener.guard(GuardedDoor::Http);
     connection::serve(listener, routes, is_large, guard, stop).await;
@@ -297,19 +312,24 @@ async fn usage(
 }
 
 async fn auth(State(app): AppState, request: Request) -> Response {
-    let accepts_problem = accepts_problem(request.headers());
     // The body of the proxy's client is not read.
     let (parts, _) = request.into_parts();
     respond::answer(async {
-        let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
+        let (extensions, headers) = (&parts.extensions, &parts.headers);
+        let peer = extensions.get::<Peer>().map(|Peer(peer)| *peer);
         let (snapshot, door_config) = app.snapshot();
         let check = door_config.forward_auth.check(peer, &parts)?;
-        let origin = Origin::new("auth", &parts.headers);
+        let ingress_time = &door_config.ingress_time;
+        let snapshot = ingress_time.apply(snapshot, extensions, headers);
+        let origin = Origin::new("auth", headers);
         let question = Question::Check(check);
-        let answer = app.backend.answer(&snapshot, &question, &origin).await?;
+        let answer = app
+            .backend
+            .answer_or_delay(&snapshot, &question, &origin)
+            .await?;
         Ok(match answer {
-            Answer::Decision(decision) => door_config.responder.verdict(&decision, accepts_problem),
-            answer => door_config.responder.answer(&answer, accepts_problem),
+            Answer::Decision(decision) => door_config.responder.verdict(&decision, headers),
+            answer => door_config.responder.answer(&answer, headers),
         })
     })
     .await
@@ -334,7 +354,7 @@ pub(crate) fn ready(control: &ControlPlane, draining: &AtomicBool) -> Response {
 
 async fn description(State(app): AppState) -> Response {
     let (_, door_config) = app.snapshot();
-    let render = || openapi::render(door_config.families);
+    let render = || openapi::render(&door_config.headers);
     respond::rendered(door_config.description.get_or_init(render).clone())
 }
 
