@@ -128,7 +128,7 @@ const RULE: Table = &[
             "tokensperrequest",
             "incrementby",
         ],
-        "write `cost`: a number, a CEL expression such as `cost: attributes.tokens`, or a table",
+        "write `cost`: a number, a CEL expression, or a table",
     ),
     (
         &[
@@ -322,7 +322,6 @@ const CONFIG: Table = &[
             "policies",
             "quotas",
             "ratelimitrules",
-            "rule",
             "limiters",
         ],
         "write `rules`: a list, each with an `id`, an `algorithm` and its numbers",
@@ -550,15 +549,7 @@ const ALGORITHMS: Table = &[
 
 const STATES: Table = &[
     (
-        &[
-            "on",
-            "true",
-            "active",
-            "enabled",
-            "enforcing",
-            "live",
-            "enforced",
-        ],
+        &["on", "true", "active", "enabled", "enforcing", "live"],
         "write `enforce`",
     ),
     (
