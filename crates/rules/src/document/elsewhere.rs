@@ -3,8 +3,8 @@
 //! The tables are looked up only when a name is unknown. A name is compared without case, `_` and `-`,
 //! so `shadowMode`, `shadow_mode` and `shadow-mode` are one name.
 
-/// Names, and the remedy for each of them.
-type Table = &'static [(&'static [&'static str], &'static str)];
+/// Names, separated by spaces, and the remedy for each of them.
+type Table = &'static [(&'static str, &'static str)];
 
 const STATE: &str = "write `state: enforce`, `state: shadow` or `state: disabled` in the rule";
 const SHADOW: &str = "write `state: shadow` in the rule: it counts, and denies nothing";
@@ -13,56 +13,13 @@ const FAILURE: &str =
 const REDIS: &str = "write `store: { redis: { url: redis://localhost:6379 } }`";
 const NUMBERS: &str =
     "write `limit: 100` and `window: 1m`, or `rate: 100/s`, as the algorithm needs";
-const STATE_NAMES: &[&str] = &[
-    "enabled",
-    "enable",
-    "disabled",
-    "disable",
-    "active",
-    "isenabled",
-];
-const SHADOW_NAMES: &[&str] = &[
-    "shadow",
-    "shadowmode",
-    "dryrun",
-    "logonly",
-    "reportonly",
-    "monitor",
-    "monitoronly",
-    "observe",
-];
-const FAILURE_NAMES: &[&str] = &[
-    "failurepolicy",
-    "failuremode",
-    "failuremodedeny",
-    "failuremodeallow",
-    "failopen",
-    "failclosed",
-    "failmode",
-    "failpolicy",
-    "onfailure",
-    "onerror",
-    "onrediserror",
-    "onstoreerror",
-    "fallback",
-    "errorpolicy",
-];
-const REDIS_NAMES: &[&str] = &[
-    "redis",
-    "redishost",
-    "redisport",
-    "redisurl",
-    "redisuri",
-    "redisaddress",
-    "redisaddr",
-    "redisnodes",
-    "redispassword",
-    "storage",
-    "backend",
-    "datastore",
-    "database",
-    "cache",
-];
+const STATE_NAMES: &str = "enabled enable disabled disable active isenabled";
+const SHADOW_NAMES: &str =
+    "shadow shadowmode dryrun logonly reportonly monitor monitoronly observe";
+const FAILURE_NAMES: &str = "failurepolicy failuremode failuremodedeny failuremodeallow failopen failclosed failmode \
+     failpolicy onfailure onerror onrediserror onstoreerror fallback errorpolicy";
+const REDIS_NAMES: &str = "redis redishost redisport redisurl redisuri redisaddress redisaddr redisnodes redispassword \
+     storage backend datastore database cache";
 
 /// The fields of a rule, a budget, or numbers of a plan.
 const RULE: Table = &[
@@ -74,236 +31,91 @@ const RULE: Table = &[
         "the `store` of the config keeps the state of all rules",
     ),
     (
-        &["cachedquota", "localcache", "quotacache", "localquota"],
+        "cachedquota localcache quotacache localquota",
         "to decide without the store write `on_store_failure: cached` in the rule; `denial_cache` of the \
          store remembers denials",
     ),
     (
-        &[
-            "refillpersecond",
-            "refillrate",
-            "refillrateper",
-            "refilltokens",
-            "refillinterval",
-            "refillamount",
-            "refillperiod",
-            "tokenspersecond",
-            "fillrate",
-            "replenishrate",
-            "replenishment",
-            "leakrate",
-            "drainrate",
-            "fillinterval",
-            "tokensperfill",
-        ],
+        "refillpersecond refillrate refillrateper refilltokens refillinterval refillamount \
+         refillperiod tokenspersecond fillrate replenishrate replenishment leakrate drainrate \
+         fillinterval tokensperfill",
         "write how fast units return as a rate: `refill: 10/s` for token-bucket, `rate: 10/s` for gcra \
          and leaky-bucket",
     ),
     (
-        &[
-            "burstcapacity",
-            "burstsize",
-            "bucketsize",
-            "bucketcapacity",
-            "maxtokens",
-            "maxburst",
-            "tokens",
-        ],
+        "burstcapacity burstsize bucketsize bucketcapacity maxtokens maxburst tokens",
         "write `capacity: 100` for token-bucket, `burst: 100` for gcra",
     ),
     (
-        &["queuesize", "queuelength", "maxqueue", "nodelay"],
+        "queuesize queuelength maxqueue nodelay",
         "write `queue: 100` for leaky-bucket, with `shape: true` if requests wait for their turn",
     ),
     (
-        &[
-            "costexpression",
-            "costexpr",
-            "costs",
-            "hitsaddend",
-            "weight",
-            "requestedtokens",
-            "points",
-            "units",
-            "tokensperrequest",
-            "incrementby",
-        ],
+        "costexpression costexpr costs hitsaddend weight requestedtokens points units \
+         tokensperrequest incrementby",
         "write `cost`: a number, a CEL expression, or a table",
     ),
     (
-        &[
-            "scope",
-            "key",
-            "keys",
-            "keyby",
-            "groupby",
-            "dimension",
-            "dimensions",
-            "subject",
-            "subjects",
-            "partitionby",
-            "identifier",
-            "limitby",
-            "keyresolver",
-            "keyexpression",
-            "keygenerator",
-            "variables",
-            "remoteaddress",
-            "perip",
-            "peruser",
-            "by",
-        ],
+        "scope key keys keyby groupby dimension dimensions subject subjects partitionby \
+         identifier limitby keyresolver keyexpression keygenerator variables remoteaddress perip \
+         peruser by",
         "write `per: [tenant]`: the names of the attributes whose values have an allowance each",
     ),
     (
-        &[
-            "requestsperunit",
-            "requestspersecond",
-            "requestsperminute",
-            "requestsperhour",
-            "rps",
-            "rpm",
-            "qps",
-            "maxrequests",
-            "maxvalue",
-            "maxhits",
-            "requests",
-            "count",
-            "threshold",
-            "max",
-            "quota",
-            "limitforperiod",
-            "permits",
-            "average",
-            "requestsperperiod",
-        ],
+        "requestsperunit requestspersecond requestsperminute requestsperhour rps rpm qps \
+         maxrequests maxvalue maxhits requests count threshold max quota limitforperiod permits \
+         average requestsperperiod",
         NUMBERS,
     ),
     (
-        &[
-            "unit",
-            "seconds",
-            "interval",
-            "duration",
-            "windowseconds",
-            "windowsize",
-            "windowms",
-            "windowsec",
-            "windowlength",
-            "windowduration",
-            "timewindow",
-            "timeunit",
-            "limitrefreshperiod",
-            "periodseconds",
-            "resetinterval",
-        ],
+        "unit seconds interval duration windowseconds windowsize windowms windowsec windowlength \
+         windowduration timewindow timeunit limitrefreshperiod periodseconds resetinterval",
         "write `window: 1m`; for calendar days or months write `algorithm: quota` with `period: day`",
     ),
     (
-        &[
-            "conditions",
-            "condition",
-            "descriptors",
-            "descriptor",
-            "filter",
-            "filters",
-            "matches",
-            "matchers",
-            "path",
-            "paths",
-            "method",
-            "methods",
-            "route",
-            "routes",
-            "endpoint",
-            "endpoints",
-            "action",
-            "actions",
-            "uri",
-            "url",
-            "pattern",
-        ],
+        "conditions condition descriptors descriptor filter filters matches matchers path paths \
+         method methods route routes endpoint endpoints action actions uri url pattern",
         "write `match: { action: search }`, or a CEL expression as `when`",
     ),
     (
-        &["name", "ruleid", "rulename", "rule"],
+        "name ruleid rulename rule",
         "write `id`: the name of the rule, unique and stable",
     ),
     (
-        &["type", "strategy", "algo", "limiter", "limittype", "policy"],
+        "type strategy algo limiter limittype policy",
         "write `algorithm`, such as gcra, token-bucket or quota",
     ),
     (
-        &[
-            "blockduration",
-            "blockfor",
-            "bantime",
-            "ban",
-            "block",
-            "penaltytime",
-            "cooldown",
-            "lockout",
-        ],
+        "blockduration blockfor bantime ban block penaltytime cooldown lockout",
         "write `backoff: { base: 1m }`: each further denial blocks the subject for longer",
     ),
     (
-        &[
-            "delay",
-            "tarpit",
-            "throttledelay",
-            "denydelay",
-            "responsedelay",
-        ],
+        "delay tarpit throttledelay denydelay responsedelay",
         "write `delay_denials: 500ms`",
     ),
     (
-        &[
-            "response",
-            "responsebody",
-            "body",
-            "errorbody",
-            "rejectedbody",
-            "errortemplate",
-            "errormessage",
-            "rejectionmessage",
-            "denymessage",
-        ],
+        "response responsebody body errorbody rejectedbody errortemplate errormessage \
+         rejectionmessage denymessage",
         "write `message` for the text of a denial, or `denial_body` for its whole body",
     ),
     (
-        &[
-            "maxconcurrent",
-            "maxconcurrency",
-            "maxinflight",
-            "concurrent",
-            "maxparallel",
-            "slots",
-        ],
+        "maxconcurrent maxconcurrency maxinflight concurrent maxparallel slots",
         "write `algorithm: concurrency` with `limit: 5`",
     ),
     (
-        &["timeout", "leaseseconds", "leasetime", "ttl"],
+        "timeout leaseseconds leasetime ttl",
         "write `lease: 30s` for concurrency; `timeout` of the store bounds a decision",
     ),
     (
-        &[
-            "sync",
-            "distributed",
-            "global",
-            "local",
-            "consistency",
-            "syncrate",
-            "leased",
-            "async",
-        ],
+        "sync distributed global local consistency syncrate leased async",
         "remove it: all instances with the same Redis count together, and every check is exact",
     ),
     (
-        &["priority", "order", "precedence"],
+        "priority order precedence",
         "remove it: all rules that match a request apply",
     ),
     (
-        &["description", "comment", "labels", "tags", "metadata"],
+        "description comment labels tags metadata",
         "write a YAML comment after #",
     ),
 ];
@@ -315,73 +127,42 @@ const CONFIG: Table = &[
     (FAILURE_NAMES, FAILURE),
     (REDIS_NAMES, REDIS),
     (
-        &[
-            "limits",
-            "ratelimits",
-            "ratelimit",
-            "policies",
-            "quotas",
-            "ratelimitrules",
-            "limiters",
-        ],
+        "limits ratelimits ratelimit policies quotas ratelimitrules limiters",
         "write `rules`: a list, each with an `id`, an `algorithm` and its numbers",
     ),
     (
-        &["domain", "descriptors"],
+        "domain descriptors",
         "a config of Envoy's rate limit service is converted by `tollgate import envoy-ratelimit FILE`",
     ),
     (
-        &[
-            "port", "listen", "bind", "host", "address", "addr", "http", "grpc", "resp", "admin",
-            "doors",
-        ],
+        "port listen bind host address addr http grpc resp admin doors",
         "write `server: { http: 127.0.0.1:8080 }`",
     ),
     (
-        &[
-            "log",
-            "logging",
-            "logs",
-            "tracing",
-            "traces",
-            "otel",
-            "opentelemetry",
-        ],
+        "log logging logs tracing traces otel opentelemetry",
         "write `telemetry`",
     ),
     (
-        &["metrics", "prometheus"],
+        "metrics prometheus",
         "remove it: the HTTP door always serves /metrics",
     ),
     (
-        &[
-            "scope",
-            "key",
-            "keys",
-            "costexpression",
-            "algorithm",
-            "limit",
-            "window",
-            "rate",
-            "burst",
-        ],
+        "scope key keys costexpression algorithm limit window rate burst",
         "write it in a rule, below `rules`",
     ),
     (
-        &["cachedquota"],
+        "cachedquota",
         "the store's `denial_cache` remembers denials; a rule may have `on_store_failure: cached`",
     ),
-    (&["customers", "accounts", "users"], "write `tenants`"),
-    (&["tiers", "subscriptions"], "write `plans`"),
+    ("customers accounts users", "write `tenants`"),
+    ("tiers subscriptions", "write `plans`"),
 ];
 
 const STORE: Table = &[
     (FAILURE_NAMES, FAILURE),
     (REDIS_NAMES, REDIS),
     (
-        &[
-            "type", "kind", "url", "uri", "host", "port", "address", "mode", "cluster", "sentinel",
-        ],
+        "type kind url uri host port address mode cluster sentinel",
         REDIS,
     ),
 ];
@@ -389,213 +170,105 @@ const STORE: Table = &[
 const REDIS_FIELDS: Table = &[
     (FAILURE_NAMES, FAILURE),
     (
-        &[
-            "host",
-            "hosts",
-            "hostname",
-            "port",
-            "address",
-            "addresses",
-            "addr",
-            "addrs",
-            "node",
-            "nodes",
-            "endpoint",
-            "endpoints",
-            "uri",
-            "redishost",
-            "redisport",
-            "redisurl",
-            "server",
-            "servers",
-        ],
+        "host hosts hostname port address addresses addr addrs node nodes endpoint endpoints uri \
+         redishost redisport redisurl server servers",
         "write `url: redis://localhost:6379`, or several as `urls`",
     ),
     (
-        &["db", "database", "dbindex", "index"],
+        "db database dbindex index",
         "name the database in the URL: redis://localhost:6379/1",
     ),
     (
-        &[
-            "poolsize",
-            "pool",
-            "maxpoolsize",
-            "connections",
-            "maxconns",
-            "maxactive",
-            "maxtotal",
-            "maxidle",
-            "connectionpoolsize",
-            "poolmax",
-        ],
+        "poolsize pool maxpoolsize connections maxconns maxactive maxtotal maxidle \
+         connectionpoolsize poolmax",
         "write `max_connections`",
     ),
     (
-        &["tls", "ssl", "usetls", "usessl", "sslenabled", "secure"],
+        "tls ssl usetls usessl sslenabled secure",
         "write rediss:// in the URL; `tls_ca` names authorities to trust",
     ),
     (
-        &["master", "mastername", "sentinelmastername", "masterset"],
+        "master mastername sentinelmastername masterset",
         "write `sentinel_master`",
     ),
+    ("user login auth", "write `username` and `password`"),
     (
-        &["user", "login", "auth"],
-        "write `username` and `password`",
-    ),
-    (
-        &[
-            "sockettimeout",
-            "readtimeout",
-            "writetimeout",
-            "commandtimeout",
-            "timeoutms",
-            "operationtimeout",
-        ],
+        "sockettimeout readtimeout writetimeout commandtimeout timeoutms operationtimeout",
         "write `timeout`: how long a decision waits for the store in total",
     ),
     (
-        &["connecttimeoutms", "dialtimeout", "connectiontimeout"],
+        "connecttimeoutms dialtimeout connectiontimeout",
         "write `connect_timeout`",
     ),
+    ("prefix keynamespace keysprefix", "write `key_prefix`"),
     (
-        &["prefix", "keynamespace", "keysprefix"],
-        "write `key_prefix`",
-    ),
-    (
-        &["cluster", "clustermode", "sentinel", "topology"],
+        "cluster clustermode sentinel topology",
         "write `mode: cluster` or `mode: sentinel`",
     ),
-    (
-        &["pipelining", "pipeline", "batchsize", "maxbatch"],
-        "write `batch`",
-    ),
+    ("pipelining pipeline batchsize maxbatch", "write `batch`"),
 ];
 
 /// The words for algorithms, states and failure policies.
 const ALGORITHMS: Table = &[
     (
-        &[
-            "slidingwindowlog",
-            "slidingwindowlogs",
-            "slidinglogs",
-            "slidingwindow",
-            "rollingwindow",
-            "log",
-            "exactwindow",
-        ],
+        "slidingwindowlog slidingwindowlogs slidinglogs slidingwindow rollingwindow log \
+         exactwindow",
         "write `sliding-log` (exact), or `sliding-counter` (in parts, with less memory)",
     ),
     (
-        &[
-            "slidingwindowcounter",
-            "slidingwindowcounters",
-            "slidingcounters",
-            "approximatedslidingwindow",
-            "approximatesliding",
-            "weightedwindow",
-        ],
+        "slidingwindowcounter slidingwindowcounters slidingcounters approximatedslidingwindow \
+         approximatesliding weightedwindow",
         "write `sliding-counter`, with `estimate: two-window` for the estimate from two windows",
     ),
     (
-        &[
-            "fixed",
-            "fixedwindowcounter",
-            "fixedcounter",
-            "window",
-            "counter",
-            "simple",
-        ],
+        "fixed fixedwindowcounter fixedcounter window counter simple",
         "write `fixed-window`",
     ),
     (
-        &["bucket", "tokens", "tokenbuckets", "classictokenbucket"],
+        "bucket tokens tokenbuckets classictokenbucket",
         "write `token-bucket`",
     ),
     (
-        &[
-            "leaky",
-            "leakybucketqueue",
-            "leakybucketmeter",
-            "shaping",
-            "queue",
-        ],
+        "leaky leakybucketqueue leakybucketmeter shaping queue",
         "write `leaky-bucket`; with `shape: true` requests wait for their turn",
     ),
     (
-        &[
-            "genericcellrate",
-            "genericcellratealgorithm",
-            "cell",
-            "throttle",
-            "rediscell",
-        ],
+        "genericcellrate genericcellratealgorithm cell throttle rediscell",
         "write `gcra`",
     ),
     (
-        &[
-            "concurrent",
-            "semaphore",
-            "inflight",
-            "concurrencylimit",
-            "parallel",
-        ],
+        "concurrent semaphore inflight concurrencylimit parallel",
         "write `concurrency`",
     ),
     (
-        &["daily", "monthly", "calendar", "periodic", "budget"],
+        "daily monthly calendar periodic budget",
         "write `quota` with `period: day` or `period: month`",
     ),
 ];
 
 const STATES: Table = &[
+    ("on true active enabled enforcing live", "write `enforce`"),
+    ("off false inactive none disable", "write `disabled`"),
     (
-        &["on", "true", "active", "enabled", "enforcing", "live"],
-        "write `enforce`",
-    ),
-    (
-        &["off", "false", "inactive", "none", "disable"],
-        "write `disabled`",
-    ),
-    (
-        &[
-            "dryrun",
-            "logonly",
-            "report",
-            "reportonly",
-            "monitor",
-            "observe",
-            "shadowmode",
-            "audit",
-        ],
+        "dryrun logonly report reportonly monitor observe shadowmode audit",
         "write `shadow`",
     ),
 ];
 
 const POLICIES: Table = &[
     (
-        &["open", "allow", "pass", "permit", "ignore", "failureallow"],
+        "open allow pass permit ignore failureallow",
         "write `fail-open`",
     ),
     (
-        &[
-            "closed",
-            "close",
-            "deny",
-            "block",
-            "reject",
-            "error",
-            "failuredeny",
-        ],
+        "closed close deny block reject error failuredeny",
         "write `fail-closed`",
     ),
     (
-        &["local", "memory", "inmemory", "fallback", "localmemory"],
+        "local memory inmemory fallback localmemory",
         "write `local-fallback`",
     ),
-    (
-        &["cache", "cachedquota", "lastknown", "stale"],
-        "write `cached`",
-    ),
+    ("cache cachedquota lastknown stale", "write `cached`"),
 ];
 
 /// Returns the remedy for a field of another rate limiter. `section` is what messages call the map.
@@ -629,7 +302,10 @@ fn find(table: Table, name: &str) -> Option<&'static str> {
     let kept = name.chars().filter(|c| !matches!(c, '_' | '-' | ' '));
     let plain: String = kept.collect::<String>().to_lowercase();
     let mut rows = table.iter();
-    rows.find_map(|(names, help)| names.contains(&plain.as_str()).then_some(*help))
+    rows.find_map(|(names, help)| {
+        let mut names = names.split_whitespace();
+        names.any(|name| name == plain).then_some(*help)
+    })
 }
 
 #[cfg(test)]
@@ -660,7 +336,7 @@ mod tests {
             POLICIES,
         ] {
             let mut seen = std::collections::HashSet::new();
-            for name in table.iter().flat_map(|(names, _)| *names) {
+            for name in table.iter().flat_map(|(names, _)| names.split_whitespace()) {
                 let plain = name.bytes().all(|byte| byte.is_ascii_lowercase());
                 assert!(plain, "{name}");
                 // A later row with the same name would never be found.
