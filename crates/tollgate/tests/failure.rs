@@ -44,7 +44,7 @@ fn denial_by_a_failure_is_not_held_back() {
         assert_eq!(setup.admitted("ann", 20), 10);
         assert_eq!(setup.check("ann").denial_delay(), Span::SECOND);
         setup.store_is_down(true);
-        let decision = setup.check("ann");
+        let decision = setup.check("bob");
         assert!(!decision.is_allowed());
         assert_eq!(decision.denial_delay(), Span::ZERO, "{policy}");
     }
