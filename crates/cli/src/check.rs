@@ -93,6 +93,15 @@ fn ask_server(args: &Args, server: &str) -> CommandResult {
         let answer = door.json(path, response)?;
         allowed = match answer["allowed"].as_bool() {
             Some(allowed) => allowed,
+            // The config of the server has a `denial_body`.
+            None if status.as_u16() == 429 => {
+                allowed = false;
+                match args.json {
+                    true => println!("{answer}"),
+                    false => println!("denied: {answer}"),
+                }
+                continue;
+            }
             None => return Err(describe_error(status.as_u16(), &answer)),
         };
         match args.json {

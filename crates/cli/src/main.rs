@@ -20,6 +20,7 @@ mod audit;
 mod candidates;
 mod check;
 mod checklist;
+mod completions;
 mod config;
 mod connect;
 mod diff;
@@ -104,6 +105,8 @@ enum Command {
     Import(import::Args),
     /// Print the JSON schema of the config file, for editors.
     Schema,
+    /// Print the completions of a shell: bash, elvish, fish, powershell or zsh.
+    Completions(completions::Args),
 }
 
 fn main() -> ExitCode {
@@ -126,6 +129,7 @@ fn main() -> ExitCode {
         Command::Reconcile(args) => reconcile::run(&args),
         Command::Import(args) => import::run(&args),
         Command::Schema => validate::schema(),
+        Command::Completions(args) => completions::run(&args),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

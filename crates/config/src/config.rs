@@ -14,12 +14,15 @@ use tollgate_rules::{
 
 use crate::events::{self, Events, RawEvents};
 use crate::fields::{Env, expand};
+use crate::foreign;
 use crate::headers::{self, Headers, RawHeaders};
 use crate::ledger::{self, Ledger, RawLedger};
 use crate::route::{self, RawRoute, Routes};
 use crate::secrets;
 use crate::server::{self, RawServer, Server};
-use crate::store::{self, NO_SECRET, NO_SECRET_FOR_LEDGER, RawStore, SECRET_HELP, Store};
+use crate::store::{
+    self, ClockSource, NO_SECRET, NO_SECRET_FOR_LEDGER, RawStore, SECRET_HELP, Store,
+};
 use crate::subjects::{self, RawSubjects, Subjects};
 use crate::telemetry::{self, RawTelemetry, Telemetry};
 use crate::tenant_files;
@@ -251,8 +254,12 @@ fn read(
     let config = match parse_document(EMPTY_HELP, &mut problems) {
         Some(root) => {
             secrets::hide(&root, &mut problems);
-            RawConfig::read(&root, &mut problems)
-                .map(|raw| raw.validate(&root, env, files, &mut problems))
+            if foreign::report(&root, name, &mut problems) {
+                None
+            } else {
+                RawConfig::read(&root, &mut problems)
+                    .map(|raw| raw.validate(&root, env, files, &mut problems))
+            }
         }
         None => {
             secrets::hide_in_text(&mut problems);
@@ -282,6 +289,7 @@ impl RawConfig {
         let server = server::server(self.server.value(), env, problems);
         let store = store::store(self.store.value(), env, problems);
         self.check_hash_secret(problems);
+        self.check_time_header(&store, problems);
         let subjects = subjects::subjects(self.subjects.value(), env, problems);
         let headers = headers::headers(self.headers.value(), problems);
         let routes = route::routes(self.routes.value(), problems);
@@ -334,6 +342,23 @@ impl RawConfig {
             problems.report(key, NO_SECRET, SECRET_HELP);
         } else if let (true, Some(key)) = (absent, self.ledger.key()) {
             problems.report(key, NO_SECRET_FOR_LEDGER, SECRET_HELP);
+        }
+    }
+
+    /// Reports a `time_header` with a store that uses a clock of its own.
+    fn check_time_header(&self, store: &Store, problems: &mut Problems<'_>) {
+        let uses_it = match (store, self.store.is_absent()) {
+            (Store::Redis(redis), _) => redis.clock == ClockSource::Caller,
+            // A broken store was reported already.
+            (Store::Memory, absent) => !absent && self.store.value().is_none(),
+        };
+        let subjects = self.subjects.value();
+        if let Some(key) = subjects.and_then(|it| it.time_header.key())
+            && !uses_it
+        {
+            let message = "`time_header` needs a store whose clock is the caller's";
+            let help = "write `clock: caller` in `store.redis`, or remove `time_header`";
+            problems.report(key, message, help);
         }
     }
 

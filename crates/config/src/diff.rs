@@ -50,6 +50,11 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
             "subjects.max_anonymous_keys",
             old.subjects.max_anonymous_keys != new.subjects.max_anonymous_keys,
         ),
+        (
+            "subjects.time_header",
+            old.subjects.time_header != new.subjects.time_header
+                || old.subjects.max_time_skew != new.subjects.max_time_skew,
+        ),
     ];
     for (part, _) in restarts.into_iter().filter(|(_, changed)| *changed) {
         note(part, "changed: takes effect after a restart");
@@ -71,6 +76,8 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     subjects.previous_hash_secrets.clone_from(previous);
     subjects.max_keys = new.subjects.max_keys;
     subjects.max_anonymous_keys = new.subjects.max_anonymous_keys;
+    subjects.time_header.clone_from(&new.subjects.time_header);
+    subjects.max_time_skew = new.subjects.max_time_skew;
     if subjects != new.subjects {
         let what = "changed: doors may find other subjects in a request";
         note("subjects", what);

@@ -1,15 +1,34 @@
 //! The headers and bodies of responses: plain data, validated.
 
+use std::sync::Arc;
+
 use tollgate_rules::document::{Flag, List, Problems, section, words};
+use tollgate_rules::{DenialBody, RawDenialBody};
 
 /// The headers and bodies of responses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Headers {
     /// Which families of rate limit headers to send (default all).
     pub families: Families,
     /// Whether denials have a problem+json body.
     pub problem_json: bool,
+    /// The form of `RateLimit-Reset` (default seconds).
+    pub ratelimit_reset: ResetForm,
+    /// The form of `X-RateLimit-Reset` (default epoch).
+    pub x_ratelimit_reset: ResetForm,
+    /// The body of denials, unless the denying rule has its own.
+    pub denial_body: Option<Arc<DenialBody>>,
+}
+
+words! {
+    /// How a header tells when the limit is back.
+    pub enum ResetForm is "`seconds` or `epoch`" {
+        /// Seconds from now.
+        Seconds = "seconds",
+        /// Seconds since the epoch.
+        Epoch = "epoch",
+    }
 }
 
 /// Families of rate limit headers.
@@ -30,6 +49,12 @@ section! {
         families: List<RawFamily> = "families",
         /// Whether denials have a problem+json body.
         problem_json: Flag = "problem_json",
+        /// Whether RateLimit-Reset is in seconds from now, or in seconds since the epoch (default seconds).
+        ratelimit_reset: ResetForm = "ratelimit_reset",
+        /// Whether X-RateLimit-Reset is in seconds from now, or in seconds since the epoch (default epoch).
+        x_ratelimit_reset: ResetForm = "x_ratelimit_reset",
+        /// The body of denials, as a template: a text with fields such as {{retry_after}}, or a map with a content type. A rule may have its own.
+        denial_body: RawDenialBody = "denial_body",
     }
 }
 
@@ -48,6 +73,8 @@ words! {
 pub(crate) fn headers(raw: Option<&RawHeaders>, problems: &mut Problems<'_>) -> Headers {
     let given = raw.and_then(|raw| raw.families.value());
     let problem_json = raw.and_then(|raw| raw.problem_json.value());
+    let reset = |field: Option<&ResetForm>, default| field.copied().unwrap_or(default);
+    let denial_body = raw.and_then(|raw| raw.denial_body.value());
     let all = given.is_none();
     let mut families = Families {
         ietf: all,
@@ -68,5 +95,14 @@ pub(crate) fn headers(raw: Option<&RawHeaders>, problems: &mut Problems<'_>) -> 
     Headers {
         families,
         problem_json: problem_json.is_some_and(|flag| flag.0),
+        ratelimit_reset: reset(
+            raw.and_then(|raw| raw.ratelimit_reset.value()),
+            ResetForm::Seconds,
+        ),
+        x_ratelimit_reset: reset(
+            raw.and_then(|raw| raw.x_ratelimit_reset.value()),
+            ResetForm::Epoch,
+        ),
+        denial_body: denial_body.map(|raw| Arc::new(raw.body())),
     }
 }

@@ -31,6 +31,7 @@ mod csv;
 mod diff;
 mod events;
 mod fields;
+mod foreign;
 mod headers;
 mod ledger;
 mod path;
@@ -47,7 +48,7 @@ pub use config::json_schema;
 pub use config::{Checked, Config, check, load, parse, read_text, tenant_paths};
 pub use diff::diff;
 pub use events::{Events, Webhook, WebhookUrl};
-pub use headers::{Families, Headers};
+pub use headers::{Families, Headers, ResetForm};
 pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
 pub use path::{MAX_PATH, normal_path, strict_path};
 pub use route::Routes;
@@ -63,9 +64,9 @@ pub use subjects::{ClientHeader, SubjectHeaders, Subjects};
 pub use telemetry::{OtlpUrl, Telemetry};
 #[doc(no_inline)]
 pub use tollgate_rules::{
-    AttributeType, Attributes, Ceiling, CompileOptions, ConfigError, Counter, Difference,
-    Durability, Effect, Explanation, FailurePolicy, Missing, NumberFrom, Overridden, Override,
-    Placement, Policy, Problem, RequestLimits, Resolution, Rollout, Rule, RuleBuilder, RuleDenial,
-    RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, Scope, Tiers, is_attribute_name,
-    summary,
+    AttributeType, Attributes, Ceiling, CompileOptions, ConfigError, Counter, DenialBody,
+    DenialField, Difference, Durability, Effect, Explanation, FailurePolicy, FieldValue, Missing,
+    NumberFrom, Overridden, Override, Placement, Policy, Problem, RequestLimits, Resolution,
+    Rollout, Rule, RuleBuilder, RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet,
+    RuleState, Scope, Tiers, is_attribute_name, summary,
 };

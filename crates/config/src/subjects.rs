@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use tollgate_core::Span;
 use tollgate_rules::document::{
-    At, BadValue, Field, List, Problems, Short, Text, TextOrOff, Whole, section, words,
+    At, BadValue, Duration, Field, List, Problems, Short, Text, TextOrOff, Whole, section, words,
 };
 
-use crate::fields::{Env, MIN_SECRET, expand, number_in, secret_help};
+use crate::fields::{Env, MIN_SECRET, duration_in, expand, number_in, secret_help};
 use crate::secrets::Secret;
 
 words! {
@@ -41,6 +42,10 @@ pub struct Subjects {
     pub internal: Vec<IpNet>,
     /// The header that marks test traffic, accepted from trusted proxies, in lower case.
     pub test_header: Option<String>,
+    /// The header with the time of a request, accepted from trusted proxies, in lower case.
+    pub time_header: Option<String>,
+    /// By how much that time may differ from the clock of this host (default 5 seconds).
+    pub max_time_skew: Span,
     /// How many leading bits of an IPv6 address make one subject (default 64).
     pub ipv6_prefix: u8,
     /// The most subjects to keep (default 10,000,000).
@@ -88,6 +93,8 @@ impl Default for Subjects {
             headers: SubjectHeaders::default(),
             internal: Vec::new(),
             test_header: None,
+            time_header: None,
+            max_time_skew: Span::from_secs(5),
             ipv6_prefix: 64,
             max_keys: 10_000_000,
             max_open_holds: MAX_OPEN_HOLDS,
@@ -145,6 +152,10 @@ section! {
         internal: List<Text> = "internal",
         /// A request with this header, from a trusted proxy, carries the attribute traffic = test.
         test_header: Text = "test_header",
+        /// The header in which a trusted proxy brings the time of a request, in seconds, milliseconds or microseconds since the epoch. Needs clock caller in the store.
+        time_header: Text = "time_header",
+        /// By how much the time of a request may differ from the clock of this host, 1ms to 1m (default 5s). Otherwise the clock of this host counts.
+        max_time_skew: Duration = "max_time_skew",
         /// How many leading bits of an IPv6 address make one subject (default 64).
         ipv6_prefix: Whole = "ipv6_prefix",
         /// The most subjects to keep (default 10000000).
@@ -231,6 +242,7 @@ pub(crate) fn subjects(
         }
         subjects.test_header = Some(header);
     }
+    read_time(raw, &mut subjects, problems);
     let prefix = &mut subjects.ipv6_prefix;
     number_in(&raw.ipv6_prefix, prefix, 1..=128, problems);
     let most = 1_000..=1_000_000_000;
@@ -246,6 +258,34 @@ pub(crate) fn subjects(
     );
     number_in(&raw.max_anonymous_keys, anonymous, most, problems);
     subjects
+}
+
+/// Reads the header with the time of a request.
+fn read_time(raw: &RawSubjects, subjects: &mut Subjects, problems: &mut Problems<'_>) {
+    let skew = &mut subjects.max_time_skew;
+    duration_in(&raw.max_time_skew, skew, 1..=60_000, problems);
+    let Some(at) = raw.time_header.get() else {
+        if let Some(key) = raw.max_time_skew.key() {
+            let message = "`max_time_skew` has no effect without `time_header`";
+            problems.report(key, message, "add `time_header`, or remove `max_time_skew`");
+        }
+        return;
+    };
+    let Some(header) = problems.accept(at.place, header_name(&at.value.0)) else {
+        return;
+    };
+    let others = named(&subjects.headers).into_iter();
+    let mut others = others.chain([("test_header", subjects.test_header.as_ref())]);
+    if let Some((other, _)) = others.find(|(_, it)| *it == Some(&header)) {
+        let message = format!("`{header}` cannot be both the time and the `{other}`");
+        problems.report(at.place, message, "name another header");
+    }
+    if raw.trusted_proxies.is_absent() {
+        let message = "`time_header` has no effect without `trusted_proxies`";
+        let help = "add the networks of your proxies as `trusted_proxies`, or remove `time_header`";
+        problems.report(at.place, message, help);
+    }
+    subjects.time_header = Some(header);
 }
 
 /// Reads a secret, and reports one that is too short.

@@ -1,6 +1,6 @@
 //! The charge: what a request costs under one rule. Rules make charges, and stores decide them.
 
-use crate::{CarryOver, Key, Limit, Subject};
+use crate::{CarryOver, Key, Limit, Subject, Time};
 
 /// The cost of one request under one rule, with the limit and the key of the state.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,9 @@ pub struct Charge<'a> {
     /// Whether the subject is anonymous: a client without a name, found by its address. Strangers can make many
     /// such subjects, so a store may keep fewer of them.
     pub anonymous: bool,
+    /// The time of the request, if the caller brings one; otherwise the epoch. Only a store that goes by the
+    /// caller's clock uses it. It is the same in all charges of a request.
+    pub at: Time,
 }
 
 impl<'a> Charge<'a> {
@@ -67,6 +70,7 @@ impl<'a> Charge<'a> {
             recorded: None,
             overdraft: 0,
             anonymous: false,
+            at: Time::from_micros(0),
         }
     }
 

@@ -68,6 +68,6 @@ pub use key::{Key, Keyring, RuleSalt, Subject, SubjectHex, SubjectKind};
 pub use leaky_bucket::Leaky;
 pub use limit::{Algorithm, Limit};
 pub use limiting::{Admission, Denial, Limiting, Outcome, Verdict};
-pub use param::{ParamError, ParamProblem};
+pub use param::{Inexact, ParamError, ParamProblem};
 pub use quota::Balance;
 pub use units::{MAX_AMOUNT, Rate, Span, Tick, Time};

@@ -34,7 +34,7 @@
 use crate::ParamError;
 use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict};
-use crate::param::{ParamProblem, check_amount};
+use crate::param::{Inexact, ParamProblem, check_amount};
 use crate::units::{EXACT, Rate, Scale, Span, Tick, Time};
 
 /// The numbers of a meter: capacity and refill, reduced to integers.
@@ -96,7 +96,8 @@ impl Meter {
             Meter::exact(capacity, per_tick, period / divisor, tick)
         };
         let meter = reduced(Tick::Micro).or_else(|| reduced(Tick::Milli));
-        let inexact = || ParamProblem::NotExact(format!("{capacity} at a rate of {rate}"), 53);
+        let inexact =
+            || ParamProblem::NotExact(format!("{capacity} at a rate of {rate}"), Inexact::Refill);
         let slow = || ParamProblem::SlowRefill(format!("{capacity} at {rate}"));
         let meter = meter.ok_or_else(|| inexact().of(capacity_field))?;
         meter.in_time().ok_or_else(|| slow().of(rate_field))
@@ -156,7 +157,7 @@ impl Meter {
         if per_tick == 0 || token == 0 {
             return Err(ParamProblem::ZeroRate.of("rate"));
         }
-        let inexact = || ParamProblem::NotExact(format!("{capacity} of {token}"), 53);
+        let inexact = || ParamProblem::NotExact(format!("{capacity} of {token}"), Inexact::Refill);
         let slow = || ParamProblem::SlowRefill(format!("{capacity} at {per_tick} for {token}"));
         let meter = Meter::exact(capacity, per_tick, token, tick);
         let meter = meter.ok_or_else(|| inexact().of("capacity"))?;

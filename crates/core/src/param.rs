@@ -35,10 +35,9 @@ pub enum ParamProblem {
     /// A count, and the range that is allowed.
     #[error("{0} is not between {min} and {max}", min = .1.start(), max = .1.end())]
     OutOfRange(u64, RangeInclusive<u64>),
-    /// Numbers that cannot be counted exactly, not even in milliseconds. Their product must not exceed
-    /// two to this power.
-    #[error("{0} cannot be counted exactly: the product of the numbers exceeds 2^{1}")]
-    NotExact(String, u32),
+    /// An amount and a time that cannot be counted exactly: see [`Inexact`].
+    #[error("{0} cannot be counted exactly: {1}")]
+    NotExact(String, Inexact),
     /// The numbers of a bucket. The bucket takes longer than [`Span::MAX`] to refill.
     #[error("{0} takes longer than 71 years to refill")]
     SlowRefill(String),
@@ -48,6 +47,20 @@ pub enum ParamProblem {
     /// The unit of a period. The period cannot begin on the anchor.
     #[error("the `anchor` does not fit a period of {0}s")]
     ImpossibleAnchor(&'static str),
+}
+
+/// Which product is too large to be counted exactly, not even in milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Inexact {
+    /// The capacity of a bucket, times the period of its rate in lowest terms.
+    #[error(
+        "the burst or capacity times the milliseconds of the rate's period is 2^53 or more, even with the \
+         rate in lowest terms"
+    )]
+    Refill,
+    /// The limit of a two-window counter, times its window. Sums of two products have to be exact.
+    #[error("the limit times the milliseconds of the window is 2^52 or more")]
+    Window,
 }
 
 impl ParamProblem {
@@ -78,9 +91,12 @@ impl ParamError {
             ParamProblem::OutOfRange(_, range) => {
                 return format!("write a number from {} to {}", range.start(), range.end());
             }
-            ParamProblem::NotExact(..) => {
-                "use rounder numbers (a rate that divides its period), a shorter period, \
-                 or a smaller limit"
+            ParamProblem::NotExact(_, Inexact::Refill) => {
+                "write a rate that divides its period, such as 1000/s, a shorter period, or a \
+                 smaller burst or capacity"
+            }
+            ParamProblem::NotExact(_, Inexact::Window) => {
+                "write a smaller limit or a shorter window, or `buckets` instead of `estimate`"
             }
             ParamProblem::UnknownZone(_) => {
                 "write a name of the IANA database, such as Europe/Berlin or UTC"

@@ -21,10 +21,11 @@
 use crate::ParamError;
 use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict};
-use crate::param::{ParamProblem, check_window};
+use crate::param::{Inexact, ParamProblem, check_window};
 use crate::units::{Scale, Span, Tick, Time};
 
 /// The product of limit and window is below two to this power, so that sums of products are exact.
+/// `Inexact::Window` tells this power.
 const BITS: u32 = 52;
 
 /// The numbers of a two-window counter.
@@ -70,7 +71,9 @@ pub fn new(limit: u64, window: Span) -> Result<TwoWindow, ParamError> {
             tick,
         })
         .find(|it| u128::from(it.limit) * u128::from(it.window) < 1 << BITS)
-        .ok_or_else(|| ParamProblem::NotExact(format!("{limit} in {window}"), BITS).of("limit"))
+        .ok_or_else(|| {
+            ParamProblem::NotExact(format!("{limit} in {window}"), Inexact::Window).of("limit")
+        })
 }
 
 impl TwoWindow {

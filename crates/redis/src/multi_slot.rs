@@ -273,7 +273,7 @@ async fn refund_once(
     }
     tracing::error!(
         slot,
-        "gave up a refund: the charge stays until it expires or refills"
+        "a refund failed and is not tried again: its units stay taken until they expire or refill"
     );
 }
 

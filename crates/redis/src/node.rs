@@ -66,6 +66,8 @@ impl Pending {
             && other.request.operation == Operation::Apply
             && self.request.families == other.request.families
             && (self.slot, self.asking) == (other.slot, other.asking)
+            // A call has one time.
+            && self.request.at == other.request.at
     }
 }
 
@@ -441,7 +443,11 @@ impl Call<'_> {
             slot: self.group[0].slot,
             names_shared: &|item| names_all || states.has(naming, &item.name),
         };
-        CallPlan::new(requests, &sharing, &|| self.shared.time_of(self.room))
+        let at = requests[0].at;
+        CallPlan::new(requests, &sharing, &|| match &self.shared.options.clock {
+            ClockSource::Caller(_) if at > Time::default() => at,
+            _ => self.shared.time_of(self.room),
+        })
     }
 
     async fn send(
@@ -469,6 +475,7 @@ impl Call<'_> {
         let options = &self.shared.options;
         let now = match &options.clock {
             ClockSource::Store => Time::default(),
+            ClockSource::Caller(_) if first.request.at > Time::default() => first.request.at,
             ClockSource::Caller(clock) => clock.now().max(Time::from_micros(1)),
         };
         let operation = first.request.operation;

@@ -44,6 +44,8 @@ pub(crate) struct Request {
     pub(crate) denied: bool,
     /// For refund: when the units were charged.
     pub(crate) charged_at: Time,
+    /// The time of the request, if the caller brings one; otherwise the epoch.
+    pub(crate) at: Time,
     pub(crate) charges: SmallVec<[Item; 1]>,
     /// Further arguments of a call about a hold.
     pub(crate) hold_arguments: Option<Arc<HoldArguments>>,
@@ -149,13 +151,14 @@ impl Request {
                 numbers: [0; 3],
             })
         });
-        let charges: SmallVec<[Item; 1]> = items.collect();
+        let (charges, first): (SmallVec<[Item; 1]>, _) = (items.collect(), charges.first());
         Request {
             operation,
             families: charges.iter().map(|item| item.family).collect(),
             ask: exact(ask),
             denied: false,
             charged_at: Time::default(),
+            at: first.map_or_else(Time::default, |charge| charge.at),
             charges,
             hold_arguments: None,
         }

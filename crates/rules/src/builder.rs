@@ -283,6 +283,19 @@ impl RuleBuilder {
         self.with("message", quoted(message))
     }
 
+    /// Sets the body of denials, as a template: see [`DenialBody::parse`](crate::DenialBody::parse).
+    pub fn denial_body(self, template: &str, content_type: &str) -> Self {
+        let (template, content_type) = (quoted(template), quoted(content_type));
+        let body = format!("{{ template: {template}, content_type: {content_type} }}");
+        self.with("denial_body", body)
+    }
+
+    /// Holds back denials before they are answered: at most
+    /// [`MAX_DENIAL_DELAY`](crate::MAX_DENIAL_DELAY).
+    pub fn delay_denials(self, delay: Span) -> Self {
+        self.with("delay_denials", delay.to_string())
+    }
+
     /// Builds the rule.
     ///
     /// # Errors

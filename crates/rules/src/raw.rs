@@ -3,6 +3,7 @@
 //!
 //! Every doc comment here is also the description of the field in the JSON schema.
 
+use crate::denial_body::RawDenialBody;
 use crate::document::{
     Amount, At, Duration, Field, Flag, Lease, List, Named, Node, Percent, PlainRate, Problems,
     RateOrUnlimited, Read, Text, Value, Whole, entries, no_such_word, schema, section, wanted,
@@ -74,6 +75,10 @@ section! {
         mode: RawMode = "mode",
         /// The message for a client that this rule denies.
         message: Text = "message",
+        /// The body of a denial by this rule, as a template: a text with fields such as {{retry_after}}, or a map with a content type.
+        denial_body: RawDenialBody = "denial_body",
+        /// How long a denial by this rule is held back before it is answered, 1ms to 5s (default: not at all).
+        delay_denials: Duration = "delay_denials",
         ..allowance: RawAllowance
     }
 }

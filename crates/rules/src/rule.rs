@@ -5,12 +5,16 @@ use std::sync::Arc;
 
 use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate, Span};
 
+use crate::denial_body::DenialBody;
 use crate::document::words;
 use crate::expr::Expr;
 use crate::limits::Counting;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
 use crate::share::{Overdraft, Share};
+
+/// The longest delay of a denial. Doors answer a request within 10 seconds.
+pub const MAX_DENIAL_DELAY: Span = Span::from_secs(5);
 
 words! {
     /// How to treat a request that lacks an attribute the rule needs.
@@ -98,6 +102,8 @@ pub struct Rule {
     /// The share of subjects, in hundredths of a percent.
     pub(crate) rollout: u16,
     pub(crate) message: Option<String>,
+    pub(crate) denial_body: Option<Arc<DenialBody>>,
+    pub(crate) delay_denials: Span,
     pub(crate) subject_type: String,
 }
 
@@ -297,5 +303,17 @@ impl Rule {
     #[must_use]
     pub fn message(&self) -> Option<&str> {
         self.message.as_deref()
+    }
+
+    /// The template for the body of a denial by the rule, if it has one of its own.
+    #[must_use]
+    pub fn denial_body(&self) -> Option<&Arc<DenialBody>> {
+        self.denial_body.as_ref()
+    }
+
+    /// How long a denial by the rule is held back before it is answered; zero if it is not.
+    #[must_use]
+    pub fn delay_denials(&self) -> Span {
+        self.delay_denials
     }
 }

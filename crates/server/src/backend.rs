@@ -7,13 +7,14 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use futures_util::future::{FutureExt, join_all};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 use tollgate::{
     Acquire, AcquireOutcome, BatchDecision, Decision, DemandError, Engine, Hold, HoldError,
-    Holders, Reserve, ReserveOutcome, Snapshot, Span, StoreError,
+    Holders, Reserve, ReserveOutcome, Snapshot, Span, Started, StoreError,
 };
 
-use crate::door_metrics::{Actions, DoorMetrics};
+use crate::door_metrics::{Actions, DoorMetrics, Tally};
 use crate::per_config::PerConfig;
 use crate::question::{Check, Question};
 use crate::trace::Origin;
@@ -32,6 +33,8 @@ pub(crate) struct Backend {
     pub(crate) metrics: Arc<DoorMetrics>,
     /// The actions under which the door counts requests that no rule applies to.
     actions: PerConfig<Actions>,
+    /// Whether the door stops. Then no denial is held back.
+    stops: Arc<watch::Sender<bool>>,
 }
 
 /// The answer to a question.
@@ -50,6 +53,31 @@ pub(crate) enum Answer {
     Lease(Hold),
     Holders(Vec<Holders>),
     Usage(Usage),
+}
+
+impl Answer {
+    /// Returns how long the answer is held back, if it denies. A batch has a decision for each of its
+    /// checks, and is not held back.
+    fn denial_delay(&self) -> Span {
+        match self {
+            Answer::Decision(decision)
+            | Answer::Reserve(ReserveOutcome::Denied(decision))
+            | Answer::Acquire(AcquireOutcome::Denied(decision)) => decision.denial_delay(),
+            Answer::Demands(demands) => demands.denial_delay(),
+            _ => Span::ZERO,
+        }
+    }
+
+    /// Makes a denial tell its waits for a time that is later by `by`.
+    fn answer_later(&mut self, by: Span) {
+        match self {
+            Answer::Decision(decision)
+            | Answer::Reserve(ReserveOutcome::Denied(decision))
+            | Answer::Acquire(AcquireOutcome::Denied(decision)) => decision.answer_later(by),
+            Answer::Demands(demands) => demands.answer_later(by),
+            _ => {}
+        }
+    }
 }
 
 /// Why a question has no answer.
@@ -83,6 +111,15 @@ fn hold_message(error: &HoldError) -> String {
 impl Backend {
     /// Answers questions of a door that counts in `metrics`.
     pub(crate) fn new(engine: Arc<Engine>, metrics: Arc<DoorMetrics>) -> Backend {
+        Backend::with_stops(engine, metrics, Arc::new(watch::Sender::new(false)))
+    }
+
+    /// Answers questions of a door that counts in `metrics`, and holds back no denial once `stops` is true.
+    pub(crate) fn with_stops(
+        engine: Arc<Engine>,
+        metrics: Arc<DoorMetrics>,
+        stops: Arc<watch::Sender<bool>>,
+    ) -> Backend {
         let counting = Arc::clone(&metrics);
         Backend {
             actions: PerConfig::new(&engine, move |live| {
@@ -92,7 +129,52 @@ impl Backend {
             lease_waits: Semaphore::new(MAX_WAITING),
             usage: UsageReader::default(),
             metrics,
+            stops,
         }
+    }
+
+    /// Answers as [`answer`](Self::answer) does, counts the decision, and holds back a denial of a rule with
+    /// `delay_denials`. The wait ends early if the door stops, and with this future if the client goes
+    /// away. It is not part of the time of the decision.
+    pub(crate) async fn answer_or_delay(
+        &self,
+        started: Started,
+        snapshot: &Snapshot<'_>,
+        question: &Question<'_>,
+        origin: &Origin,
+    ) -> Result<Answer, AskError> {
+        let answer = self.answer(snapshot, question, origin).await;
+        self.metrics.decided(started, Tally::of(question, &answer));
+        let mut answer = answer?;
+        let delay = answer.denial_delay();
+        if delay > Span::ZERO {
+            // Rare, and boxed so that the future of a check stays small.
+            Box::pin(self.hold_back(&mut answer, delay)).await;
+        }
+        Ok(answer)
+    }
+
+    /// Answers all denials that are held back, and holds back no more.
+    pub(crate) fn end_delays(&self) {
+        self.stops.send_replace(true);
+    }
+
+    async fn hold_back(&self, answer: &mut Answer, delay: Span) {
+        let mut stops = self.stops.subscribe();
+        if *stops.borrow() {
+            return;
+        }
+        let Some(_held) = self.engine.denial_delays().start() else {
+            return;
+        };
+        let started = Instant::now();
+        tokio::select! {
+            () = tokio::time::sleep(delay.into()) => {}
+            // The sender is in `self`, so this is not an error.
+            _ = stops.wait_for(|stops| *stops) => {}
+        }
+        let passed = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        answer.answer_later(Span::from_micros(passed));
     }
 
     /// Answers `question` under the config of `snapshot`, within a span if `origin` is sampled.
@@ -332,8 +414,6 @@ fn of_lease(error: HoldError) -> AskError {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::Instant;
-
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -361,5 +441,141 @@ mod tests {
         assert_eq!(acquire().await, (false, 0));
         drop(permits);
         assert_eq!(acquire().await, (false, 30));
+    }
+
+    /// A rule whose second request is denied for days, and one that refills quickly.
+    const DELAYED: &str = "
+version: 1
+rules:
+  - { id: slow, match: { action: slow }, algorithm: fixed-window, limit: 1, window: 1000d, delay_denials: 2s }
+  - { id: also, match: { action: slow }, algorithm: fixed-window, limit: 1, window: 1000d, delay_denials: 1s }
+  - { id: quick, match: { action: quick }, algorithm: gcra, rate: 10/s, burst: 1, delay_denials: 500ms }
+  - { id: shadow, match: { action: shadow }, algorithm: fixed-window, limit: 0, window: 1s, state: shadow, delay_denials: 1s }
+";
+
+    fn delayed() -> Backend {
+        let engine = Engine::from_yaml("rules.yaml", DELAYED).unwrap();
+        Backend::new(Arc::new(engine))
+    }
+
+    fn check(action: &str) -> Question<'_> {
+        let mut attributes = crate::question::AttributeMap::default();
+        attributes.push("action", action);
+        Question::Check(Check::new(attributes, None, false).unwrap())
+    }
+
+    /// Returns whole milliseconds. Timers are exact to a millisecond.
+    fn millis(span: Span) -> u64 {
+        span.as_micros() / 1000
+    }
+
+    /// Asks, and returns the decision and how long it was held back.
+    async fn ask(backend: &Backend, action: &str) -> (Decision, Span) {
+        let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown("test"));
+        let started = Instant::now();
+        let question = check(action);
+        let answer = backend.answer_or_delay(&snapshot, &question, &origin).await;
+        let Ok(Answer::Decision(decision)) = answer else {
+            panic!("a check is answered by a decision");
+        };
+        let passed = u64::try_from(started.elapsed().as_micros()).unwrap();
+        (decision, Span::from_micros(passed))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn denial_is_held_back_and_tells_its_wait_for_the_time_of_the_answer() {
+        let backend = delayed();
+        assert_eq!(ask(&backend, "slow").await.1, Span::ZERO);
+        let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown("test"));
+        let at_once = backend.answer(&snapshot, &check("slow"), &origin).await;
+        let Ok(Answer::Decision(at_once)) = at_once else {
+            panic!("a check is answered by a decision");
+        };
+        let (decision, passed) = ask(&backend, "slow").await;
+        // The longest delay of the rules that deny.
+        assert_eq!(millis(passed), 2000);
+        let retry_at = |it: &Decision| it.decided_at() + it.retry_after().unwrap();
+        assert_eq!(retry_at(&decision) + passed, retry_at(&at_once));
+        let rule = decision.rule().unwrap();
+        assert_eq!(rule.remaining(), Some(0));
+        let reset_at = rule.reset_at().unwrap();
+        let told = decision.decided_at() + passed + rule.reset_after().unwrap();
+        assert_eq!(told, reset_at);
+        let delays = backend.engine.denial_delays();
+        assert_eq!(
+            (delays.held(), delays.delayed(), delays.at_once()),
+            (0, 1, 0)
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn remaining_is_left_out_once_the_retry_time_has_passed() {
+        let backend = delayed();
+        ask(&backend, "quick").await;
+        let (decision, passed) = ask(&backend, "quick").await;
+        assert!(!decision.is_allowed());
+        assert_eq!(millis(passed), 500);
+        let rule = decision.rule().unwrap();
+        assert_eq!(
+            (rule.remaining(), rule.retry_after()),
+            (None, Some(Span::ZERO))
+        );
+        assert_eq!(rule.limit(), Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_that_do_not_deny_are_not_held_back() {
+        let backend = delayed();
+        for action in ["slow", "shadow", "other"] {
+            assert_eq!(ask(&backend, action).await.1, Span::ZERO, "{action}");
+        }
+        let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown("test"));
+        let started = Instant::now();
+        let Question::Check(peeked) = check("slow") else {
+            panic!("it is a check");
+        };
+        let Question::Check(batched) = check("slow") else {
+            panic!("it is a check");
+        };
+        for question in [Question::Peek(peeked), Question::Batch(vec![batched])] {
+            let answer = backend.answer_or_delay(&snapshot, &question, &origin).await;
+            assert!(answer.is_ok());
+        }
+        assert_eq!(started.elapsed().as_micros(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn denial_beyond_the_bound_is_answered_at_once_and_counted() {
+        let backend = delayed();
+        ask(&backend, "slow").await;
+        let delays = backend.engine.denial_delays();
+        let held: Vec<_> = (0..tollgate::MAX_DELAYED)
+            .map(|_| delays.start().unwrap())
+            .collect();
+        assert_eq!(ask(&backend, "slow").await.1, Span::ZERO);
+        assert_eq!(delays.at_once(), 1);
+        drop(held);
+        assert_eq!(millis(ask(&backend, "slow").await.1), 2000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn delay_ends_when_the_door_stops_or_the_client_goes_away() {
+        let backend = delayed();
+        ask(&backend, "slow").await;
+        // The client goes away: its future is dropped.
+        let second = std::time::Duration::from_secs(1);
+        let gone = tokio::time::timeout(second, ask(&backend, "slow")).await;
+        assert!(gone.is_err());
+        assert_eq!(backend.engine.denial_delays().held(), 0);
+        let stop = async {
+            tokio::time::sleep(second).await;
+            assert_eq!(backend.engine.denial_delays().held(), 1);
+            backend.end_delays();
+        };
+        let ((decision, passed), ()) = tokio::join!(ask(&backend, "slow"), stop);
+        assert!(!decision.is_allowed());
+        assert_eq!(millis(passed), 1000);
+        // While the door stops, further denials are answered at once.
+        assert_eq!(ask(&backend, "slow").await.1, Span::ZERO);
     }
 }

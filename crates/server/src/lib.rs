@@ -18,6 +18,7 @@
 //! * [`client`]: finds the client of a request in its headers.
 //! * [`trace`]: spans of decisions. `exposition`: the metrics page. `door_metrics`: what each door counts.
 //!   `process`: what the system knows of this process.
+//! * `ingress_time`: the time of a request, as a trusted proxy brings it.
 //! * `usage`: a tenant's usage, from the ledger. `period`: periods by name.
 //!
 //! Nothing here decides a request. No client can make the server panic or grow without bound: see
@@ -37,6 +38,7 @@ mod exposition;
 mod forward_auth;
 pub mod grpc;
 pub mod http;
+mod ingress_time;
 pub mod net;
 mod outbound;
 pub mod overrides;

@@ -2,11 +2,12 @@
 //!
 //! * `answers`: the JSON bodies. gRPC messages and RESP replies take their fields from them.
 //! * `http`, `grpc`, `resp`, `envoy`: the wire forms. `fields`: the rate limit header fields.
-//! * `denial`: code, message and status of a denial. `failure`, `error`: everything that is not an
+//! * `denial`: code, message and status of a denial. `denial_body`: its body by a template. `failure`, `error`: everything that is not an
 //!   answer.
 
 pub(crate) mod answers;
 mod denial;
+mod denial_body;
 mod envoy;
 mod error;
 mod failure;
@@ -156,7 +157,7 @@ fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> Respo
 
 /// Returns whether the client accepts problem documents: it lists them in `Accept`, with a weight above
 /// 0.
-pub(crate) fn accepts_problem(headers: &HeaderMap) -> bool {
+fn accepts_problem(headers: &HeaderMap) -> bool {
     let accept = headers.get_all(ACCEPT);
     let ranges = accept.iter().filter_map(|value| value.to_str().ok());
     ranges.flat_map(|value| value.split(',')).any(|range| {

@@ -149,6 +149,19 @@ fn envoy_shows_its_token() {
 }
 
 #[test]
+fn client_gets_the_body_of_the_template() {
+    let body = r#"headers: { denial_body: '{"error":"{{code}}","rule":{{rule}}}' }"#;
+    let rules = RULES.replace("version: 1", &format!("version: 1\n{body}"));
+    let setup = Setup::with_rules(&rules, |config| config);
+    assert_eq!(setup.statuses("/", "ann"), [200, 200, 200, 200, 200]);
+    let mut denied = setup.get("/", "ann");
+    assert_eq!(denied.status(), 429);
+    assert_eq!(denied.header("content-type"), Some("application/json"));
+    let body = denied.0.body_mut().read_to_string().unwrap();
+    assert_eq!(body, r#"{"error":"RATE_LIMIT","rule":"per-key"}"#);
+}
+
+#[test]
 fn requests_are_limited_by_header_and_by_route() {
     let setup = Setup::new(|config| config);
     let first = setup.get("/", "ann");

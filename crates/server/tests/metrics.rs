@@ -29,7 +29,7 @@ rules:
 ";
 
 /// The metrics that other dashboards may rely on, with their labels.
-const PROMISED: [(&str, &[&str]); 16] = [
+const PROMISED: [(&str, &[&str]); 18] = [
     ("rate_limit_checks_total", &["rule", "algorithm", "outcome"]),
     (
         "rate_limit_rejected_total",
@@ -49,6 +49,8 @@ const PROMISED: [(&str, &[&str]); 16] = [
     ("rate_limit_audit_errors_total", &[]),
     ("rate_limit_fallback_total", &["policy"]),
     ("rate_limit_holds_rejected_total", &["reason"]),
+    ("rate_limit_denials_held_back", &[]),
+    ("rate_limit_delayed_denials_total", &["outcome"]),
 ];
 const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_keys", &["namespace"]),

@@ -298,6 +298,12 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     config.subjects.previous_hash_secrets.clone_from(previous);
     config.subjects.max_keys = running.subjects.max_keys;
     config.subjects.max_anonymous_keys = running.subjects.max_anonymous_keys;
+    // The store keeps states for as long as the skew at its start says.
+    let subjects = &mut config.subjects;
+    subjects
+        .time_header
+        .clone_from(&running.subjects.time_header);
+    subjects.max_time_skew = running.subjects.max_time_skew;
     config.store = running.store.clone();
     config.server = server_without_restart(&wanted.server, &running.server);
     config.telemetry = running.telemetry.clone();
@@ -315,6 +321,10 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
         (
             "subjects.max_anonymous_keys",
             old.max_anonymous_keys != new.max_anonymous_keys,
+        ),
+        (
+            "subjects.time_header",
+            (&old.time_header, old.max_time_skew) != (&new.time_header, new.max_time_skew),
         ),
         ("store", config.store != wanted.store),
         ("server", config.server != wanted.server),

@@ -132,6 +132,20 @@ impl BatchDecision {
         &self.decisions
     }
 
+    /// Returns how long a denial is held back: see [`Decision::denial_delay`].
+    #[must_use]
+    pub fn denial_delay(&self) -> Span {
+        let delays = self.decisions.iter().map(Decision::denial_delay);
+        delays.max().filter(|_| !self.allowed).unwrap_or(Span::ZERO)
+    }
+
+    /// Makes all decisions tell their waits for a later time: see [`Decision::answer_later`].
+    pub fn answer_later(&mut self, by: Span) {
+        for decision in &mut self.decisions {
+            decision.answer_later(by);
+        }
+    }
+
     /// Returns the decision that settles the batch. For a denied batch, this is the denial with the
     /// longest wait. For an allowed batch, this is the decision with the least left. `None` if no
     /// enforcing rule applies.
@@ -176,6 +190,9 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let mut plan = BatchPlan::default();
         let rules = self.active.rules();
         plan.prepare(rules, demands, &request_limits, &mut limits)?;
+        for resolution in &mut plan.resolutions {
+            self.set_time(resolution);
+        }
         let [take, look, give] = &plan.resolutions;
         let one = Ask::Exactly(1);
         let mut denied = is_denied(take) || is_denied(look);
@@ -206,7 +223,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let decisions = plan.parts.iter().zip(demands).map(|(part, demand)| {
             let place = part.effect.place();
             let (resolution, reply) = (&plan.resolutions[place], &replies[place]);
-            let decision = part.decide(rules, resolution, reply, allowed);
+            let mut decision = part.decide(rules, resolution, reply, allowed);
+            self.tell_time(&mut decision);
             if let Effect::Take(_) = part.effect {
                 let metrics = self.active.metrics();
                 metrics.count(decision.outcomes(), part.plan);

@@ -20,6 +20,8 @@ pub struct Decision {
     allowed: bool,
     granted: u64,
     decided_at: Time,
+    /// How long after the decision it is answered.
+    answered_after: Span,
     outcomes: RuleOutcomes,
     deciding: Option<usize>,
     guarantee: Guarantee,
@@ -133,6 +135,7 @@ impl Decision {
             allowed: false,
             granted: 0,
             decided_at: Time::default(),
+            answered_after: Span::ZERO,
             outcomes: RuleOutcomes::new(),
             deciding: None,
             guarantee: Guarantee::default(),
@@ -220,6 +223,39 @@ impl Decision {
     #[must_use]
     pub fn decided_at(&self) -> Time {
         self.decided_at
+    }
+
+    /// Returns how long a denial is to be held back before it is answered: the longest `delay_denials` of
+    /// the rules that deny. Zero if the request is allowed, or if the store failed.
+    #[must_use]
+    pub fn denial_delay(&self) -> Span {
+        if self.allowed {
+            return Span::ZERO;
+        }
+        let denying = self.rules().filter(|rule| {
+            let failed = matches!(
+                rule.reason(),
+                None | Some(Reason::StoreFailed | Reason::StoreUnavailable)
+            );
+            !rule.is_shadow() && !failed
+        });
+        let delays = denying.map(|rule| rule.rule().delay_denials());
+        delays.max().unwrap_or(Span::ZERO)
+    }
+
+    /// Makes the decision tell its waits for a time that is later by `by`: it was held back, or made for an
+    /// earlier time. If the retry time of a rule has passed by then, the rule leaves out what remains.
+    pub fn answer_later(&mut self, by: Span) {
+        self.answered_after = Span::from_micros(
+            self.answered_after
+                .as_micros()
+                .saturating_add(by.as_micros()),
+        );
+    }
+
+    /// Returns the time for which waits are told, by the store's clock.
+    fn answered_at(&self) -> Time {
+        self.decided_at + self.answered_after
     }
 
     /// Returns the rules that were in force when the request began.
@@ -430,11 +466,14 @@ impl<'d> RuleDecision<'d> {
         self.limit() != bounded(own.soft_limit()) || self.window() != own.window()
     }
 
-    /// Returns the amount that is left; `None` if unlimited, or if the store was not asked or did not
-    /// answer. A quota may have more left than its limit, if an amount was carried over or granted.
+    /// Returns the amount that was left after the decision; `None` if unlimited, if the store was not asked
+    /// or did not answer, or if the decision is told [later](Decision::answer_later) than the retry time. A quota may have more left than its limit, if an amount was carried over or granted.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
+        let answered_at = self.decision.answered_at();
+        let has_refilled = |at: Time| answered_at > self.decision.decided_at && at <= answered_at;
         match &self.outcome.verdict {
+            _ if self.outcome.retry_at().is_some_and(has_refilled) => None,
             RuleVerdict::Decided(_) => bounded(self.outcome.remaining()),
             _ => None,
         }
@@ -446,7 +485,7 @@ impl<'d> RuleDecision<'d> {
     pub fn retry_after(&self) -> Option<Span> {
         self.outcome
             .retry_at()
-            .map(|at| at.since(self.decision.decided_at))
+            .map(|at| at.since(self.decision.answered_at()))
     }
 
     /// Returns when the whole allowance is back, if nothing more is taken. This is never before the retry
@@ -464,7 +503,8 @@ impl<'d> RuleDecision<'d> {
     /// [`reset_at`](Self::reset_at).
     #[must_use]
     pub fn reset_after(&self) -> Option<Span> {
-        self.reset_at().map(|at| at.since(self.decision.decided_at))
+        self.reset_at()
+            .map(|at| at.since(self.decision.answered_at()))
     }
 
     /// Returns how long until the current window ends: the period of a quota, or else a window that is
@@ -474,7 +514,7 @@ impl<'d> RuleDecision<'d> {
         let RuleVerdict::Decided(outcome) = &self.outcome.verdict else {
             return None;
         };
-        let now = self.decision.decided_at;
+        let now = self.decision.answered_at();
         if self.rule().algorithm() == Algorithm::Quota {
             return Some(outcome.reset_at.since(now));
         }

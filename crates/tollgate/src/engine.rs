@@ -548,6 +548,11 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
     if redis.clock == tollgate_config::ClockSource::Caller {
         options.clock = tollgate_redis::ClockSource::Caller(Arc::new(SystemClock::new()));
     }
+    if config.subjects.time_header.is_some() {
+        // A request may be as old as the skew allows, and has to find the state of its time.
+        let skew = config.subjects.max_time_skew.as_micros();
+        options.margin = tollgate_core::Span::from_micros(options.margin.as_micros() + skew);
+    }
     let breaker = &redis.circuit_breaker;
     options.breaker = BreakerOptions {
         consecutive_failures: breaker.consecutive_failures,

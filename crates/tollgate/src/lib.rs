@@ -223,6 +223,7 @@ mod active_config;
 mod batch;
 mod candidates;
 mod decision;
+mod denial_delays;
 #[cfg(any(feature = "ledger", feature = "redis"))]
 mod deployment;
 mod engine;
@@ -252,6 +253,7 @@ pub use active_config::{ActiveConfig, Loaded, Reloaded};
 pub use batch::{BatchDecision, Demand, DemandError, Effect, MAX_CHARGES, Numbers};
 pub use candidates::Comparison;
 pub use decision::{Decision, Grace, Kind, Reason, RuleDecision};
+pub use denial_delays::{DenialDelays, HeldDenial, MAX_DELAYED};
 pub use engine::Engine;
 pub use events::{EVENTS, Event, EventCount, EventId, EventKind, Events};
 pub use holds::{

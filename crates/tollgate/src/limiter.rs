@@ -12,6 +12,7 @@ use tollgate_store::{
 use crate::active_config::{ActiveConfig, CurrentConfig, Loaded, Reloaded};
 use crate::batch::{BatchDecision, Demand, DemandError};
 use crate::decision::Decision;
+use crate::denial_delays::DenialDelays;
 use crate::failures::Failures;
 use crate::fallback::{Fallback, Share};
 use crate::metrics::{Metrics, Throttles};
@@ -35,6 +36,7 @@ pub struct Limiter<S = Traced<MemoryStore>> {
     pub(crate) clock: Arc<dyn Clock>,
     denial_log: DenialLog,
     throttles: Arc<Throttles>,
+    denial_delays: DenialDelays,
 }
 
 /// Builds a limiter: see [`Limiter::builder`].
@@ -119,6 +121,7 @@ impl<S: Store> LimiterBuilder<'_, S> {
             failures: Failures::default(),
             denial_log: DenialLog::new(config.telemetry.rejections_per_second),
             throttles,
+            denial_delays: DenialDelays::default(),
             clock,
             store,
         }
@@ -150,6 +153,7 @@ impl<S: Store> Limiter<S> {
         Snapshot {
             limiter: self,
             active: self.current.get(),
+            at: Time::default(),
         }
     }
 
@@ -166,7 +170,14 @@ impl<S: Store> Limiter<S> {
         Snapshot {
             limiter: self,
             active: self.current.load(),
+            at: Time::default(),
         }
+    }
+
+    /// Returns the bound on denials that are held back, and their counts.
+    #[must_use]
+    pub fn denial_delays(&self) -> &DenialDelays {
+        &self.denial_delays
     }
 
     /// Decides whether a request may proceed now. If so, takes one unit from every rule that applies.

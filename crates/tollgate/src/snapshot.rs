@@ -22,6 +22,8 @@ use crate::reply::{Part, Reply, conclude, is_denied};
 pub struct Snapshot<'l, S = Arc<dyn Store>, C = Arc<ActiveConfig>> {
     pub(crate) limiter: &'l Limiter<S>,
     pub(crate) active: C,
+    /// The time of the request, if the caller brings one; otherwise the epoch.
+    pub(crate) at: Time,
 }
 
 impl<S, C> fmt::Debug for Snapshot<'_, S, C> {
@@ -41,6 +43,13 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
     #[must_use]
     pub fn active(&self) -> &C {
         &self.active
+    }
+
+    /// Returns a snapshot for a request that was made at `time`. A store that goes by the caller's clock
+    /// (`clock: caller`) decides checks and peeks at this time. Other stores use their own clock.
+    #[must_use]
+    pub fn at(self, time: Time) -> Self {
+        Snapshot { at: time, ..self }
     }
 
     /// Decides whether a request may proceed now. If so, takes as many units as `ask` says from every
@@ -65,6 +74,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         let mut resolution = Resolution::default();
         let rules = self.active.rules();
         rules.resolve_into(attributes, &limits, &mut resolution);
+        self.set_time(&mut resolution);
         let mut reply = Reply::default();
         if is_denied(&resolution) {
             // Rare, and boxed so that the future of a check stays small.
@@ -80,15 +90,37 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
             }
         }
         self.decide_into(&resolution, &reply, decision);
+        self.tell_time(decision);
         self.finish(attributes, &resolution, &reply, decision);
     }
 
     /// Returns what [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let limits = RequestLimits::default();
-        let resolution = self.active.rules().resolve(attributes, &limits);
+        let mut resolution = self.active.rules().resolve(attributes, &limits);
+        self.set_time(&mut resolution);
         let reply = self.look(&resolution, ask).await;
-        self.decide(&resolution, &reply)
+        let mut decision = self.decide(&resolution, &reply);
+        self.tell_time(&mut decision);
+        decision
+    }
+
+    /// Gives the time of the request to its charges.
+    #[inline]
+    pub(crate) fn set_time(&self, resolution: &mut Resolution<'_>) {
+        if self.at != Time::default() {
+            for charge in &mut resolution.charges {
+                charge.at = self.at;
+            }
+        }
+    }
+
+    /// Makes a decision tell its waits from now on, if it was made at the time of the request.
+    #[inline]
+    pub(crate) fn tell_time(&self, decision: &mut Decision) {
+        if self.at != Time::default() && decision.decided_at() == self.at {
+            decision.answer_later(self.limiter.clock.now().since(self.at));
+        }
     }
 
     /// Gives back `units` that a decision at `charged_at` ([`Decision::decided_at`]) has taken. Returns

@@ -38,6 +38,19 @@ fn fail_closed_denies_for_five_seconds() {
 }
 
 #[test]
+fn denial_by_a_failure_is_not_held_back() {
+    for policy in [", on_store_failure: fail-closed", ""] {
+        let setup = Setup::new(&rule(&format!(", delay_denials: 1s{policy}")));
+        assert_eq!(setup.admitted("ann", 20), 10);
+        assert_eq!(setup.check("ann").denial_delay(), Span::SECOND);
+        setup.store_is_down(true);
+        let decision = setup.check("bob");
+        assert!(!decision.is_allowed());
+        assert_eq!(decision.denial_delay(), Span::ZERO, "{policy}");
+    }
+}
+
+#[test]
 fn rule_without_policy_denies_as_unavailable() {
     let setup = Setup::new(&rule(""));
     setup.store_is_down(true);

@@ -89,7 +89,7 @@ section! {
         connect_patience: Duration = "connect_patience",
         /// After how long without use a connection is closed, 1s to 1h (default 30s).
         idle_timeout: Duration = "idle_timeout",
-        /// The most connections to a server, 1 to 64 (default 4).
+        /// The most connections to a server, 1 to 1024 (default 4).
         max_connections: Whole = "max_connections",
         /// The most requests that wait for the store, 1 to 1000000 (default 10000).
         max_in_flight: Whole = "max_in_flight",

@@ -75,7 +75,7 @@ impl Reader<'_> {
             duration_in(field, value, millis, problems);
         }
         for (field, value, range) in [
-            (&raw.max_connections, &mut redis.max_connections, 1..=64),
+            (&raw.max_connections, &mut redis.max_connections, 1..=1024),
             (&raw.max_in_flight, &mut redis.max_in_flight, 1..=1_000_000),
             (&raw.batch, &mut redis.batch, 1..=256),
         ] {

@@ -171,6 +171,7 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             ("on_store_failure", policy.to_owned()),
             ("emergency_limit", emergency.unwrap_or_else(none)),
             ("limit_from", source(rule)),
+            ("delay_denials", rule.delay_denials.to_string()),
             ("placement", format!("{:?}", rule.placement)),
         ]
     };
@@ -181,6 +182,9 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
     }
     if old.message != new.message {
         found.note(about, "has another message for denied clients");
+    }
+    if old.denial_body != new.denial_body {
+        found.note(about, "has another body for denied clients");
     }
 }
 

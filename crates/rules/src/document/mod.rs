@@ -16,6 +16,7 @@
 //! assert!(error.starts_with("limits.yaml:1:1: `ten` is not a number"));
 //! ```
 
+mod elsewhere;
 mod problems;
 mod redact;
 mod section;

@@ -6,7 +6,7 @@
 //! a declaration also yields the JSON schema. A field that could not be read is `Broken`, not `Absent`,
 //! so that no problem is reported twice.
 
-use super::{Node, Place, Problems, Short, Value, one_of, suggestion};
+use super::{Node, Place, Problems, Short, Value, elsewhere, one_of, suggestion};
 
 /// A value that can be read from a node.
 pub trait Read: Sized {
@@ -137,7 +137,10 @@ pub fn unknown_field(
     let all = format!("the fields of {what} are {}", fields.join(", "));
     let help = match name {
         "<<" => merge.to_owned(),
-        _ => suggestion(name, fields.iter().copied(), all),
+        _ => match elsewhere::field(what, name) {
+            Some(help) => help.to_owned(),
+            None => suggestion(name, fields.iter().copied(), all),
+        },
     };
     let message = match problems.hides(place) {
         true => format!("this is not a field of {what}"),
@@ -390,7 +393,10 @@ macro_rules! schema {
 pub fn no_such_word(what: &str, words: &[&str], node: &Node, problems: &mut Problems<'_>) {
     let all = format!("write {}", one_of(words.iter().copied()));
     let help = match node.text() {
-        Some(text) => suggestion(text, words.iter().copied(), all),
+        Some(text) => match elsewhere::word(what, text) {
+            Some(help) => help.to_owned(),
+            None => suggestion(text, words.iter().copied(), all),
+        },
         None => all,
     };
     wanted(what, &help, node, problems);

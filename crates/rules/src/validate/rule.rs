@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, Rate};
+use tollgate_core::{Algorithm, Rate, Span};
 
 use super::allowance::{backoff, check_placement, drawing, limit_from, own};
 use super::formula;
@@ -12,7 +12,7 @@ use crate::document::{At, Field, List, Place, Problems, Short, Text, suggestion}
 use crate::expr::Declared;
 use crate::pattern::Pattern;
 use crate::raw::{Conditions, RawRule};
-use crate::rule::{Condition, Cost, FailurePolicy, Missing, Rule, RuleState};
+use crate::rule::{Condition, Cost, FailurePolicy, MAX_DENIAL_DELAY, Missing, Rule, RuleState};
 use crate::tiers::Budget;
 
 const NO_SUBJECTS: &str = "a partial `rollout` needs subjects to choose from";
@@ -281,7 +281,24 @@ fn rule(
         state: raw.state.value().copied().unwrap_or(RuleState::Enforce),
         rollout,
         message: raw.message.value().map(|text| text.0.clone()),
+        denial_body: raw.denial_body.value().map(|raw| Arc::new(raw.body())),
+        delay_denials: delay_denials(raw, problems),
     })
+}
+
+/// Returns how long denials are held back. Reports a delay that is too short or too long.
+fn delay_denials(raw: &RawRule, problems: &mut Problems<'_>) -> Span {
+    let Some(at) = raw.delay_denials.get() else {
+        return Span::ZERO;
+    };
+    let delay = at.value.0;
+    if !(Span::from_millis(1)..=MAX_DENIAL_DELAY).contains(&delay) {
+        let message = format!("{delay} is not between 1ms and {MAX_DENIAL_DELAY}");
+        let help =
+            "write a delay such as 500ms, or remove `delay_denials`; `backoff` blocks for longer";
+        problems.report(at.place, message, help);
+    }
+    delay
 }
 
 /// Returns the emergency limit. Reports a policy `emergency-limit` without an `emergency_limit`, and

@@ -123,6 +123,18 @@ fn render(control: &ControlPlane) -> String {
     let (name, rejected) = ("rate_limit_holds_rejected_total", engine.rejected_holds());
     let help = "Reservations and leases rejected because their subject had too many open, or because the store was full.";
     page.counts(name, help, "reason", rejected);
+    let delays = engine.denial_delays();
+    let name = "rate_limit_denials_held_back";
+    let help = "Denials that are held back now (delay_denials).";
+    page.single(name, "gauge", help, &[], delays.held());
+    let outcomes = [("delayed", delays.delayed()), ("at_once", delays.at_once())];
+    let help = "Denials of rules with delay_denials: held back, or answered at once because too many were held back.";
+    page.counts(
+        "rate_limit_delayed_denials_total",
+        help,
+        "outcome",
+        outcomes,
+    );
     if let Some(webhook) = control.webhook() {
         page.webhook(webhook);
     }

@@ -15,7 +15,7 @@ use super::bounds::{
 };
 use super::service::{Connection, Services};
 use super::streams::Streams;
-use crate::net::{self, ConnectionError, Listener, Stopping, Stream};
+use crate::net::{self, ConnectionError, Listener, Peer, Stopping, Stream};
 
 /// The answer to a client that speaks HTTP/1.
 const WRONG_PROTOCOL: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n\
@@ -58,7 +58,7 @@ async fn connection(
     let service = Connection {
         services,
         account: account.clone(),
-        peer: peer.ip(),
+        peer: Peer(peer),
     };
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let serving = async {
@@ -98,6 +98,7 @@ async fn expect_preface(stream: &mut Stream, stopping: &Stopping) -> io::Result<
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
     use std::sync::Arc;
 
     use tokio::io::AsyncReadExt;
@@ -116,6 +117,8 @@ mod tests {
         let length = format!("Content-Length: {}\r\n", body.len());
         assert!(head.contains(&length), "{text}");
     }
+
+    const PEER: Peer = Peer(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1));
 
     async fn services() -> Services {
         let config = tollgate_config::parse("rules.yaml", "version: 1\nrules: []\n", &|_| None);

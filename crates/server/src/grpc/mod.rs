@@ -48,9 +48,12 @@ pub async fn serve(listener: Listener, engine: Arc<Engine>, stop: impl Future<Ou
     let attempts = Arc::clone(listener.attempts());
     let access = Access::new(DataDoor::Grpc, Arc::clone(&engine), attempts);
     let services = Services::new(engine, access, routes, listener.metrics());
+    let delays = services.delays();
     let (draining, drains) = oneshot::channel();
     let stop = async {
         let drain = stop.await;
+        // Denials that are held back are answered now.
+        delays.send_replace(true);
         health.drain().await;
         let _ = draining.send(drain);
         drain

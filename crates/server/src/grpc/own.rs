@@ -7,7 +7,8 @@ use tonic::{Request, Response, Status};
 
 use super::pb::{self, tollgate_server::Tollgate};
 use crate::backend::Backend;
-use crate::door_metrics::Tally;
+use crate::ingress_time::IngressTime;
+use crate::per_config::PerConfig;
 use crate::question::{
     self, AttributeMap, BadQuestion, Check, Question, Refund, UsageQuestion, millis, token, units,
 };
@@ -15,7 +16,10 @@ use crate::respond::FromAnswer;
 use crate::trace::Origin;
 
 /// Each method turns its message into a question, and the answer into a message.
-pub(super) struct Own(pub(super) Backend);
+pub(super) struct Own {
+    pub(super) backend: Backend,
+    pub(super) per_config: PerConfig<IngressTime>,
+}
 
 type Reply<T> = Result<Response<T>, Status>;
 
@@ -27,15 +31,18 @@ impl Own {
         T: FromAnswer,
     {
         let origin = Origin::new("grpc", request.metadata().as_ref());
-        let message = request.into_inner();
-        let started = self.0.metrics.start();
+        let started = self.backend.metrics.start();
+        let (metadata, extensions, message) = request.into_parts();
         let question = read(&message)?;
-        let snapshot = self.0.engine.snapshot();
-        let answer = self.0.answer(&snapshot, &question, &origin).await;
-        let tally = Tally::of(&question, &answer);
-        let message = answer.map(|answer| T::from_answer(&answer));
-        self.0.metrics.decided(started, tally);
-        let message = message?.ok_or_else(|| Status::internal("unexpected answer"))?;
+        let backend = &self.backend;
+        let snapshot = backend.engine.snapshot();
+        let ingress_time = self.per_config.of(snapshot.active());
+        let snapshot = ingress_time.apply(snapshot, &extensions, metadata.as_ref());
+        let answer = backend
+            .answer_or_delay(started, &snapshot, &question, &origin)
+            .await?;
+        let message = T::from_answer(&answer);
+        let message = message.ok_or_else(|| Status::internal("unexpected answer"))?;
         Ok(Response::new(message))
     }
 }

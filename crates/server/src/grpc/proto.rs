@@ -97,6 +97,7 @@ mod tests {
                 key: "retry-after".to_owned(),
                 value: "60".to_owned(),
             }],
+            raw_body: b"slow down".to_vec(),
         };
         let limit = [number(1, 10), number(2, 7), field(3, b"key")].concat();
         let status = [
@@ -106,7 +107,12 @@ mod tests {
             field(4, &number(1, 60)),
         ];
         let header = [field(1, b"retry-after"), field(2, b"60")].concat();
-        let bytes = [number(1, 2), field(2, &status.concat()), field(3, &header)];
+        let bytes = [
+            number(1, 2),
+            field(2, &status.concat()),
+            field(3, &header),
+            field(5, b"slow down"),
+        ];
         let bytes = bytes.concat();
         assert_eq!(response.encode_to_vec(), bytes);
     }

@@ -17,7 +17,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tollgate::{ActiveConfig, Demand, Effect, Engine};
 use tollgate_config::{TokenScope, TokenScopes};
 use tonic::Status;
@@ -38,7 +38,8 @@ use crate::access::token::bearer;
 use crate::access::{Access, AccessError};
 use crate::backend::{Answer as Decided, Backend};
 use crate::door_metrics::{DoorMetrics, Fault, Tally, grpc_code};
-use crate::net::{self, Account, Answer, Memory, NoRoom, ReadError, Received, read_whole};
+use crate::ingress_time::IngressTime;
+use crate::net::{self, Account, Answer, Memory, NoRoom, Peer, ReadError, Received, read_whole};
 use crate::per_config::PerConfig;
 use crate::question::Question;
 use crate::respond::EnvoyResponder;
@@ -67,6 +68,8 @@ pub(super) struct Services {
     others: Routes,
     pub(super) memory: Memory,
     metrics: Arc<DoorMetrics>,
+    engine: Arc<Engine>,
+    delays: Arc<watch::Sender<bool>>,
 }
 
 /// The services, for one connection.
@@ -74,8 +77,7 @@ pub(super) struct Services {
 pub(super) struct Connection {
     pub(super) services: Services,
     pub(super) account: Account,
-    /// The address of the client.
-    pub(super) peer: IpAddr,
+    pub(super) peer: Peer,
 }
 
 impl Services {
@@ -85,11 +87,22 @@ impl Services {
         others: Routes,
         metrics: &Arc<DoorMetrics>,
     ) -> Services {
+        let delays = Arc::new(watch::Sender::new(false));
+        let backend = || {
+            Backend::with_stops(
+                Arc::clone(&engine),
+                Arc::clone(metrics),
+                Arc::clone(&delays),
+            )
+        };
         let limits = Limits {
             per_config: PerConfig::new(&engine, DoorConfig::of),
-            backend: Backend::new(Arc::clone(&engine), Arc::clone(metrics)),
+            backend: backend(),
         };
-        let own = Arc::new(Own(Backend::new(engine, Arc::clone(metrics))));
+        let own = Arc::new(Own {
+            per_config: PerConfig::new(&engine, IngressTime::of),
+            backend: backend(),
+        });
         let own = |size| TollgateServer::from_arc(Arc::clone(&own)).max_decoding_message_size(size);
         Services {
             limits: RateLimitServiceServer::new(limits).max_decoding_message_size(MAX_MESSAGE),
@@ -101,7 +114,14 @@ impl Services {
             others,
             memory: Memory::default(),
             metrics: Arc::clone(metrics),
+            engine,
+            delays,
         }
+    }
+
+    /// Returns the sender that ends delays: once it holds true, no denial is held back.
+    pub(super) fn delays(&self) -> Arc<watch::Sender<bool>> {
+        Arc::clone(&self.delays)
     }
 }
 
@@ -123,7 +143,13 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
     type Error = Infallible;
     type Future = Answering;
 
-    fn call(&self, request: Request<Incoming>) -> Answering {
+    fn call(&self, mut request: Request<Incoming>) -> Answering {
+        // Only the time of a request depends on its peer. Extensions cost an allocation.
+        let active = self.services.engine.active();
+        if active.config().subjects.time_header.is_some() {
+            request.extensions_mut().insert(self.peer);
+        }
+        drop(active);
         if !is_grpc(request.headers()) {
             let charge = self.account.charge(0);
             let metrics = &self.services.metrics;
@@ -208,7 +234,7 @@ impl Connection {
         let account = self.account.clone();
         let metrics = Arc::clone(&self.services.metrics);
         let places = Arc::clone(bounds.places);
-        let (peer, access) = (self.peer, &self.services.access);
+        let (peer, access) = (self.peer.0.ip(), &self.services.access);
         let guard = (!access.is_open()).then(|| Arc::clone(access));
         let &Bounds {
             scope,
@@ -328,6 +354,7 @@ struct Limits {
 /// The values that this service derives from a config.
 struct DoorConfig {
     responder: EnvoyResponder,
+    ingress_time: IngressTime,
     /// The answer if no enabled rule matches the domain of a request.
     unknown_domain: UnknownDomain,
 }
@@ -337,7 +364,8 @@ impl DoorConfig {
         let config = live.config();
         let grpc = config.server.grpc.as_ref();
         DoorConfig {
-            responder: EnvoyResponder::new(config.headers.families, live.rules()),
+            responder: EnvoyResponder::new(&config.headers, live.rules()),
+            ingress_time: IngressTime::of(live),
             unknown_domain: grpc.map_or(UnknownDomain::Allow, |grpc| grpc.unknown_domain),
         }
     }
@@ -355,7 +383,7 @@ impl RateLimitService for Limits {
         // A door without tokens grants every scope.
         let scopes = request.extensions().get().copied();
         let scopes: TokenScopes = scopes.unwrap_or(TokenScopes::ALL);
-        let request = request.into_inner();
+        let (metadata, extensions, request) = request.into_parts();
         let demands = request::demands(&request);
         let demands = demands.map_err(|error| EnvoyResponder::bad_request(&error))?;
         let gives_back = |it: &Demand<'_>| matches!(it.effect, Effect::GiveBack(_));
@@ -376,15 +404,20 @@ impl RateLimitService for Limits {
             metrics.decided(started, Tally::one_rejected());
             return Ok(tonic::Response::new(answer));
         }
-        let answer = self.backend.answer(&snapshot, &question, &origin).await;
+        let metadata = metadata.as_ref();
+        let ingress_time = &door_config.ingress_time;
+        let snapshot = ingress_time.apply(snapshot, &extensions, metadata);
+        let backend = &self.backend;
+        let answer = backend
+            .answer_or_delay(started, &snapshot, &question, &origin)
+            .await;
         // A rule that applied knows the domain.
         let is_unmatched = answer.as_ref().is_ok_and(Decided::has_unmatched);
-        if is_unmatched && !is_known() {
+        let rules = snapshot.active().rules();
+        if is_unmatched && !rules.may_concern(request::DOMAIN, &request.domain) {
             metrics.unknown_domain(&request.domain, true);
         }
-        let tally = Tally::of(&question, &answer);
-        let answer = door_config.responder.answer(&answer);
-        metrics.decided(started, tally);
+        let answer = door_config.responder.answer(&answer, metadata);
         Ok(tonic::Response::new(answer?))
     }
 }

@@ -26,9 +26,9 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post};
 use http::request::Parts;
 use http::{Extensions, HeaderName, Method};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tollgate::{ActiveConfig, HoldName, Snapshot};
-use tollgate_config::{Families, TokenScope};
+use tollgate_config::{Headers, TokenScope};
 
 use self::body::Read;
 use self::bounds::{MAX_BATCH_BODY, MAX_BODY};
@@ -42,10 +42,11 @@ use crate::control::ControlPlane;
 use crate::door_metrics::{HttpMetrics, Tally};
 use crate::exposition::Pages;
 use crate::forward_auth::ForwardAuth;
+use crate::ingress_time::IngressTime;
 use crate::net::{self, Listener, NoRoom, Peer, ReadError};
 use crate::per_config::{Made, PerConfig};
 use crate::question::{self, BadQuestion, Question, UsageQuestion};
-use crate::respond::{self, RequestError, Responder, accepts_problem};
+use crate::respond::{self, RequestError, Responder};
 use crate::trace::Origin;
 
 /// The protocols of the HTTP door (ALPN), the preferred first.
@@ -76,7 +77,8 @@ struct App {
 struct DoorConfig {
     responder: Responder,
     forward_auth: ForwardAuth,
-    families: Families,
+    ingress_time: IngressTime,
+    headers: Headers,
     /// The OpenAPI document, rendered at the first request for it.
     description: OnceLock<Bytes>,
 }
@@ -87,7 +89,8 @@ impl DoorConfig {
         DoorConfig {
             responder: Responder::new(&config.headers, active.rules()),
             forward_auth: ForwardAuth::new(config.subjects.clone(), config.routes.clone()),
-            families: config.headers.families,
+            ingress_time: IngressTime::of(active),
+            headers: config.headers.clone(),
             description: OnceLock::new(),
         }
     }
@@ -96,7 +99,9 @@ impl DoorConfig {
 impl App {
     fn new(control: Arc<ControlPlane>, attempts: Arc<Attempts>, metrics: &HttpMetrics) -> Arc<App> {
         let engine = control.engine();
-        let backend = |metrics| Backend::new(Arc::clone(engine), metrics);
+        let stops = Arc::new(watch::Sender::new(false));
+        let backend =
+            |metrics| Backend::with_stops(Arc::clone(engine), metrics, Arc::clone(&stops));
         let auth = metrics.auth.clone().unwrap_or_default();
         Arc::new(App {
             backend: backend(Arc::clone(&metrics.door)),
@@ -146,21 +151,21 @@ impl App {
     where
         R: for<'b> FnOnce(&'b [u8]) -> Read<'b>,
     {
-        let accepts_problem = accepts_problem(request.headers());
-        let origin = Origin::new(DOOR, request.headers());
+        let (head, body) = request.into_parts();
+        let origin = Origin::new(DOOR, &head.headers);
         respond::answer(async {
             if !self.access.is_open() {
-                let (headers, path) = (request.headers(), request.uri().path());
+                let (shown, path) = (bearer(&head.headers), head.uri.path());
                 // Boxed, because a door without tokens should not make room for it.
-                Box::pin(self.enter(scope, bearer(headers), request.extensions(), path)).await?;
+                Box::pin(self.enter(scope, shown, &head.extensions, path)).await?;
             }
-            let body = read_body(request, max_body).await?;
+            let body = read_body(Request::new(body), max_body).await?;
             let _place = match places {
                 Some(places) => Some(places.acquire().await),
                 None => None,
             };
             let question = read(&body)?;
-            self.answer(&question, &origin, accepts_problem).await
+            self.answer(&question, &origin, &head).await
         })
         .await
     }
@@ -178,26 +183,29 @@ impl App {
                 let (shown, path) = (bearer(&head.headers), head.uri.path());
                 Box::pin(self.enter(scope, shown, &head.extensions, path)).await?;
             }
-            self.answer(&question?, &origin, false).await
+            self.answer(&question?, &origin, head).await
         })
         .await
     }
 
+    /// Answers the question of a request with this `head`.
     async fn answer(
         &self,
         question: &Question<'_>,
         origin: &Origin,
-        accepts_problem: bool,
+        head: &Parts,
     ) -> Result<Response, RequestError> {
         let metrics = &self.backend.metrics;
         let started = metrics.start();
         let (snapshot, door_config) = self.snapshot();
-        let answer = self.backend.answer(&snapshot, question, origin).await;
-        let tally = Tally::of(question, &answer);
-        let respond = |answer| door_config.responder.answer(&answer, accepts_problem);
-        let response = answer.map(respond);
-        metrics.decided(started, tally);
-        Ok(response?)
+        let (extensions, headers) = (&head.extensions, &head.headers);
+        let ingress_time = &door_config.ingress_time;
+        let snapshot = ingress_time.apply(snapshot, extensions, headers);
+        let backend = &self.backend;
+        let answer = backend
+            .answer_or_delay(started, &snapshot, question, origin)
+            .await?;
+        Ok(door_config.responder.answer(&answer, headers))
     }
 }
 
@@ -245,6 +253,7 @@ pub async fn serve(
     let stop = async {
         let drain = stop.await;
         app.draining.store(true, Ordering::Relaxed);
+        app.backend.end_delays();
         drain
     };
     let guard = listener.guard(GuardedDoor::Http);
@@ -376,32 +385,34 @@ async fn usage(
 }
 
 async fn auth(State(app): AppState, request: Request) -> Response {
-    let accepts_problem = accepts_problem(request.headers());
     // The body of the proxy's client is not read.
     let (parts, _) = request.into_parts();
     respond::answer(async {
+        let (extensions, headers) = (&parts.extensions, &parts.headers);
         if !app.access.is_open() {
-            let (shown, path) = (proxy_token(&parts.headers), parts.uri.path());
-            let entering = app.enter(TokenScope::Check, shown, &parts.extensions, path);
+            let (shown, path) = (proxy_token(headers), parts.uri.path());
+            let entering = app.enter(TokenScope::Check, shown, extensions, path);
             Box::pin(entering).await.map_err(|error| match error {
                 RequestError::Access(AccessError::NoToken) => RequestError::NoProxyToken,
                 error => error,
             })?;
         }
         let started = app.auth.metrics.start();
-        let peer = parts.extensions.get::<Peer>().map(|Peer(peer)| *peer);
+        let peer = extensions.get::<Peer>().map(|Peer(peer)| *peer);
         let (snapshot, door_config) = app.snapshot();
         let check = door_config.forward_auth.check(peer, &parts)?;
-        let origin = Origin::new("auth", &parts.headers);
+        let ingress_time = &door_config.ingress_time;
+        let snapshot = ingress_time.apply(snapshot, extensions, headers);
+        let origin = Origin::new("auth", headers);
         let question = Question::Check(check);
-        let answer = app.auth.answer(&snapshot, &question, &origin).await;
-        let tally = Tally::of(&question, &answer);
-        let response = answer.map(|answer| match answer {
-            Answer::Decision(decision) => door_config.responder.verdict(&decision, accepts_problem),
-            answer => door_config.responder.answer(&answer, accepts_problem),
-        });
-        app.auth.metrics.decided(started, tally);
-        Ok(response?)
+        let answer = app
+            .auth
+            .answer_or_delay(started, &snapshot, &question, &origin)
+            .await?;
+        Ok(match answer {
+            Answer::Decision(decision) => door_config.responder.verdict(&decision, headers),
+            answer => door_config.responder.answer(&answer, headers),
+        })
     })
     .await
 }
@@ -432,7 +443,7 @@ pub(crate) fn ready(control: &ControlPlane, draining: &AtomicBool) -> Response {
 
 async fn description(State(app): AppState) -> Response {
     let (_, door_config) = app.snapshot();
-    let render = || openapi::render(door_config.families);
+    let render = || openapi::render(&door_config.headers);
     respond::rendered(door_config.description.get_or_init(render).clone())
 }
 

@@ -5,7 +5,7 @@
 
 use axum::body::Bytes;
 use serde_json::json;
-use tollgate_config::Families;
+use tollgate_config::{Families, Headers, ResetForm};
 use utoipa::ToSchema;
 use utoipa::openapi::path::{
     HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, Paths, PathsBuilder,
@@ -42,14 +42,16 @@ const METHODS: [(HttpMethod, &str); 8] = [
 ];
 
 /// Renders the document.
-pub(super) fn render(families: Families) -> Bytes {
+pub(super) fn render(headers: &Headers) -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
             "May this operation proceed now? Every path that answers GET also answers HEAD. An unknown path gets 404, and a wrong method 405 with `Allow`, both with an `Error`. Paths that describe 401 need a token, with a scope, if the config has `server.tokens`. A head that is not HTTP, or beyond the bounds, gets 400 or 431, over HTTP/1.1 without a body.",
         ));
-    let fields = HeaderFields { families };
+    let fields = HeaderFields {
+        headers: headers.clone(),
+    };
     let paths = PathsBuilder::new()
         .path("/v1/check", item(HttpMethod::Post, fields.check()))
         .path("/v1/check/batch", item(HttpMethod::Post, check_batch()))
@@ -122,7 +124,7 @@ fn add_tokens(paths: &mut Paths) {
 
 /// The parts that depend on the config.
 pub(super) struct HeaderFields {
-    families: Families,
+    headers: Headers,
 }
 
 impl HeaderFields {
@@ -218,7 +220,12 @@ impl HeaderFields {
             .item(reference::<answers::ProblemBody<'_>>())
             .item(reference::<T>());
         let problem = ContentBuilder::new().schema(Some(Schema::from(problem.build())));
-        let response = response.content(PROBLEM, problem.build()).header(
+        let mut response = response.content(PROBLEM, problem.build());
+        if let Some(body) = &self.headers.denial_body {
+            // The config replaces the body by a text that has no schema.
+            response = response.content(body.content_type(), ContentBuilder::new().build());
+        }
+        let response = response.header(
             "Retry-After",
             described(
                 number_schema(1),
@@ -234,7 +241,7 @@ impl HeaderFields {
             ietf,
             ratelimit,
             x_ratelimit,
-        } = self.families;
+        } = self.headers.families;
         if ietf {
             let policy = "What the rules allow: `\"api\";q=20;w=12`. One for each rule.";
             let state = "How the deciding rule stands: `\"api\";r=7;t=3`.";
@@ -242,14 +249,14 @@ impl HeaderFields {
                 .header("RateLimit-Policy", described(text_schema(), policy))
                 .header("RateLimit", described(text_schema(), state));
         }
-        for (wanted, prefix, reset) in [
-            (ratelimit, "", "Seconds until the whole allowance is back."),
-            (
-                x_ratelimit,
-                "X-",
-                "When the whole allowance is back, in seconds since the epoch.",
-            ),
+        for (wanted, prefix, form) in [
+            (ratelimit, "", self.headers.ratelimit_reset),
+            (x_ratelimit, "X-", self.headers.x_ratelimit_reset),
         ] {
+            let reset = match form {
+                ResetForm::Seconds => "Seconds until the whole allowance is back.",
+                ResetForm::Epoch => "When the whole allowance is back, in seconds since the epoch.",
+            };
             if wanted {
                 let name = |field| format!("{prefix}RateLimit-{field}");
                 response = response

@@ -2,12 +2,16 @@
 
 use std::sync::Arc;
 
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
 use prost_types::Duration;
 use tollgate::{Decision, DemandError, Reason, RuleSet};
-use tollgate_config::Families;
+use tollgate_config::{DenialBody, Headers};
 use tonic::Status;
 
+use super::denial_body;
 use super::fields::{Fields, Value, most_fields};
+use super::http::template;
 use crate::backend::{Answer, AskError};
 use crate::grpc::BadRequest;
 use crate::grpc::proto::envoy::config::core::v3::HeaderValue as Header;
@@ -20,23 +24,26 @@ use crate::grpc::units::unit;
 /// Turns decisions about descriptors into messages.
 pub(crate) struct EnvoyResponder {
     fields: Fields,
+    denial_body: Option<Arc<DenialBody>>,
 }
 
 impl EnvoyResponder {
-    pub(crate) fn new(families: Families, rules: &Arc<RuleSet>) -> EnvoyResponder {
+    pub(crate) fn new(headers: &Headers, rules: &Arc<RuleSet>) -> EnvoyResponder {
         EnvoyResponder {
-            fields: Fields::new(families, rules),
+            fields: Fields::new(headers, rules),
+            denial_body: headers.denial_body.clone(),
         }
     }
 
-    /// Makes the response to a request. It has a code for each descriptor, a code for all of them, and
-    /// the header fields of the deciding rule.
+    /// Makes the response to a request with these `metadata`. It has a code for each descriptor, a code for
+    /// all of them, and the header fields of the deciding rule. A denial with a template has a body.
     ///
     /// The response is an error if only rules without a failure policy deny, and only because their
     /// store fails. Envoy then applies its own failure policy.
     pub(crate) fn answer(
         &self,
         answer: &Result<Answer, AskError>,
+        metadata: &HeaderMap,
     ) -> Result<RateLimitResponse, Status> {
         let together = match answer {
             Ok(Answer::Demands(together)) => together,
@@ -53,6 +60,7 @@ impl EnvoyResponder {
             ));
         }
         let mut headers = Vec::new();
+        let mut raw_body = Vec::new();
         if let Some(decision) = together.deciding() {
             headers.reserve(most_fields(decision));
             self.fields.write(decision, |name, value| {
@@ -65,11 +73,23 @@ impl EnvoyResponder {
                 let key = name.as_str().to_owned();
                 headers.push(Header { key, value });
             });
+            // An allowed decision makes no body.
+            if let Some(template) = template(self.denial_body.as_ref(), decision)
+                && let Some(body) = denial_body::render(template, decision, metadata)
+            {
+                raw_body = body.into_bytes();
+                // Envoy takes this in place of its own content type.
+                headers.push(Header {
+                    key: CONTENT_TYPE.as_str().to_owned(),
+                    value: template.content_type().to_owned(),
+                });
+            }
         }
         Ok(RateLimitResponse {
             overall_code: code(together.is_allowed()) as i32,
             statuses: together.decisions().iter().map(status).collect(),
             response_headers_to_add: headers,
+            raw_body,
         })
     }
 

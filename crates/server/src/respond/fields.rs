@@ -1,8 +1,9 @@
 //! The rate limit header fields, in three families.
 //!
 //! * `ietf`: `RateLimit-Policy` and `RateLimit`, structured fields (RFC 9651) of the IETF draft.
-//! * `ratelimit`: `RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now).
-//! * `x-ratelimit`: the same names with `X-`. `-Reset` is in seconds since the epoch.
+//! * `ratelimit`: `RateLimit-Limit`, `-Remaining`, `-Reset` (seconds from now, unless the config says epoch).
+//! * `x-ratelimit`: the same names with `X-`. `-Reset` is in seconds since the epoch, unless the config says
+//!   seconds.
 //!
 //! `Retry-After` comes with every denial where a wait helps: whole seconds, rounded up, at least 1.
 //!
@@ -13,8 +14,8 @@ use std::sync::{Arc, Weak};
 
 use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use sfv::{Integer, KeyRef, ListSerializer, StringRef};
-use tollgate::{Decision, Kind, Rule, RuleSet, Span};
-use tollgate_config::Families;
+use tollgate::{Decision, Kind, Rule, RuleDecision, RuleSet, Span};
+use tollgate_config::{Families, Headers, ResetForm};
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -45,6 +46,8 @@ pub(super) enum Value<'a> {
 /// Writes the fields of a decision.
 pub(super) struct Fields {
     families: Families,
+    ratelimit_reset: ResetForm,
+    x_ratelimit_reset: ResetForm,
     /// The rules whose policies are rendered. A weak reference, because the decision keeps its
     /// rules alive.
     rules: Weak<RuleSet>,
@@ -53,11 +56,13 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    pub(super) fn new(families: Families, rules: &Arc<RuleSet>) -> Fields {
+    pub(super) fn new(headers: &Headers, rules: &Arc<RuleSet>) -> Fields {
         let policies = rules.rules().iter();
         let policies = policies.map(|rule| HeaderValue::try_from(policy_of(rule)?).ok());
         Fields {
-            families,
+            families: headers.families,
+            ratelimit_reset: headers.ratelimit_reset,
+            x_ratelimit_reset: headers.x_ratelimit_reset,
             rules: Arc::downgrade(rules),
             policies: policies.collect(),
         }
@@ -91,8 +96,8 @@ impl Fields {
         let (Some(limit), Some(remaining)) = (rule.limit(), rule.remaining()) else {
             return;
         };
-        let reset = rule.reset_after().map(Span::as_secs_ceil);
         if self.families.ietf {
+            let reset = reset(&rule, ResetForm::Seconds);
             self.write_policies(decision, &mut add);
             let left = ("r", remaining);
             let state = match reset {
@@ -106,16 +111,15 @@ impl Fields {
         if self.families.ratelimit {
             add(RATELIMIT_LIMIT, Value::Number(limit));
             add(RATELIMIT_REMAINING, Value::Number(remaining));
-            if let Some(reset) = reset {
+            if let Some(reset) = reset(&rule, self.ratelimit_reset) {
                 add(RATELIMIT_RESET, Value::Number(reset));
             }
         }
         if self.families.x_ratelimit {
             add(X_RATELIMIT_LIMIT, Value::Number(limit));
             add(X_RATELIMIT_REMAINING, Value::Number(remaining));
-            if let Some(reset_at) = rule.reset_at() {
-                let seconds = reset_at.as_millis_ceil().div_ceil(1000);
-                add(X_RATELIMIT_RESET, Value::Number(seconds));
+            if let Some(reset) = reset(&rule, self.x_ratelimit_reset) {
+                add(X_RATELIMIT_RESET, Value::Number(reset));
             }
         }
     }
@@ -137,6 +141,14 @@ impl Fields {
                 add(RATELIMIT_POLICY, value);
             }
         }
+    }
+}
+
+/// Returns when the whole limit is back, in whole seconds, rounded up.
+fn reset(rule: &RuleDecision<'_>, form: ResetForm) -> Option<u64> {
+    match form {
+        ResetForm::Seconds => rule.reset_after().map(Span::as_secs_ceil),
+        ResetForm::Epoch => rule.reset_at().map(|at| at.as_millis_ceil().div_ceil(1000)),
     }
 }
 

@@ -3,39 +3,43 @@
 use std::sync::Arc;
 
 use axum::response::Response;
-use http::StatusCode;
+use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
 use tollgate::{AcquireOutcome, Decision, ReserveOutcome, RuleSet};
-use tollgate_config::Headers;
+use tollgate_config::{DenialBody, Headers};
 
 use super::answers::{
     Both, DecisionBody, DecisionsBody, HoldersBody, LeaseBody, NewLeaseBody, ProblemBody,
     ReservationBody, TenantUsageBody, VerdictBody,
 };
 use super::denial::{denial, status};
+use super::denial_body;
 use super::fields::Fields;
-use super::{JSON, PROBLEM, json, report};
+use super::{JSON, PROBLEM, accepts_problem, json, report, with_body};
 use crate::backend::Answer;
 
 /// Turns answers into responses, as the `headers` section of the config says.
 pub(crate) struct Responder {
     fields: Fields,
     problem_json: bool,
+    denial_body: Option<Arc<DenialBody>>,
 }
 
 impl Responder {
     pub(crate) fn new(headers: &Headers, rules: &Arc<RuleSet>) -> Responder {
         Responder {
-            fields: Fields::new(headers.families, rules),
+            fields: Fields::new(headers, rules),
             problem_json: headers.problem_json,
+            denial_body: headers.denial_body.clone(),
         }
     }
 
-    /// Makes the response to a question. A denial is a problem document (RFC 9457) if the client
+    /// Makes the response to a question with these `headers`. The body of a denial is a template of the
+    /// rule or of the config, if there is one. Otherwise it is a problem document (RFC 9457) if the client
     /// accepts that, or if the config says so.
-    pub(crate) fn answer(&self, answer: &Answer, accepts_problem: bool) -> Response {
+    pub(crate) fn answer(&self, answer: &Answer, headers: &HeaderMap) -> Response {
         match answer {
-            Answer::Decision(decision) => self.decision(decision, accepts_problem),
+            Answer::Decision(decision) => self.decision(decision, headers),
             Answer::Standing(decision) => standing(decision),
             Answer::Batch(decisions) => report(&DecisionsBody::new(decisions)),
             Answer::Demands(demands) => report(&DecisionsBody::new(demands.decisions())),
@@ -54,9 +58,7 @@ impl Responder {
                 self.created(Both { first, second }, decision)
             }
             Answer::Reserve(ReserveOutcome::Denied(decision))
-            | Answer::Acquire(AcquireOutcome::Denied(decision)) => {
-                self.decision(decision, accepts_problem)
-            }
+            | Answer::Acquire(AcquireOutcome::Denied(decision)) => self.decision(decision, headers),
             Answer::Reservation(hold) => report(&ReservationBody::new(hold)),
             Answer::Lease(lease) => report(&LeaseBody::new(lease)),
             Answer::Holders(rules) => report(&HoldersBody::new(rules)),
@@ -64,17 +66,22 @@ impl Responder {
         }
     }
 
-    fn decision(&self, decision: &Decision, accepts_problem: bool) -> Response {
-        self.with_body(decision, accepts_problem, DecisionBody::new(decision))
+    fn decision(&self, decision: &Decision, headers: &HeaderMap) -> Response {
+        if decision.is_allowed() {
+            let mut response = json(StatusCode::OK, JSON, &DecisionBody::new(decision));
+            self.fields.write_to(response.headers_mut(), decision);
+            return response;
+        }
+        self.denial(decision, headers, DecisionBody::new(decision))
     }
 
     /// Makes the response to a proxy that asks for one of its clients: 200 without a body, or a denial
     /// that the proxy can pass on. The denial shows only the denying rule, because the client must not
     /// learn how the limits are set up.
-    pub(crate) fn verdict(&self, decision: &Decision, accepts_problem: bool) -> Response {
+    pub(crate) fn verdict(&self, decision: &Decision, headers: &HeaderMap) -> Response {
         let denied = (!decision.is_allowed()).then(|| VerdictBody::new(decision));
         if let Some(body) = denied.flatten() {
-            return self.with_body(decision, accepts_problem, body);
+            return self.denial(decision, headers, body);
         }
         let mut response = Response::default();
         *response.status_mut() = status(decision);
@@ -82,15 +89,20 @@ impl Responder {
         response
     }
 
-    fn with_body(
-        &self,
-        decision: &Decision,
-        accepts_problem: bool,
-        body: impl Serialize,
-    ) -> Response {
+    /// Makes the response of a denial. `body` is the body if no template applies.
+    fn denial(&self, decision: &Decision, headers: &HeaderMap, body: impl Serialize) -> Response {
         let status = status(decision);
-        let wants_problem = self.problem_json || accepts_problem;
-        let mut response = if wants_problem && !decision.is_allowed() {
+        let template = template(self.denial_body.as_ref(), decision);
+        let mut response = if let Some((content_type, body)) = template.and_then(|it| {
+            Some((
+                it.content_type(),
+                denial_body::render(it, decision, headers)?,
+            ))
+        }) {
+            // The config accepts only valid media types.
+            let content_type = HeaderValue::from_str(content_type);
+            with_body(status, content_type.unwrap_or(JSON), body.into())
+        } else if self.problem_json || accepts_problem(headers) {
             let message = denial(decision).map(|(_, message)| message);
             let first = ProblemBody {
                 r#type: "about:blank",
@@ -119,6 +131,15 @@ impl Responder {
         self.fields.write_to(response.headers_mut(), decision);
         response
     }
+}
+
+/// Returns the template for the body of a denial: that of the denying rule, or that of the config.
+pub(super) fn template<'d>(
+    of_config: Option<&'d Arc<DenialBody>>,
+    decision: &'d Decision,
+) -> Option<&'d DenialBody> {
+    let of_rule = decision.rule().and_then(|it| it.rule().denial_body());
+    of_rule.or(of_config).map(|body| &**body)
 }
 
 /// Makes a response that shows the state of the limits. Its status is always 200.

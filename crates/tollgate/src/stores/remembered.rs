@@ -189,7 +189,9 @@ fn request_of(charges: &[Charge<'_>], ask: Ask) -> Option<u128> {
     let mut numbers = DefaultHasher::new();
     for charge in charges {
         let counts_one = charge.cost == 1 && ask.units() == 1;
-        let is_plain = charge.enforces() && !charge.sees_denied();
+        // A request with a time of its own is decided at that time, which this instance does not know.
+        let is_now = charge.at == Time::default();
+        let is_plain = charge.enforces() && !charge.sees_denied() && is_now;
         // A slot may be given back at any time. A cost above 1 waits for more than the next unit.
         if !is_plain || !counts_one || charge.limit.algorithm() == Algorithm::Concurrency {
             return None;
