@@ -1,4 +1,5 @@
-//! Overrides: numbers that operators change at run time, for a tenant, a plan or everyone.
+//! Overrides: numbers that operators change at run time, for a subject, a tenant, a plan or everyone. A
+//! block is an override too: it denies one subject before any rule.
 //!
 //! An override is always kept and sent as text: a JSON object, which is read like a policy. So the
 //! errors of an override are as clear as the errors of a policy.
@@ -7,18 +8,22 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use tollgate_core::Keyring;
 
+use crate::address;
 use crate::document::{
-    At, ConfigError, Duration, Factor, Place, Problems, Read, Text, Whole, parse_document,
+    At, ConfigError, Duration, Factor, Flag, Place, Problems, Read, Text, Whole, parse_document,
     percentage, section,
 };
 use crate::layers::is_by_tenant;
 use crate::limits::Numbers;
+use crate::named_subject::{NamedSubject, Owner};
 use crate::policy::Policy;
 use crate::raw::RawNumbers;
 use crate::rule::RuleState;
 use crate::zone::ZoneFrom;
 
+const EMPTY_BLOCK: &str = "write a JSON object such as {\"subject\": \"api_key=k1\", \"for\": \"1h\", \"reason\": \"abuse\"}";
 const EMPTY: &str =
     "write a JSON object such as {\"tenant\": \"acme\", \"scale\": \"50%\", \"reason\": \"load\"}";
 /// Longer texts are rejected unread.
@@ -37,6 +42,16 @@ section! {
         tenant: Text = "tenant",
         /// The plan that the override is for.
         plan: Text = "plan",
+        /// The subject that the override is for, as `attribute=value`. Only in requests.
+        subject: Text = "subject",
+        /// The attribute of the subject. Only in stored overrides.
+        attribute: Text = "attribute",
+        /// The hash of the subject. Only in stored overrides.
+        hash: Text = "hash",
+        /// The fingerprint of the secret that hashed the subject. Only in stored overrides.
+        hashed_by: Text = "hashedBy",
+        /// The network of the subject. Only in stored overrides.
+        network: Text = "network",
         /// The rule or budget that the override is for (default all).
         rule: Text = "rule",
         /// Numbers that replace those of the rule.
@@ -45,12 +60,16 @@ section! {
         scale: Factor = "scale",
         /// The state of the rule; only for everyone.
         state: RuleState = "state",
+        /// Whether the subject is denied before any rule. Only in stored overrides.
+        block: Flag = "block",
         /// The reason.
         reason (required): Text = "reason",
         /// The author.
         author: Text = "author",
         /// How long the override is in force.
         lasts: Duration = "for",
+        /// Whether the override has no end.
+        forever: Flag = "forever",
         /// When the override was set.
         set_at: Whole = "setAtEpochMillis",
         /// When the override ends.
@@ -80,6 +99,8 @@ pub enum Scope {
     Plan(Arc<str>),
     /// For one tenant.
     Tenant(Arc<str>),
+    /// For one subject: the requests with one value of an attribute, or of one network.
+    Subject(NamedSubject),
 }
 
 /// The change that an override makes.
@@ -89,6 +110,19 @@ pub(crate) enum Change {
     /// The share of the limit that remains, in hundredths of a percent.
     Scale(u32),
     State(RuleState),
+    /// The subject is denied before any rule.
+    Block,
+}
+
+/// Where a text comes from.
+#[derive(Clone, Copy)]
+enum Origin<'k> {
+    /// Tollgate has written it.
+    Stored,
+    /// A request for an override. The keyring hashes its subject.
+    Request(&'k Keyring),
+    /// A request for a block. The keyring hashes its subject.
+    BlockRequest(&'k Keyring),
 }
 
 impl Override {
@@ -107,25 +141,52 @@ impl Override {
     /// # Errors
     /// If the text is not an override: everything that is wrong with it.
     pub fn parse(text: &str, now: u64) -> Result<Override, ConfigError> {
-        read(text, now, false)
+        read(text, now, Origin::Stored)
     }
 
     /// Reads an override from a request. A request must not contain the author, the time at which the
-    /// override was set or the time at which it ends.
+    /// override was set or the time at which it ends. `keyring` hashes the subject.
     ///
     /// ```
+    /// # use tollgate_core::Keyring;
     /// use tollgate_rules::Override;
     ///
+    /// let keyring = Keyring::new(b"a secret of 16 bytes", "default");
     /// let text = r#"{ "tenant": "acme", "scale": "50%", "reason": "x", "author": "somebody else" }"#;
     /// assert!(Override::parse(text, 0).is_ok());
-    /// assert!(Override::parse_request(text, 0).is_err());
+    /// assert!(Override::parse_request(text, 0, &keyring).is_err());
     /// ```
     ///
     /// # Errors
     /// If the text is not an override, or contains a field that a request must not have: everything that
     /// is wrong with it.
-    pub fn parse_request(text: &str, now: u64) -> Result<Override, ConfigError> {
-        read(text, now, true)
+    pub fn parse_request(text: &str, now: u64, keyring: &Keyring) -> Result<Override, ConfigError> {
+        read(text, now, Origin::Request(keyring))
+    }
+
+    /// Reads a block from a request. It has a `subject`, a `reason`, and an end: `for` or `forever`.
+    ///
+    /// ```
+    /// # use tollgate_core::Keyring;
+    /// use tollgate_rules::Override;
+    ///
+    /// let keyring = Keyring::new(b"a secret of 16 bytes", "default");
+    /// let text = r#"{ "subject": "ip=10.0.0.0/8", "for": "1h", "reason": "a flood" }"#;
+    /// let block = Override::parse_block(text, 0, &keyring)?;
+    /// assert_eq!(block.name(), "block:ip:10.0.0.0/8");
+    /// # Ok::<(), tollgate_rules::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the text is not a block: everything that is wrong with it.
+    pub fn parse_block(text: &str, now: u64, keyring: &Keyring) -> Result<Override, ConfigError> {
+        read(text, now, Origin::BlockRequest(keyring))
+    }
+
+    /// Returns the name of a block of `subject`.
+    #[must_use]
+    pub fn block_name(subject: &NamedSubject) -> String {
+        format!("block:{subject}")
     }
 
     /// Sets the author.
@@ -144,6 +205,16 @@ impl Override {
             Scope::Everyone => {}
             Scope::Plan(plan) => insert("plan", json!(**plan)),
             Scope::Tenant(tenant) => insert("tenant", json!(**tenant)),
+            Scope::Subject(subject) => {
+                insert("attribute", json!(*subject.attribute));
+                match &subject.owner {
+                    Owner::Network(network) => insert("network", json!(network.to_string())),
+                    Owner::Hash { keyring, .. } => {
+                        insert("hash", json!(subject.value()));
+                        insert("hashedBy", json!(**keyring));
+                    }
+                }
+            }
         }
         if let Some(rule) = &self.rule {
             insert("rule", json!(**rule));
@@ -156,12 +227,15 @@ impl Override {
             }
             Change::Scale(hundredths) => insert("scale", json!(percentage(*hundredths))),
             Change::State(state) => insert("state", json!(state.name())),
+            Change::Block => insert("block", json!(true)),
         }
         insert("reason", json!(self.reason));
         insert("author", json!(self.author));
         insert("setAtEpochMillis", json!(self.set_at));
-        if let Some(at) = self.expires_at {
-            insert("expiresAtEpochMillis", json!(at));
+        match (self.expires_at, &self.scope) {
+            (Some(at), _) => insert("expiresAtEpochMillis", json!(at)),
+            (None, Scope::Subject(_)) => insert("forever", json!(true)),
+            (None, _) => {}
         }
         Value::Object(object)
     }
@@ -169,8 +243,26 @@ impl Override {
     /// Returns the override's name. Another override of the same name replaces it.
     #[must_use]
     pub fn name(&self) -> String {
+        if let (Change::Block, Scope::Subject(subject)) = (&self.change, &self.scope) {
+            return Override::block_name(subject);
+        }
         let rule = self.rule.as_deref().unwrap_or("*");
         format!("{}/{rule}", self.scope)
+    }
+
+    /// Whether the override is a block: its subject is denied before any rule.
+    #[must_use]
+    pub fn is_block(&self) -> bool {
+        self.change == Change::Block
+    }
+
+    /// The subject that the override is for; `None` for other scopes.
+    #[must_use]
+    pub fn subject(&self) -> Option<&NamedSubject> {
+        match &self.scope {
+            Scope::Subject(subject) => Some(subject),
+            _ => None,
+        }
     }
 
     /// The tenants that the override applies to.
@@ -192,6 +284,7 @@ impl Override {
             Change::Numbers(numbers) => numbers.to_string(),
             Change::Scale(hundredths) => format!("{} of the limit", percentage(*hundredths)),
             Change::State(state) => format!("state {}", state.name()),
+            Change::Block => "blocked".to_owned(),
         }
     }
 
@@ -259,10 +352,13 @@ impl Override {
             _ if allowance != name => Some(format!(
                 "the rule `{name}` draws on the budget `{allowance}`: override the budget"
             )),
-            _ if self.scope != Scope::Everyone && !is_by_tenant(per) => Some(format!(
-                "tenants share the allowance of `{name}`: its `per` has no tenant"
-            )),
-            (Change::Scale(_), _) => None,
+            _ if !self.scope.has_own_allowance(per) => Some(match &self.scope {
+                Scope::Subject(NamedSubject { attribute, .. }) => format!(
+                    "subjects share the allowance of `{name}`: its `per` has no {attribute}"
+                ),
+                _ => format!("tenants share the allowance of `{name}`: its `per` has no tenant"),
+            }),
+            (Change::Scale(_) | Change::Block, _) => None,
             (Change::Numbers(it), _)
                 if it.timezone == Some(ZoneFrom::Tenant) && !is_by_tenant(per) =>
             {
@@ -275,30 +371,52 @@ impl Override {
     }
 }
 
+impl Scope {
+    /// Whether an allowance with this `per` belongs to the scope alone. If not, other subjects or tenants
+    /// share the allowance.
+    pub(crate) fn has_own_allowance(&self, per: &[String]) -> bool {
+        match self {
+            Scope::Everyone => true,
+            Scope::Plan(_) | Scope::Tenant(_) => is_by_tenant(per),
+            Scope::Subject(subject) => per.iter().any(|name| **name == *subject.attribute),
+        }
+    }
+}
+
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Scope::Everyone => f.write_str("everyone"),
             Scope::Plan(plan) => write!(f, "plan:{plan}"),
             Scope::Tenant(tenant) => write!(f, "tenant:{tenant}"),
+            Scope::Subject(subject) => write!(f, "subject:{subject}"),
         }
     }
 }
 
-/// Reads an override. A `request` must not contain the fields that Tollgate sets itself.
-fn read(text: &str, now: u64, request: bool) -> Result<Override, ConfigError> {
+/// Reads an override. A request must not contain the fields that Tollgate sets itself.
+fn read(text: &str, now: u64, origin: Origin<'_>) -> Result<Override, ConfigError> {
     if text.len() > MAX_BYTES {
         let message = format!("an override is larger than {MAX_BYTES} bytes");
         return Err(ConfigError::unreadable("override", message, "shorten it"));
     }
     let mut problems = Problems::new(text);
-    let raw = parse_document(EMPTY, &mut problems)
+    let empty = match origin {
+        Origin::BlockRequest(_) => EMPTY_BLOCK,
+        _ => EMPTY,
+    };
+    let raw = parse_document(empty, &mut problems)
         .and_then(|root| RawOverride::read(&root, &mut problems));
     let parsed = raw.and_then(|raw| {
-        if request {
-            check_request(&raw, &mut problems);
+        match origin {
+            Origin::Stored => {}
+            Origin::Request(_) => check_request(&raw, &mut problems),
+            Origin::BlockRequest(_) => {
+                check_request(&raw, &mut problems);
+                check_block(&raw, &mut problems);
+            }
         }
-        validated(&raw, now, &mut problems)
+        validated(&raw, now, origin, &mut problems)
     });
     match parsed {
         Some(it) if problems.is_empty() => Ok(it),
@@ -319,12 +437,57 @@ fn check_request(raw: &RawOverride, problems: &mut Problems<'_>) {
     check("setAtEpochMillis", raw.set_at.key(), help);
     let help = "write a duration instead, such as \"for\": \"1h\"";
     check("expiresAtEpochMillis", raw.expires_at.key(), help);
+    let help = "write \"subject\": \"attribute=value\" instead: Tollgate hashes the value";
+    check("attribute", raw.attribute.key(), help);
+    check("hash", raw.hash.key(), help);
+    check("hashedBy", raw.hashed_by.key(), help);
+    check("network", raw.network.key(), help);
+    let help = "remove it: a block has its own path, and `tollgate block` sends one";
+    check("block", raw.block.key(), help);
 }
 
-fn validated(raw: &RawOverride, now: u64, problems: &mut Problems<'_>) -> Option<Override> {
-    let scope = scope(raw, problems);
+/// Reports fields that a block does not have.
+fn check_block(raw: &RawOverride, problems: &mut Problems<'_>) {
+    let fields = [
+        ("tenant", raw.tenant.key()),
+        ("plan", raw.plan.key()),
+        ("rule", raw.rule.key()),
+        ("numbers", raw.numbers.key()),
+        ("scale", raw.scale.key()),
+        ("state", raw.state.key()),
+    ];
+    for (name, key) in fields {
+        if let Some(key) = key {
+            let help = "remove it: a block denies its subject before any rule";
+            problems.report(key, format!("a block has no `{name}`"), help);
+        }
+    }
+    if raw.subject.is_absent() {
+        let help = "add the subject, such as \"subject\": \"api_key=k1\" or \"ip=10.0.0.0/8\"";
+        problems.report(Place::default(), "a block needs a `subject`", help);
+    }
+}
+
+fn validated(
+    raw: &RawOverride,
+    now: u64,
+    origin: Origin<'_>,
+    problems: &mut Problems<'_>,
+) -> Option<Override> {
+    let scope = scope(raw, origin, problems);
     let rule = raw.rule.get().map(|at| name(at, problems));
-    let change = change(raw, &scope, problems);
+    let is_block = match origin {
+        Origin::BlockRequest(_) => true,
+        _ => raw.block.value().is_some_and(|it| it.0),
+    };
+    let change = match is_block {
+        true => Some(Change::Block),
+        false => change(raw, &scope, problems),
+    };
+    if is_block && (rule.is_some() || !matches!(scope, Scope::Subject(_))) {
+        let help = "name a subject, and no rule";
+        problems.report(Place::default(), "a block is for one subject", help);
+    }
     if raw.reason.is_absent() {
         let help = "add a `reason` in a few words";
         problems.report(Place::default(), "an override needs a `reason`", help);
@@ -342,9 +505,24 @@ fn validated(raw: &RawOverride, now: u64, problems: &mut Problems<'_>) -> Option
         (None, Some(lasts)) => Some(set_at.saturating_add(lasts.0.as_millis_ceil())),
         (None, None) => None,
     };
+    let is_forever = raw.forever.value().is_some_and(|it| it.0);
+    match &scope {
+        _ if is_forever && expires_at.is_some() => {
+            let place = raw.forever.key().unwrap_or_default();
+            let help = "write either a duration or `forever`";
+            problems.report(place, "an override has an end or is forever", help);
+        }
+        Scope::Subject(_) if !is_forever && expires_at.is_none() => {
+            let message = "an override for a subject needs an end";
+            let help = "add a duration, such as \"for\": \"1h\", or \"forever\": true";
+            problems.report(Place::default(), message, help);
+        }
+        _ => {}
+    }
     if scope == Scope::Everyone && expires_at.is_none() {
         let message = "an override for everyone needs an end";
-        let help = "add a duration, such as \"for\": \"1h\", or name a `tenant` or a `plan`";
+        let help =
+            "add a duration, such as \"for\": \"1h\", or name a `tenant`, a `plan` or a `subject`";
         problems.report(Place::default(), message, help);
     }
     let author = raw.author.get().map(|at| name(at, problems).to_string());
@@ -367,17 +545,72 @@ fn name(at: &At<Text>, problems: &mut Problems<'_>) -> Arc<str> {
     at.value.0.as_str().into()
 }
 
-fn scope(raw: &RawOverride, problems: &mut Problems<'_>) -> Scope {
-    match (raw.tenant.get(), raw.plan.get()) {
-        (Some(_), Some(plan)) => {
-            let help = "name a tenant or a plan, or neither for everyone";
-            problems.report(plan.place, "an override is for a tenant or a plan", help);
-            Scope::Everyone
-        }
-        (Some(tenant), None) => Scope::Tenant(name(tenant, problems)),
-        (None, Some(plan)) => Scope::Plan(name(plan, problems)),
-        (None, None) => Scope::Everyone,
+fn scope(raw: &RawOverride, origin: Origin<'_>, problems: &mut Problems<'_>) -> Scope {
+    let places = [
+        raw.tenant.key(),
+        raw.plan.key(),
+        raw.subject.key().or(raw.attribute.key()),
+    ];
+    let mut places = places.into_iter().flatten().skip(1);
+    if let Some(second) = places.next() {
+        let help = "name one of them, or none of them for everyone";
+        let message = "an override is for a tenant, a plan or a subject";
+        problems.report(second, message, help);
+        return Scope::Everyone;
     }
+    if let Some(tenant) = raw.tenant.get() {
+        return Scope::Tenant(name(tenant, problems));
+    }
+    if let Some(plan) = raw.plan.get() {
+        return Scope::Plan(name(plan, problems));
+    }
+    match subject(raw, origin, problems) {
+        Some(subject) => Scope::Subject(subject),
+        None => Scope::Everyone,
+    }
+}
+
+/// Returns the subject of a request or of a stored override; `None` if it has none, or a wrong one.
+fn subject(
+    raw: &RawOverride,
+    origin: Origin<'_>,
+    problems: &mut Problems<'_>,
+) -> Option<NamedSubject> {
+    if let Some(at) = raw.subject.get() {
+        let (Origin::Request(keyring) | Origin::BlockRequest(keyring)) = origin else {
+            let help = "write `attribute`, and `hash` or `network`";
+            problems.report(at.place, "a stored override has no `subject`", help);
+            return None;
+        };
+        let read = NamedSubject::parse(&at.value.0, keyring);
+        return match read {
+            Ok(subject) => Some(subject),
+            Err(error) => {
+                problems.report(at.place, error.message, error.help);
+                None
+            }
+        };
+    }
+    let attribute = name(raw.attribute.get()?, problems);
+    let owner = match (raw.hash.get(), raw.hashed_by.get(), raw.network.get()) {
+        (Some(hash), Some(by), None) => {
+            let digits = &hash.value.0;
+            let is_hash = digits.len() == 32 && digits.bytes().all(|it| it.is_ascii_hexdigit());
+            let hash = is_hash.then(|| u128::from_str_radix(digits, 16).ok());
+            let keyring = name(by, problems);
+            hash.flatten().map(|hash| Owner::Hash { hash, keyring })
+        }
+        (None, None, Some(network)) => {
+            let network = address::parse_network(&network.value.0);
+            network.ok().map(Owner::Network)
+        }
+        _ => None,
+    };
+    if owner.is_none() {
+        let help = "write `hash` with `hashedBy`, or `network`";
+        problems.report(Place::default(), "the subject cannot be read", help);
+    }
+    owner.map(|owner| NamedSubject { attribute, owner })
 }
 
 fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Option<Change> {

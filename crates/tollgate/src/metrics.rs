@@ -19,7 +19,7 @@ use crate::decision::Reason;
 use crate::hot_keys::HotKeys;
 use crate::rule_outcome::{RuleOutcome, RuleVerdict};
 
-const STRIPES: usize = 16;
+pub(crate) const STRIPES: usize = 16;
 
 /// The decisions of each rule and of ad-hoc limits so far.
 pub struct Metrics {
@@ -206,6 +206,7 @@ impl Metrics {
                     &cells.allowed
                 }
                 (Some(_), Enforcement::Shadow | Enforcement::Instead(_)) => &cells.shadow_denied,
+                // A block is not a rule, so no outcome of a rule has the reason `blocked`.
                 (Some(reason), Enforcement::Enforce) => &cells.denied[reason as usize],
             };
             cell.fetch_add(1, Ordering::Relaxed);
@@ -282,7 +283,7 @@ fn is_near_limit(outcome: &RuleOutcome) -> bool {
     }
 }
 
-fn stripe() -> usize {
+pub(crate) fn stripe() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
         static MINE: Cell<usize> = const { Cell::new(usize::MAX) };

@@ -17,7 +17,7 @@ const MAX_TOKENS: usize = 256;
 /// The most connections that a door accepts.
 const MAX_CONNECTIONS: u64 = 10_000;
 /// Names that the audit trail uses for changes without a token.
-const RESERVED_NAMES: [&str; 4] = ["anonymous", "clock", "file", "signal"];
+const RESERVED_NAMES: [&str; 5] = ["anonymous", "clock", "file", "rollback", "signal"];
 const TOKEN_HELP: &str =
     "write the 64 hexadecimal digits that `printf %s \"$TOKEN\" | sha256sum` prints";
 /// The SHA-256 hash of the empty text.
