@@ -392,9 +392,12 @@ mod tests {
                     r#"{"attributes":{"user":"ann"},"rule":"monthly","amount":2,"reason":"because"}"#
                 }
                 "/v1/ledger/reconcile" => r#"{"repair":"ledger"}"#,
+                // There is no such version.
+                "/v1/rollback" => r#"{"version":"0f1e2d3c4b5a","reason":"because"}"#,
                 _ => r#"{"attributes":{"user":"ann"}}"#,
             };
-            for (body, expected) in [(right, 200), ("{", 400)] {
+            let found = if path == "/v1/rollback" { 404 } else { 200 };
+            for (body, expected) in [(right, found), ("{", 400)] {
                 let (status, answer) = ask(&mut routes, &method.to_uppercase(), path, body).await;
                 if method == "post" {
                     assert_eq!(status, expected, "{path}: {answer}");

@@ -268,8 +268,12 @@ impl ControlPlane {
         why: Option<&str>,
         only_new: bool,
     ) {
-        let rules = self.engine.rules();
-        let masked = tollgate_config::mask(text, &|secret| name_of_secret(&rules, secret));
+        let (rules, text) = (self.engine.rules(), text.to_owned());
+        // A large text takes long to parse, and would block other requests.
+        let masking = tokio::task::spawn_blocking(move || {
+            tollgate_config::mask(&text, &|secret| name_of_secret(&rules, secret))
+        });
+        let Ok(masked) = masking.await else { return };
         let version = ConfigVersion {
             at: audit::instant(self.clock.now()),
             who: who.to_owned(),
