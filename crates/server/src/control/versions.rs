@@ -15,13 +15,13 @@ use crate::overrides::OverrideError;
 use crate::overrides::file;
 
 /// The name of the file in its directory.
-pub const FILE: &str = "configs.json";
+const FILE: &str = "configs.json";
 
 /// The most versions.
 pub const MAX_VERSIONS: usize = 20;
 
 /// A longer text is not kept. Its version is listed, and cannot be put in force again.
-pub const MAX_TEXT: usize = 1024 * 1024;
+const MAX_TEXT: usize = 1024 * 1024;
 
 /// The version of the stored form.
 const FORM: u32 = 1;
@@ -34,7 +34,7 @@ const ATTEMPTS: usize = 5;
 #[non_exhaustive]
 pub struct ConfigVersion {
     /// The version of this form.
-    v: u32,
+    pub v: u32,
     /// The version of the config.
     pub version: String,
     /// When it was last put in force, as in RFC 3339.
