@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn secrets_are_masked_and_put_back() {
-        let text = "# password: hunter1\nstore:\n  redis: { url: \"redis://app:hunter2@h\", sentinel_password: ${PW} }\n\
+        let text = "# password: hunter1\nstore:\n  redis: { url: \"redis://app:hunter2@h\", sentinel_password: \"${PW}\" }\n\
             subjects: { hash_secret: 'hunter3 and more' } # kept\n\
             server: { admin: { address: 127.0.0.1:1, tokens: [{ name: ops, role: admin, sha256: hunter4 }] } }\n\
             rules: [{ id: a, match: { password: x } }]\n";
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_text_without_secrets_stays_as_it_is() {
-        let text = "version: 1\nrules: []\nsubjects: { hash_secret: ${SECRET} }\n";
+        let text = "version: 1\nrules: []\nsubjects: { hash_secret: \"${SECRET}\" }\n";
         assert_eq!(mask(text, &name), text);
     }
 }

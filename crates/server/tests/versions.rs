@@ -1,6 +1,6 @@
 //! Versions of the config, and rollbacks to them, on one instance and on two that share a Redis.
 
-#![allow(clippy::unwrap_used)] // Test helpers may panic.
+#![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic.
 
 mod common;
 
