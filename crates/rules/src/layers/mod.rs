@@ -8,6 +8,7 @@
 //! All numbers except those of requests, and of subjects with an override, are computed when the rules are
 //! compiled, and stored in tables. A request looks up its tenant once.
 
+mod of_subject;
 mod tables;
 
 use std::collections::HashMap;
