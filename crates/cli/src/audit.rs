@@ -1,10 +1,11 @@
-//! `tollgate audit`: prints the audit trail of a server.
+//! `tollgate audit`: prints the audit trail of all instances, or that in the file of one of them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tollgate::{Clock, SystemClock};
 use tollgate_server::audit::{self, Entry, Query, Trail};
 
+use crate::admin::{AdminArgs, Call};
 use crate::terminal::printable;
 use crate::{CommandResult, failed};
 
@@ -22,8 +23,13 @@ pub(crate) struct DataArgs {
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// Read the file in the data directory of a server, instead of asking a running server. It has only the
+    /// changes of that instance
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+
     #[command(flatten)]
-    data: DataArgs,
+    admin: AdminArgs,
 
     /// Print at most this many entries, the newest first
     #[arg(long, value_name = "N", default_value = "100")]
@@ -60,16 +66,10 @@ pub(crate) fn run(args: &Args) -> CommandResult {
             set.map_err(|error| format!("error: --{error}"))?;
         }
     }
-    let path = args.data.data.join(audit::FILE);
-    if !path.exists() {
-        return Err(format!(
-            "error: there is no audit trail at {}\nhelp: give the data directory of the server with --data; \
-             the server creates the trail with the first change",
-            path.display()
-        ));
-    }
-    let trail = audit::read(&path, &query, u64::MAX)
-        .map_err(|error| format!("error: cannot read {}: {error}", path.display()))?;
+    let trail = match &args.data {
+        Some(directory) => read_file(directory, &query)?,
+        None => ask(args)?,
+    };
     if !args.json {
         print!("{}", table(&trail));
         return Ok(true);
@@ -78,6 +78,35 @@ pub(crate) fn run(args: &Args) -> CommandResult {
         println!("{}", serde_json::to_string(entry).map_err(failed)?);
     }
     Ok(true)
+}
+
+/// Asks a running server for the trail of all instances.
+fn ask(args: &Args) -> Result<Trail, String> {
+    let mut query = vec![("limit", args.limit.as_str())];
+    let given = [
+        ("what", &args.what),
+        ("who", &args.who),
+        ("since", &args.since),
+    ];
+    let given = given
+        .iter()
+        .filter_map(|(name, text)| Some((*name, text.as_deref()?)));
+    query.extend(given);
+    let answer = args.admin.call("/v1/audit", &Call::Get(&query))?;
+    serde_json::from_value(answer).map_err(failed)
+}
+
+fn read_file(directory: &Path, query: &Query) -> Result<Trail, String> {
+    let path = directory.join(audit::FILE);
+    if !path.exists() {
+        return Err(format!(
+            "error: there is no audit trail at {}\nhelp: give the data directory of the server with --data; \
+             the server creates the trail with the first change",
+            path.display()
+        ));
+    }
+    audit::read(&path, query, u64::MAX)
+        .map_err(|error| format!("error: cannot read {}: {error}", path.display()))
 }
 
 /// Writes a line for each entry, with the details of the change below it.

@@ -115,11 +115,15 @@ fn ask_server(args: &Args, server: &str) -> CommandResult {
 fn describe_answer(answer: &Value) -> String {
     let allowed = answer["allowed"] == true;
     let mut text = if allowed { "allowed" } else { "denied" }.to_owned();
-    let Some(rule) = answer["ruleId"].as_str() else {
-        return text + ": no rule applies";
-    };
-    let algorithm = answer["algorithm"].as_str().unwrap_or("?");
-    text += &format!(" by {rule} ({algorithm})");
+    let is_blocked = answer["reason"] == "blocked";
+    match answer["ruleId"].as_str() {
+        Some(rule) => {
+            let algorithm = answer["algorithm"].as_str().unwrap_or("?");
+            text += &format!(" by {rule} ({algorithm})");
+        }
+        None if is_blocked => {}
+        None => return text + ": no rule applies",
+    }
     match (answer["remaining"].as_u64(), answer["limit"].as_u64()) {
         (Some(remaining), Some(limit)) => text += &format!(", {remaining} of {limit} left"),
         (_, None) if allowed => text += ", unlimited",

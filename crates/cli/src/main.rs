@@ -17,6 +17,7 @@
 mod admin;
 mod adopt;
 mod audit;
+mod blocks;
 mod candidates;
 mod check;
 mod checklist;
@@ -39,6 +40,7 @@ mod terminal;
 mod tls;
 mod usage;
 mod validate;
+mod versions;
 
 use std::process::ExitCode;
 
@@ -84,11 +86,21 @@ enum Command {
     Adopt(adopt::Args),
     /// Make a running server read its config file again.
     Reload(reload::Args),
-    /// Change limits of a running server, for a tenant, a plan or everyone.
+    /// Change limits of a running server, for a subject, a tenant, a plan or everyone.
     Override(overrides::Args),
+    /// Deny one subject, such as an API key or a network, before any rule. All instances follow within a second.
+    Block(blocks::BlockArgs),
+    /// End the block of a subject.
+    Unblock(blocks::UnblockArgs),
+    /// Show the blocked subjects of a running server.
+    Blocks(blocks::ListArgs),
+    /// Show the versions of the config that were in force.
+    Config(versions::Args),
+    /// Put an older version of the config in force, until the config file changes.
+    Rollback(versions::RollbackArgs),
     /// Compare the candidate rules of a running server with the rules in force.
     Candidates(candidates::Args),
-    /// Show the audit trail of a server: who changed what, and when.
+    /// Show the audit trail of all instances: who changed what, and when.
     Audit(audit::Args),
     /// Show the usage of a tenant, from the ledger of a running server.
     Usage(usage::Args),
@@ -120,6 +132,11 @@ fn main() -> ExitCode {
         Command::Adopt(args) => block_on(adopt::run(&args)),
         Command::Reload(args) => reload::run(&args),
         Command::Override(args) => overrides::run(&args),
+        Command::Block(args) => blocks::block(&args),
+        Command::Unblock(args) => blocks::unblock(&args),
+        Command::Blocks(args) => blocks::show(&args),
+        Command::Config(args) => versions::run(&args),
+        Command::Rollback(args) => versions::rollback(&args),
         Command::Candidates(args) => candidates::run(&args),
         Command::Audit(args) => audit::run(&args),
         Command::Usage(args) => usage::run(&args),

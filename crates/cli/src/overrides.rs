@@ -1,4 +1,4 @@
-//! `tollgate override`: limits changed at run time, for a tenant, a plan or everyone.
+//! `tollgate override`: limits changed at run time, for a subject, a tenant, a plan or everyone.
 
 use clap::{ArgGroup, Subcommand};
 use serde_json::{Map, Value, json};
@@ -16,7 +16,7 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Change limits for a tenant, a plan or everyone. All instances follow within a second
+    /// Change limits for a subject, a tenant, a plan or everyone. All instances follow within a second
     Set(Box<SetArgs>),
     /// Show the overrides in force
     List(ListArgs),
@@ -26,10 +26,14 @@ enum Command {
 
 #[derive(clap::Args)]
 #[command(
-    group(ArgGroup::new("scope").required(true).args(["tenant", "plan", "everyone"])),
+    group(ArgGroup::new("scope").required(true).args(["subject", "tenant", "plan", "everyone"])),
     group(ArgGroup::new("change").required(true).args(["numbers", "scale", "state"])),
 )]
 struct SetArgs {
+    /// Change the limits of this subject, such as user=ann or ip=10.0.0.0/8. Needs --for or --forever
+    #[arg(long, value_name = "NAME=VALUE")]
+    subject: Option<String>,
+
     /// Change the limits of this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
@@ -61,6 +65,10 @@ struct SetArgs {
     /// How long the override lasts, such as 1h [default: until it is cleared]
     #[arg(long = "for", value_name = "TIME")]
     lasts: Option<String>,
+
+    /// The override of a subject lasts until it is cleared
+    #[arg(long, conflicts_with = "lasts")]
+    forever: bool,
 
     /// The reason, shown in the list of overrides and in the audit trail
     #[arg(long, value_name = "TEXT")]
@@ -105,6 +113,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
 fn set(args: &SetArgs) -> CommandResult {
     let mut body = Map::new();
     let texts = [
+        ("subject", &args.subject),
         ("tenant", &args.tenant),
         ("plan", &args.plan),
         ("rule", &args.rule),
@@ -127,6 +136,9 @@ fn set(args: &SetArgs) -> CommandResult {
     }
     if !numbers.is_empty() {
         body.insert("numbers".to_owned(), Value::Object(numbers));
+    }
+    if args.forever {
+        body.insert("forever".to_owned(), json!(true));
     }
     body.insert("reason".to_owned(), json!(args.reason));
     let body = Value::Object(body);

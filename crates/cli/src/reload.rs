@@ -1,6 +1,6 @@
 //! `tollgate reload`: tells a running server to read its config file again.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::CommandResult;
 use crate::admin::{AdminArgs, Call, list};
@@ -19,12 +19,18 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> CommandResult {
     let body = json!({ "reason": args.reason });
     let answer = args.admin.call("/v1/reload", &Call::Post(&body))?;
+    describe(&answer);
+    Ok(true)
+}
+
+/// Prints what a change of the config has changed.
+pub(crate) fn describe(answer: &Value) {
     let rules = answer["rules"].as_u64().unwrap_or(0);
     let rules = count_rules(usize::try_from(rules).unwrap_or(usize::MAX));
     let version = answer["configVersion"].as_str().unwrap_or("?");
     println!("in force: {rules}, version {}", printable(version));
     let texts = |name| {
-        let texts = list(&answer, name).iter().filter_map(|it| it.as_str());
+        let texts = list(answer, name).iter().filter_map(|it| it.as_str());
         texts.map(printable).collect::<Vec<String>>()
     };
     for difference in texts("differences") {
@@ -34,5 +40,4 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     if !sections.is_empty() {
         println!("unchanged until a restart: {}", sections.join(", "));
     }
-    Ok(true)
 }

@@ -112,9 +112,10 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     let control = ControlPlane::new(engine, source, audit)
         .with_overrides(&args.data.data)
         .with_webhook(webhook);
-    // Overrides are in force before the first request. A store that does not answer delays the start
+    // Overrides and a rollback are in force before the first request. A store that does not answer delays the start
     // only for a short time.
-    control.overrides().refresh().await;
+    control.refresh().await;
+    control.keep_first_version().await;
     let control = Arc::new(control);
     let problem = control.engine().store_problem();
     announce(args, &config, problem.as_deref(), &addresses);

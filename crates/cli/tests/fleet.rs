@@ -1,4 +1,5 @@
-//! Two servers on one Redis: an override that is set at one server applies at the other.
+//! Two servers on one Redis: an override, a block or a rollback at one server applies at the other, and both
+//! have one audit trail.
 
 #![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
@@ -28,8 +29,12 @@ impl Instance {
     }
 
     fn run_override(&self, args: &[&str]) -> String {
+        self.run(&[&["override"], args].concat())
+    }
+
+    /// Runs a command that asks the admin door.
+    fn run(&self, args: &[&str]) -> String {
         let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .arg("override")
             .args(args)
             .args(["--admin", &self.admin])
             .output()
@@ -40,15 +45,90 @@ impl Instance {
         said
     }
 
-    /// Returns the limit in the answer to a peek.
-    fn limit(&self) -> u64 {
+    fn peek(&self) -> serde_json::Value {
         let url = format!("{}/v1/peek", self.serving.url);
         let mut answer = ureq::post(&url)
             .send_json(serde_json::json!({ "attributes": { "tenant": "acme" } }))
             .unwrap();
-        let answer: serde_json::Value = answer.body_mut().read_json().unwrap();
-        answer["limit"].as_u64().unwrap()
+        answer.body_mut().read_json().unwrap()
     }
+
+    /// Returns the limit in the answer to a peek.
+    fn limit(&self) -> u64 {
+        self.peek()["limit"].as_u64().unwrap()
+    }
+}
+
+fn rules(redis: &Redis, limit: u64) -> String {
+    format!(
+        "version: 1\n\
+         subjects: {{ hash_secret: a secret of 16 bytes }}\n\
+         store: {{ redis: {{ url: \"redis://{}\", timeout: 10s, connect_timeout: 10s }} }}\n\
+         rules: [{{ id: api, per: [tenant], algorithm: fixed-window, limit: {limit}, window: 30d, on_store_failure: fail-closed }}]\n",
+        redis.address()
+    )
+}
+
+#[test]
+fn blocks_and_rollbacks_at_one_instance_hold_at_the_other() {
+    let redis = Redis::start();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rules.yaml");
+    std::fs::write(&file, rules(&redis, 100)).unwrap();
+    let path = file.display().to_string();
+    let (one, other) = (Instance::start(&path), Instance::start(&path));
+
+    one.run(&["block", "tenant=acme", "--for", "1h", "--reason", "unpaid"]);
+    let is_blocked = |it: &Instance| it.peek()["code"] == "BLOCKED";
+    assert!(is_blocked(&one));
+    wait::until("the other instance follows", LIMIT, || is_blocked(&other));
+    let late = Instance::start(&path);
+    assert!(is_blocked(&late));
+    drop(late);
+    let listed = other.run(&["blocks"]);
+    assert!(
+        listed.starts_with("block:tenant:") && !listed.contains("acme"),
+        "{listed}"
+    );
+    other.run(&["unblock", "tenant=acme", "--reason", "paid"]);
+    assert!(!is_blocked(&other));
+    wait::until("the first instance follows", LIMIT, || !is_blocked(&one));
+
+    std::fs::write(&file, rules(&redis, 7)).unwrap();
+    wait::until("the new file is in force", LIMIT, || {
+        (one.limit(), other.limit()) == (7, 7)
+    });
+    let versions = one.run(&["config", "versions"]);
+    let older = versions.lines().nth(1).unwrap().split(' ').next().unwrap();
+    let shown = other.run(&["config", "show", older]);
+    assert!(
+        shown.contains("limit: 100") && !shown.contains("a secret of"),
+        "{shown}"
+    );
+    other.run(&["rollback", older, "--reason", "too low"]);
+    assert_eq!(other.limit(), 100);
+    wait::until("the first instance follows", LIMIT, || one.limit() == 100);
+    // An instance that starts with the file that was rolled back follows from its first answer on.
+    assert_eq!(Instance::start(&path).limit(), 100);
+    std::fs::write(&file, rules(&redis, 9)).unwrap();
+    wait::until("the fixed file is in force", LIMIT, || {
+        (one.limit(), other.limit()) == (9, 9)
+    });
+
+    // The first instance shows the changes of the other one.
+    let seen = || one.run(&["audit", "--limit", "1000"]);
+    wait::until("the trail is shared", LIMIT, || {
+        let seen = seen();
+        [
+            "block.set",
+            "block.clear",
+            "config.rollback ",
+            "config.rollback.ended",
+        ]
+        .iter()
+        .all(|what| seen.contains(what))
+    });
+    assert!(!seen().contains("acme"));
 }
 
 #[test]
@@ -56,14 +136,7 @@ fn override_set_at_one_instance_holds_at_the_other() {
     let redis = Redis::start();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rules.yaml");
-    let rules = format!(
-        "version: 1\n\
-         subjects: {{ hash_secret: a secret of 16 bytes }}\n\
-         store: {{ redis: {{ url: \"redis://{}\", timeout: 10s, connect_timeout: 10s }} }}\n\
-         rules: [{{ id: api, per: [tenant], algorithm: fixed-window, limit: 100, window: 30d, on_store_failure: fail-closed }}]\n",
-        redis.address()
-    );
-    std::fs::write(&file, rules).unwrap();
+    std::fs::write(&file, rules(&redis, 100)).unwrap();
     let file = file.display().to_string();
     let (one, other) = (Instance::start(&file), Instance::start(&file));
     assert_eq!((one.limit(), other.limit()), (100, 100));

@@ -85,9 +85,9 @@ impl Server {
 
 fn audit(data: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tollgate"))
-        .arg("audit")
+        .args(["audit", "--data"])
+        .arg(data)
         .args(args)
-        .env("TOLLGATE_DATA", data)
         .output()
         .unwrap()
 }

@@ -194,6 +194,19 @@ fn load_with(path: &Path, unset: Unset) -> Result<(Config, Vec<Problem>), Config
     Ok((config, problems))
 }
 
+/// Reads `text` as the config at `path`, as [`load`] reads the file. Tenant files are read from the folder
+/// of `path`.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_text(path: &Path, text: &str) -> Result<Config, ConfigError> {
+    let name = path.display().to_string();
+    let (mut config, _) = read(&name, text, &process_env, true, Unset::Rejected)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    tenant_files::add_tenants(&mut config, text, folder)?;
+    Ok(config)
+}
+
 fn process_env(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
 }

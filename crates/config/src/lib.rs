@@ -34,6 +34,7 @@ mod fields;
 mod foreign;
 mod headers;
 mod ledger;
+mod mask;
 mod path;
 mod route;
 mod secrets;
@@ -45,11 +46,12 @@ mod tenant_files;
 
 #[cfg(feature = "schema")]
 pub use config::json_schema;
-pub use config::{Checked, Config, check, load, parse, read_text, tenant_paths};
+pub use config::{Checked, Config, check, load, load_text, parse, read_text, tenant_paths};
 pub use diff::diff;
 pub use events::{Events, Webhook, WebhookUrl};
 pub use headers::{Families, Headers, ResetForm};
 pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
+pub use mask::{mask, unmask};
 pub use path::{MAX_PATH, normal_path, strict_path};
 pub use route::Routes;
 pub use secrets::Secret;
@@ -64,9 +66,9 @@ pub use subjects::{ClientHeader, SubjectHeaders, Subjects};
 pub use telemetry::{OtlpUrl, Telemetry};
 #[doc(no_inline)]
 pub use tollgate_rules::{
-    AttributeType, Attributes, Ceiling, CompileOptions, ConfigError, Counter, DenialBody,
+    AttributeType, Attributes, Blocks, Ceiling, CompileOptions, ConfigError, Counter, DenialBody,
     DenialField, Difference, Durability, Effect, Explanation, FailurePolicy, FieldValue, Missing,
-    NumberFrom, Overridden, Override, Placement, Policy, Problem, RequestLimits, Resolution,
-    Rollout, Rule, RuleBuilder, RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet,
-    RuleState, Scope, Tiers, is_attribute_name, summary,
+    NamedSubject, NumberFrom, Overridden, Override, Placement, Policy, Problem, RequestLimits,
+    Resolution, Rollout, Rule, RuleBuilder, RuleDenial, RuleDenialReason, RuleError, RuleProblem,
+    RuleSet, RuleState, Scope, Tiers, is_attribute_name, summary,
 };

@@ -79,6 +79,16 @@ impl KeyNames {
         self.with_tag(Tag::default(), &format!("overrides:{namespace}"))
     }
 
+    /// Returns the name of the config versions of a namespace.
+    pub(crate) fn configs(&self, namespace: &str) -> KeyName {
+        self.with_tag(Tag::default(), &format!("configs:{namespace}"))
+    }
+
+    /// Returns the name of the audit trail of a namespace.
+    pub(crate) fn audit(&self, namespace: &str) -> KeyName {
+        self.with_tag(Tag::default(), &format!("audit:{namespace}"))
+    }
+
     /// Returns the name of the deployment of a namespace. Its tag is the default one.
     pub(crate) fn deployment(&self, namespace: &str) -> KeyName {
         let mut name = KeyName::from_slice(self.deployment.as_bytes());
@@ -141,6 +151,8 @@ impl KeyNames {
         let (rule, id) = (parts.next()?, parts.next()?);
         let content = match (parts.next(), parts.next()) {
             (None, None) if rule == "overrides" => Content::Overrides,
+            (None, None) if rule == "configs" => Content::Configs,
+            (None, None) if rule == "audit" => Content::Audit,
             (None, None) if rule == "holds" => Content::Due,
             (None, None) if rule == "shared" => Content::SharedIndex,
             (Some("s"), None) => Content::Slots(rule),
@@ -152,7 +164,11 @@ impl KeyNames {
         };
         let is_text = matches!(
             content,
-            Content::Overrides | Content::Due | Content::SharedIndex
+            Content::Overrides
+                | Content::Configs
+                | Content::Audit
+                | Content::Due
+                | Content::SharedIndex
         );
         let is_named = is_text || id.len() == 32 && is_hex(id);
         is_named.then_some((tag, content))
@@ -176,6 +192,10 @@ pub(crate) enum Content<'n> {
     Undone,
     /// Overrides: a hash that does not expire.
     Overrides,
+    /// Texts of configs: a hash that does not expire.
+    Configs,
+    /// The audit trail: a list that does not expire.
+    Audit,
     /// How subjects are hashed: a hash that does not expire.
     Deployment,
     /// The index of rules with a shared state: a sorted set.
@@ -192,6 +212,8 @@ impl<'n> Content<'n> {
             Content::Open => "(open holds)",
             Content::Undone => "(refunds)",
             Content::Overrides => "(overrides)",
+            Content::Configs => "(config versions)",
+            Content::Audit => "(audit trail)",
             Content::Deployment => "(deployment)",
             Content::SharedIndex => "(shared states)",
         }
@@ -279,6 +301,8 @@ mod tests {
             (naming.hold(Tag::new(0xbeef), 7), "0000beef", Content::Hold),
             (naming.open(Tag::new(0xbeef), 7), "0000beef", Content::Open),
             (naming.overrides("prod"), "00000000", Content::Overrides),
+            (naming.configs("prod"), "00000000", Content::Configs),
+            (naming.audit("prod"), "00000000", Content::Audit),
             (naming.due("prod"), "00000000", Content::Due),
             (naming.deployment("prod"), "00000000", Content::Deployment),
             (naming.shared_index(), "00000000", Content::SharedIndex),

@@ -11,7 +11,8 @@
 //! * `census` counts keys, memory and clocks in the background. `room` has the bounds that result from the
 //!   counts. `shared_states` has the rules whose new subjects share a state because there is no room.
 //! * `holds` keeps the records of reservations and leases.
-//! * [`SharedValues`] has the few texts that instances share: overrides.
+//! * [`SharedValues`] has the few texts that instances share: overrides, and versions of the config.
+//!   [`SharedLog`] has their audit trail.
 //! * [`Deployment`] says how the instances of a namespace hash subjects.
 //! * [`inspect()`] checks the servers for `doctor`.
 
@@ -31,6 +32,7 @@ mod reply;
 mod request;
 mod room;
 mod script;
+mod shared_log;
 mod shared_states;
 mod shared_values;
 mod startup;
@@ -42,6 +44,7 @@ pub use deployment::Deployment;
 pub use inspect::{Finding, Level, inspect};
 pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, ClockSource, Login, Options, Servers, Tls};
+pub use shared_log::SharedLog;
 pub use shared_values::SharedValues;
 pub use startup::StartError;
 pub use store::RedisStore;

@@ -1,4 +1,4 @@
-//! A few named texts that all instances share: the overrides of a deployment.
+//! A few named texts that all instances share: the overrides of a deployment, or the versions of its config.
 //!
 //! The texts are the fields of one hash. One more field counts the changes, so that an instance that polls
 //! has little to read. The commands use their own connection, so that requests never wait for them.
@@ -62,6 +62,12 @@ impl RedisStore {
         self.values_at(self.shared.naming.overrides(namespace))
     }
 
+    /// Returns the versions of the config that the instances of `namespace` share.
+    #[must_use]
+    pub fn shared_configs(&self, namespace: &str) -> SharedValues {
+        self.values_at(self.shared.naming.configs(namespace))
+    }
+
     /// Returns the texts in the hash `key`, which has the default tag.
     pub(crate) fn values_at(&self, key: KeyName) -> SharedValues {
         SharedValues {
@@ -94,7 +100,7 @@ impl SharedValues {
         if fields > most.saturating_add(1) {
             let key = String::from_utf8_lossy(&self.key);
             let why = format!(
-                "{key} has {fields} fields, and at most {most} overrides are allowed: remove some with HDEL"
+                "{key} has {fields} fields, and at most {most} are allowed: remove some with HDEL"
             );
             return Err(StoreError::Script(why.into()));
         }
@@ -105,6 +111,15 @@ impl SharedValues {
         all.sort_unstable();
         let edition = edition.and_then(|it| it.parse().ok());
         Ok((edition.unwrap_or(0), all))
+    }
+
+    /// Returns the text of this name, if there is one.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn get(&self, name: &str) -> Result<Option<String>, StoreError> {
+        let mut command = redis::cmd("HGET");
+        self.ask(command.arg(&*self.key).arg(name)).await
     }
 
     /// Sets the text of this name. Returns false and changes nothing if there would be more than `most` texts.

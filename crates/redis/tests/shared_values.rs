@@ -41,6 +41,33 @@ fn is_shared(one: &RedisStore, other: &RedisStore) {
     });
 }
 
+/// Checks that instances share one list, which keeps the newest texts.
+fn is_one_list(one: &RedisStore, other: &RedisStore) {
+    block_on(async {
+        let (one, other) = (one.shared_log("prod"), other.shared_log("prod"));
+        assert!(other.read(0, 9).await.unwrap().is_empty());
+        one.append(&["a".to_owned(), "b".to_owned()], 3)
+            .await
+            .unwrap();
+        other.append(&["c".to_owned()], 3).await.unwrap();
+        assert_eq!(one.read(0, 9).await.unwrap(), ["c", "b", "a"]);
+        one.append(&["d".to_owned()], 3).await.unwrap();
+        assert_eq!(other.read(0, 9).await.unwrap(), ["d", "c", "b"]);
+        assert_eq!(other.read(1, 1).await.unwrap(), ["c"]);
+        assert!(other.read(3, 9).await.unwrap().is_empty());
+    });
+}
+
+#[test]
+fn instances_share_a_bounded_list() {
+    let redis = Redis::start();
+    let store = || connect(common::options(&redis));
+    is_one_list(&store(), &store());
+    let cluster = Cluster::start(3, 0);
+    let options = common::cluster_options(&cluster);
+    is_one_list(&connect(options.clone()), &connect(options));
+}
+
 #[test]
 fn instances_share_texts_on_one_server() {
     let redis = Redis::start();

@@ -65,8 +65,12 @@ impl RuleSet {
     ) -> RuleSet {
         let options = options.into();
         let idle = overrides.iter();
-        let idle = idle.filter_map(|it| Some((Arc::clone(it), it.misfit(policy)?)));
-        let layers = Layers::new(policy, overrides);
+        let idle = idle.filter_map(|it| {
+            let stale = || it.subject()?.stale(&options.keyring);
+            Some((Arc::clone(it), it.misfit(policy).or_else(stale)?))
+        });
+        let idle = idle.collect();
+        let layers = Layers::new(policy, overrides, &options.keyring);
         let tables = Tables::new(policy, &layers);
         let mut rules = policy.rules.clone();
         for rule in &mut rules {
@@ -85,7 +89,7 @@ impl RuleSet {
             version: policy.version.clone(),
             index: Index::default(),
             candidates: candidates(&rules),
-            idle: idle.collect(),
+            idle,
             tenant: None,
             layers,
             tables,

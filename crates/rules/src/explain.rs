@@ -159,7 +159,7 @@ impl RuleSet {
                 (Verdict::Applies { cost, subject }, _) => Effect::Applies {
                     cost: *cost,
                     numbers: self.numbers(rule, compiled, &request),
-                    limit: self.limit_of(compiled, &request),
+                    limit: self.limit_of(index, compiled, &request),
                     subject: *subject,
                 },
                 (_, Some(reason)) => Effect::Denies {
@@ -183,9 +183,16 @@ impl RuleSet {
     }
 
     /// Returns the limit of a request under a rule, after all layers.
-    fn limit_of(&self, compiled: &Compiled, request: &Request<'_, '_>) -> Limit {
-        let resolved = self.resolved(compiled, self.tier(request));
-        limit(compiled, resolved, request, &RequestLimits::default()).clone()
+    fn limit_of(&self, rule: u32, compiled: &Compiled, request: &Request<'_, '_>) -> Limit {
+        let own = self.layers.of_subjects(request.attributes);
+        let (request_limits, rule) = (RequestLimits::default(), &self.rules[rule as usize]);
+        match self.changed_for_subject(rule, compiled, &own, request) {
+            Some(resolved) => limit(compiled, &resolved, request, &request_limits).clone(),
+            None => {
+                let resolved = self.resolved(compiled, self.tier(request));
+                limit(compiled, resolved, request, &request_limits).clone()
+            }
+        }
     }
 
     /// Returns the numbers of a rule for a request, and where each comes from.
@@ -214,7 +221,12 @@ impl RuleSet {
         let plan = tenant.and_then(|tenant| self.layers.plan_of(tenant));
         let zone = tenant.and_then(|tenant| self.layers.zone_of(tenant));
         let mut scales = Vec::new();
-        for (layer, step) in self.layers.steps(rule.allowance(), plan, tenant) {
+        let mut own_overrides = self.layers.of_subjects(request.attributes);
+        own_overrides.retain(|it| it.scope().has_own_allowance(&rule.per));
+        let steps = self
+            .layers
+            .steps(rule.allowance(), plan, tenant, &own_overrides);
+        for (layer, step) in steps {
             match step {
                 Step::Scale(scale) => {
                     scales.push(number(("scale", percentage(scale)), &layer.to_string()));
@@ -249,7 +261,10 @@ impl RuleSet {
             && let Some(value) = request.values[source.id as usize]
         {
             let name = self.symbols.name(source.id);
-            let resolved = self.resolved(compiled, self.tier(request));
+            let changed = self.changed_for_subject(rule, compiled, &own_overrides, request);
+            let resolved = changed
+                .as_ref()
+                .unwrap_or_else(|| self.resolved(compiled, self.tier(request)));
             let from = match source.limit(resolved, value) {
                 _ if resolved.fixed => format!("attribute {name}, which an override replaces"),
                 Some((_, false)) => format!("attribute {name}"),

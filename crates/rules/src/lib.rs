@@ -36,6 +36,7 @@
 
 mod address;
 mod attributes;
+mod blocks;
 mod builder;
 mod compile;
 mod counters;
@@ -47,6 +48,7 @@ mod expr;
 mod index;
 mod layers;
 mod limits;
+mod named_subject;
 mod overrides;
 mod pattern;
 mod period;
@@ -66,6 +68,7 @@ mod zone;
 
 pub use address::{network, parse_address, parse_network};
 pub use attributes::Attributes;
+pub use blocks::Blocks;
 pub use builder::{Rollout, RuleBuilder, RuleError, RuleProblem};
 pub use compile::CompileOptions;
 pub use counters::Counter;
@@ -73,6 +76,7 @@ pub use denial_body::{DenialBody, DenialField, FieldValue, RawDenialBody};
 pub use diff::{Difference, diff};
 pub use document::{ConfigError, Problem};
 pub use explain::{Effect, Explanation, NumberFrom, summary};
+pub use named_subject::NamedSubject;
 pub use overrides::{Override, Scope};
 pub use pattern::{Pattern, StrayBackslash};
 pub use placement::Placement;

@@ -1,62 +1,28 @@
-//! Overrides: numbers that operators change at run time, for a tenant, a plan or everyone.
+//! Overrides: numbers that operators change at run time, for a subject, a tenant, a plan or everyone. A
+//! block is an override too: it denies one subject before any rule.
 //!
 //! An override is always kept and sent as text: a JSON object, which is read like a policy. So the
 //! errors of an override are as clear as the errors of a policy.
+
+mod text;
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
+use tollgate_core::Keyring;
 
-use crate::document::{
-    At, ConfigError, Duration, Factor, Place, Problems, Read, Text, Whole, parse_document,
-    percentage, section,
-};
+use self::text::{Origin, read};
+use crate::document::{ConfigError, percentage};
 use crate::layers::is_by_tenant;
 use crate::limits::Numbers;
+use crate::named_subject::{NamedSubject, Owner};
 use crate::policy::Policy;
-use crate::raw::RawNumbers;
 use crate::rule::RuleState;
 use crate::zone::ZoneFrom;
 
-const EMPTY: &str =
-    "write a JSON object such as {\"tenant\": \"acme\", \"scale\": \"50%\", \"reason\": \"load\"}";
-/// Longer texts are rejected unread.
-const MAX_BYTES: usize = 16 * 1024;
-/// Longer reasons are rejected.
-const MAX_REASON: usize = 500;
-/// Longer names of tenants, rules and authors are rejected.
-const MAX_NAME: usize = 256;
 /// A scale of one, in hundredths of a percent.
 pub(crate) const WHOLE: u32 = 10_000;
-
-section! {
-    /// An override.
-    pub(crate) struct RawOverride is "an override" {
-        /// The tenant that the override is for.
-        tenant: Text = "tenant",
-        /// The plan that the override is for.
-        plan: Text = "plan",
-        /// The rule or budget that the override is for (default all).
-        rule: Text = "rule",
-        /// Numbers that replace those of the rule.
-        numbers: RawNumbers = "numbers",
-        /// The share of the limit that remains, such as 50%.
-        scale: Factor = "scale",
-        /// The state of the rule; only for everyone.
-        state: RuleState = "state",
-        /// The reason.
-        reason (required): Text = "reason",
-        /// The author.
-        author: Text = "author",
-        /// How long the override is in force.
-        lasts: Duration = "for",
-        /// When the override was set.
-        set_at: Whole = "setAtEpochMillis",
-        /// When the override ends.
-        expires_at: Whole = "expiresAtEpochMillis",
-    }
-}
 
 /// A change of limits at run time.
 #[derive(Clone, Debug)]
@@ -80,6 +46,8 @@ pub enum Scope {
     Plan(Arc<str>),
     /// For one tenant.
     Tenant(Arc<str>),
+    /// For one subject: the requests with one value of an attribute, or of one network.
+    Subject(NamedSubject),
 }
 
 /// The change that an override makes.
@@ -89,6 +57,8 @@ pub(crate) enum Change {
     /// The share of the limit that remains, in hundredths of a percent.
     Scale(u32),
     State(RuleState),
+    /// The subject is denied before any rule.
+    Block,
 }
 
 impl Override {
@@ -107,25 +77,52 @@ impl Override {
     /// # Errors
     /// If the text is not an override: everything that is wrong with it.
     pub fn parse(text: &str, now: u64) -> Result<Override, ConfigError> {
-        read(text, now, false)
+        read(text, now, Origin::Stored)
     }
 
     /// Reads an override from a request. A request must not contain the author, the time at which the
-    /// override was set or the time at which it ends.
+    /// override was set or the time at which it ends. `keyring` hashes the subject.
     ///
     /// ```
+    /// # use tollgate_core::Keyring;
     /// use tollgate_rules::Override;
     ///
+    /// let keyring = Keyring::new(b"a secret of 16 bytes", "default");
     /// let text = r#"{ "tenant": "acme", "scale": "50%", "reason": "x", "author": "somebody else" }"#;
     /// assert!(Override::parse(text, 0).is_ok());
-    /// assert!(Override::parse_request(text, 0).is_err());
+    /// assert!(Override::parse_request(text, 0, &keyring).is_err());
     /// ```
     ///
     /// # Errors
     /// If the text is not an override, or contains a field that a request must not have: everything that
     /// is wrong with it.
-    pub fn parse_request(text: &str, now: u64) -> Result<Override, ConfigError> {
-        read(text, now, true)
+    pub fn parse_request(text: &str, now: u64, keyring: &Keyring) -> Result<Override, ConfigError> {
+        read(text, now, Origin::Request(keyring))
+    }
+
+    /// Reads a block from a request. It has a `subject`, a `reason`, and an end: `for` or `forever`.
+    ///
+    /// ```
+    /// # use tollgate_core::Keyring;
+    /// use tollgate_rules::Override;
+    ///
+    /// let keyring = Keyring::new(b"a secret of 16 bytes", "default");
+    /// let text = r#"{ "subject": "ip=10.0.0.0/8", "for": "1h", "reason": "a flood" }"#;
+    /// let block = Override::parse_block(text, 0, &keyring)?;
+    /// assert_eq!(block.name(), "block:ip:10.0.0.0/8");
+    /// # Ok::<(), tollgate_rules::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the text is not a block: everything that is wrong with it.
+    pub fn parse_block(text: &str, now: u64, keyring: &Keyring) -> Result<Override, ConfigError> {
+        read(text, now, Origin::BlockRequest(keyring))
+    }
+
+    /// Returns the name of a block of `subject`.
+    #[must_use]
+    pub fn block_name(subject: &NamedSubject) -> String {
+        format!("block:{subject}")
     }
 
     /// Sets the author.
@@ -144,6 +141,16 @@ impl Override {
             Scope::Everyone => {}
             Scope::Plan(plan) => insert("plan", json!(**plan)),
             Scope::Tenant(tenant) => insert("tenant", json!(**tenant)),
+            Scope::Subject(subject) => {
+                insert("attribute", json!(*subject.attribute));
+                match &subject.owner {
+                    Owner::Network(network) => insert("network", json!(network.to_string())),
+                    Owner::Hash { keyring, .. } => {
+                        insert("hash", json!(subject.value()));
+                        insert("hashedBy", json!(**keyring));
+                    }
+                }
+            }
         }
         if let Some(rule) = &self.rule {
             insert("rule", json!(**rule));
@@ -156,12 +163,15 @@ impl Override {
             }
             Change::Scale(hundredths) => insert("scale", json!(percentage(*hundredths))),
             Change::State(state) => insert("state", json!(state.name())),
+            Change::Block => insert("block", json!(true)),
         }
         insert("reason", json!(self.reason));
         insert("author", json!(self.author));
         insert("setAtEpochMillis", json!(self.set_at));
-        if let Some(at) = self.expires_at {
-            insert("expiresAtEpochMillis", json!(at));
+        match (self.expires_at, &self.scope) {
+            (Some(at), _) => insert("expiresAtEpochMillis", json!(at)),
+            (None, Scope::Subject(_)) => insert("forever", json!(true)),
+            (None, _) => {}
         }
         Value::Object(object)
     }
@@ -169,8 +179,26 @@ impl Override {
     /// Returns the override's name. Another override of the same name replaces it.
     #[must_use]
     pub fn name(&self) -> String {
+        if let (Change::Block, Scope::Subject(subject)) = (&self.change, &self.scope) {
+            return Override::block_name(subject);
+        }
         let rule = self.rule.as_deref().unwrap_or("*");
         format!("{}/{rule}", self.scope)
+    }
+
+    /// Whether the override is a block: its subject is denied before any rule.
+    #[must_use]
+    pub fn is_block(&self) -> bool {
+        self.change == Change::Block
+    }
+
+    /// The subject that the override is for; `None` for other scopes.
+    #[must_use]
+    pub fn subject(&self) -> Option<&NamedSubject> {
+        match &self.scope {
+            Scope::Subject(subject) => Some(subject),
+            _ => None,
+        }
     }
 
     /// The tenants that the override applies to.
@@ -192,6 +220,7 @@ impl Override {
             Change::Numbers(numbers) => numbers.to_string(),
             Change::Scale(hundredths) => format!("{} of the limit", percentage(*hundredths)),
             Change::State(state) => format!("state {}", state.name()),
+            Change::Block => "blocked".to_owned(),
         }
     }
 
@@ -259,10 +288,13 @@ impl Override {
             _ if allowance != name => Some(format!(
                 "the rule `{name}` draws on the budget `{allowance}`: override the budget"
             )),
-            _ if self.scope != Scope::Everyone && !is_by_tenant(per) => Some(format!(
-                "tenants share the allowance of `{name}`: its `per` has no tenant"
-            )),
-            (Change::Scale(_), _) => None,
+            _ if !self.scope.has_own_allowance(per) => Some(match &self.scope {
+                Scope::Subject(NamedSubject { attribute, .. }) => format!(
+                    "subjects share the allowance of `{name}`: its `per` has no {attribute}"
+                ),
+                _ => format!("tenants share the allowance of `{name}`: its `per` has no tenant"),
+            }),
+            (Change::Scale(_) | Change::Block, _) => None,
             (Change::Numbers(it), _)
                 if it.timezone == Some(ZoneFrom::Tenant) && !is_by_tenant(per) =>
             {
@@ -275,143 +307,25 @@ impl Override {
     }
 }
 
+impl Scope {
+    /// Whether an allowance with this `per` belongs to the scope alone. If not, other subjects or tenants
+    /// share the allowance.
+    pub(crate) fn has_own_allowance(&self, per: &[String]) -> bool {
+        match self {
+            Scope::Everyone => true,
+            Scope::Plan(_) | Scope::Tenant(_) => is_by_tenant(per),
+            Scope::Subject(subject) => per.iter().any(|name| **name == *subject.attribute),
+        }
+    }
+}
+
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Scope::Everyone => f.write_str("everyone"),
             Scope::Plan(plan) => write!(f, "plan:{plan}"),
             Scope::Tenant(tenant) => write!(f, "tenant:{tenant}"),
+            Scope::Subject(subject) => write!(f, "subject:{subject}"),
         }
     }
-}
-
-/// Reads an override. A `request` must not contain the fields that Tollgate sets itself.
-fn read(text: &str, now: u64, request: bool) -> Result<Override, ConfigError> {
-    if text.len() > MAX_BYTES {
-        let message = format!("an override is larger than {MAX_BYTES} bytes");
-        return Err(ConfigError::unreadable("override", message, "shorten it"));
-    }
-    let mut problems = Problems::new(text);
-    let raw = parse_document(EMPTY, &mut problems)
-        .and_then(|root| RawOverride::read(&root, &mut problems));
-    let parsed = raw.and_then(|raw| {
-        if request {
-            check_request(&raw, &mut problems);
-        }
-        validated(&raw, now, &mut problems)
-    });
-    match parsed {
-        Some(it) if problems.is_empty() => Ok(it),
-        _ => Err(problems.into_error("override")),
-    }
-}
-
-/// Reports fields that Tollgate sets itself.
-fn check_request(raw: &RawOverride, problems: &mut Problems<'_>) {
-    let mut check = |name, key, help| {
-        if let Some(key) = key {
-            problems.report(key, format!("a request cannot set `{name}`"), help);
-        }
-    };
-    let help = "remove it: Tollgate records the name of the token";
-    check("author", raw.author.key(), help);
-    let help = "remove it: Tollgate records the time";
-    check("setAtEpochMillis", raw.set_at.key(), help);
-    let help = "write a duration instead, such as \"for\": \"1h\"";
-    check("expiresAtEpochMillis", raw.expires_at.key(), help);
-}
-
-fn validated(raw: &RawOverride, now: u64, problems: &mut Problems<'_>) -> Option<Override> {
-    let scope = scope(raw, problems);
-    let rule = raw.rule.get().map(|at| name(at, problems));
-    let change = change(raw, &scope, problems);
-    if raw.reason.is_absent() {
-        let help = "add a `reason` in a few words";
-        problems.report(Place::default(), "an override needs a `reason`", help);
-    }
-    let at = raw.reason.get()?;
-    let reason = at.value.0.clone();
-    if reason.trim().is_empty() || reason.len() > MAX_REASON {
-        let help = format!("write the reason in a few words, {MAX_REASON} bytes at most");
-        problems.report(at.place, "the reason is empty or too long", help);
-        return None;
-    }
-    let set_at = raw.set_at.value().map_or(now, |it| it.0);
-    let expires_at = match (raw.expires_at.value(), raw.lasts.value()) {
-        (Some(at), _) => Some(at.0),
-        (None, Some(lasts)) => Some(set_at.saturating_add(lasts.0.as_millis_ceil())),
-        (None, None) => None,
-    };
-    if scope == Scope::Everyone && expires_at.is_none() {
-        let message = "an override for everyone needs an end";
-        let help = "add a duration, such as \"for\": \"1h\", or name a `tenant` or a `plan`";
-        problems.report(Place::default(), message, help);
-    }
-    let author = raw.author.get().map(|at| name(at, problems).to_string());
-    Some(Override {
-        scope,
-        rule,
-        change: change?,
-        reason,
-        author: author.unwrap_or_default(),
-        set_at,
-        expires_at,
-    })
-}
-
-fn name(at: &At<Text>, problems: &mut Problems<'_>) -> Arc<str> {
-    if at.value.0.is_empty() || at.value.0.len() > MAX_NAME {
-        let help = format!("write a name of 1 to {MAX_NAME} bytes");
-        problems.report(at.place, "the name is empty or too long", help);
-    }
-    at.value.0.as_str().into()
-}
-
-fn scope(raw: &RawOverride, problems: &mut Problems<'_>) -> Scope {
-    match (raw.tenant.get(), raw.plan.get()) {
-        (Some(_), Some(plan)) => {
-            let help = "name a tenant or a plan, or neither for everyone";
-            problems.report(plan.place, "an override is for a tenant or a plan", help);
-            Scope::Everyone
-        }
-        (Some(tenant), None) => Scope::Tenant(name(tenant, problems)),
-        (None, Some(plan)) => Scope::Plan(name(plan, problems)),
-        (None, None) => Scope::Everyone,
-    }
-}
-
-fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Option<Change> {
-    let given = [raw.numbers.key(), raw.scale.key(), raw.state.key()];
-    let given: Vec<Place> = given.into_iter().flatten().collect();
-    let [place] = given.as_slice() else {
-        let place = given.get(1).copied().unwrap_or_default();
-        let help = "write one of `numbers`, `scale` and `state`";
-        problems.report(place, "an override makes exactly one change", help);
-        return None;
-    };
-    if let Some(state) = raw.state.value() {
-        if *scope != Scope::Everyone {
-            let help = "remove the tenant or plan, or write `scale` or `numbers`";
-            problems.report(*place, "an override of `state` applies to everyone", help);
-        }
-        if *state == RuleState::Enforce && raw.rule.is_absent() {
-            let message = "`enforce` needs a rule: some rules only observe on purpose";
-            problems.report(*place, message, "add the `rule` to enforce");
-        }
-        return Some(Change::State(*state));
-    }
-    if let Some(scale) = raw.scale.value() {
-        return Some(Change::Scale(scale.0));
-    }
-    let written = raw.numbers.value()?.written();
-    written.check_numbers(problems);
-    if raw.rule.is_absent() {
-        let help = "add the `rule` or budget that the numbers belong to";
-        problems.report(*place, "numbers belong to a rule", help);
-    }
-    if written.first_key().is_none() {
-        let help = "write those that change, such as { \"burst\": 500 }";
-        problems.report(*place, "there are no numbers", help);
-    }
-    written.numbers().map(|it| Change::Numbers(Box::new(it)))
 }

@@ -208,7 +208,7 @@ pub(crate) enum Verdict {
 
 /// One request while the rules are evaluated.
 pub(crate) struct Request<'q, 'a> {
-    attributes: &'q Attributes<'a>,
+    pub(crate) attributes: &'q Attributes<'a>,
     pub(crate) values: Values<'a>,
     subjects: SmallVec<[Option<Subject>; 8]>,
 }
@@ -326,6 +326,7 @@ impl RuleSet {
         let mut request = Request::new(attributes);
         self.prepare_for(&mut request);
         let tier = self.tier(&request);
+        let own_overrides = self.layers.of_subjects(attributes);
         let before = resolution.charges.len();
         resolution.plan = tier.and_then(|tier| tier.plan);
         for index in self.index.find(&request.values) {
@@ -336,8 +337,20 @@ impl RuleSet {
             }
             let verdict = self.consider_matched(compiled, &mut request);
             if let Verdict::Applies { subject, cost } = verdict {
-                let resolved = self.resolved(compiled, tier);
-                let limit = limit(compiled, resolved, &request, request_limits);
+                let own = &self.rules[index as usize];
+                let changed = self.changed_for_subject(own, compiled, &own_overrides, &request);
+                let (limit, fixed, scale) = match changed {
+                    None => {
+                        let resolved = self.resolved(compiled, tier);
+                        let limit = limit(compiled, resolved, &request, request_limits);
+                        (limit, resolved.fixed, resolved.scale)
+                    }
+                    Some(resolved) => {
+                        let brought = RequestLimits::default();
+                        let limit = limit(compiled, &resolved, &request, &brought).clone();
+                        (request_limits.keep(limit), resolved.fixed, resolved.scale)
+                    }
+                };
                 resolution.charges.push(Charge {
                     overflow: compiled.overflow,
                     rule: &compiled.name,
@@ -352,10 +365,10 @@ impl RuleSet {
                     ..Charge::new(Key::new(compiled.salt, subject), limit)
                 });
                 resolution.rules.push(index);
-                if resolved.fixed || resolved.scale != WHOLE {
-                    let said = match resolved.fixed {
+                if fixed || scale != WHOLE {
+                    let said = match fixed {
                         true => Overridden::Fixed,
-                        false => Overridden::Scaled(resolved.scale),
+                        false => Overridden::Scaled(scale),
                     };
                     let place = resolution.charges.len() - 1;
                     resolution.overridden.push((place, said));
@@ -413,6 +426,12 @@ impl RuleSet {
             Some(tier) => self.tables.of(tier, rule.allowance),
             None => self.tables.base(rule.allowance),
         }
+    }
+
+    /// Returns the keyring that hashes subjects.
+    #[must_use]
+    pub fn keyring(&self) -> &Keyring {
+        &self.keyring
     }
 
     /// The names of the plans. An index of a plan, as in a [`Resolution`], refers to this list.

@@ -59,17 +59,17 @@ rules:
       otherwise: 2
 ";
 
+fn keyring() -> Keyring {
+    Keyring::new(b"0123456789abcdef", "test")
+}
+
 fn config() -> Policy {
     Policy::parse("rules.yaml", CONFIG).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn compile(config: &Policy, overrides: &[Override]) -> RuleSet {
     let overrides: Vec<_> = overrides.iter().cloned().map(Arc::new).collect();
-    RuleSet::compile_with(
-        config,
-        Keyring::new(b"0123456789abcdef", "test"),
-        &overrides,
-    )
+    RuleSet::compile_with(config, keyring(), &overrides)
 }
 
 fn overriding(text: &str) -> Override {
@@ -508,13 +508,17 @@ fn wrong_overrides_are_rejected_with_the_reason() {
 #[test]
 fn a_request_cannot_set_author_and_times() {
     let asked = r#"{ "tenant": "a", "scale": "50%", "for": "1h", "reason": "x" }"#;
-    let it = Override::parse_request(asked, 1_000).unwrap().by("ann");
+    let it = Override::parse_request(asked, 1_000, &keyring())
+        .unwrap()
+        .by("ann");
     let kept = it.to_json().to_string();
     assert_eq!(
         Override::parse(&kept, 9_999).unwrap().expires_at(),
         Some(3_601_000)
     );
-    let error = Override::parse_request(&kept, 0).unwrap_err().to_string();
+    let error = Override::parse_request(&kept, 0, &keyring())
+        .unwrap_err()
+        .to_string();
     for field in ["author", "setAtEpochMillis", "expiresAtEpochMillis"] {
         let told = format!("a request cannot set `{field}`");
         assert!(error.contains(&told), "{error}");

@@ -205,7 +205,7 @@ impl Doors {
             () = every(LEDGER_EVERY, || end_ledger_holds(&engine)) => {}
             () = every(FINGERPRINT_EVERY, || engine.check_fingerprints()) => {}
             () = control.watch() => {}
-            () = control.overrides().run() => {}
+            () = control.follow_overrides() => {}
         }
     }
 }

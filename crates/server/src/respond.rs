@@ -122,6 +122,10 @@ pub(crate) struct ReadyConfig<'a> {
     refused: Option<&'a str>,
     /// Sections of the file whose changes need a restart.
     needs_restart: &'a [&'static str],
+    /// The version of the file, if a rollback holds an older version in force instead. Absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(required = false)]
+    rolled_back_from: Option<&'a str>,
 }
 
 pub(crate) fn ready(rules: &RuleSet, store_problem: Option<String>, status: &Status) -> Response {
@@ -135,6 +139,7 @@ pub(crate) fn ready(rules: &RuleSet, store_problem: Option<String>, status: &Sta
             loaded_at: instant(status.loaded_at),
             refused: status.refused.as_deref(),
             needs_restart: &status.needs_restart,
+            rolled_back_from: status.rollback.as_ref().map(|it| it.instead_of.as_str()),
         },
     })
 }

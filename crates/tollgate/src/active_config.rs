@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
-use tollgate_config::{Attributes, Config, Override, RuleSet, Server};
+use tollgate_config::{Attributes, Blocks, Config, Override, RuleSet, Server};
 use tollgate_core::{Charge, Keyring};
 
 use crate::events::{Events, has_quotas};
@@ -27,12 +27,13 @@ pub struct ActiveConfig {
     generation: u64,
     config: Arc<Config>,
     overrides: Arc<[Arc<Override>]>,
+    blocks: Blocks,
     rules: Arc<RuleSet>,
     metrics: Arc<Metrics>,
     events: Arc<Events>,
     /// Whether a rule is a quota. Only quotas have events.
     has_quotas: bool,
-    fallbacks: RuleFallbacks,
+    fallbacks: Arc<RuleFallbacks>,
     keyed: Arc<Keyed>,
 }
 
@@ -84,10 +85,16 @@ impl ActiveConfig {
         &self.config
     }
 
-    /// Returns the overrides in force.
+    /// Returns the overrides in force, blocks included.
     #[must_use]
     pub fn overrides(&self) -> &Arc<[Arc<Override>]> {
         &self.overrides
+    }
+
+    /// Returns the blocks in force.
+    #[inline]
+    pub(crate) fn blocks(&self) -> &Blocks {
+        &self.blocks
     }
 
     /// Returns the rules.
@@ -180,11 +187,12 @@ impl CurrentConfig {
             generation: 0,
             config: Arc::new(config.clone()),
             overrides: Arc::default(),
+            blocks: Blocks::default(),
             metrics: Arc::new(Metrics::new(&rules, throttles)),
             events: Arc::new(Events::new(&config.events.near_limit)),
             has_quotas: has_quotas(&rules),
             rules: Arc::new(rules),
-            fallbacks: RuleFallbacks::new(config, share),
+            fallbacks: Arc::new(RuleFallbacks::new(config, share)),
             keyed: Arc::new(Keyed::new(&keyring)),
         };
         CurrentConfig {
@@ -225,6 +233,22 @@ impl CurrentConfig {
     pub(crate) fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
         let keyring = self.keyring.lock();
         let running = self.active.load_full();
+        if are_same(of_rules(&running.overrides), of_rules(&overrides)) {
+            // Only blocks have changed. They do not concern the rules, which may take long to compile.
+            self.active.store(Arc::new(ActiveConfig {
+                generation: running.generation + 1,
+                config: Arc::clone(&running.config),
+                blocks: Blocks::new(&overrides, &keyring),
+                overrides,
+                rules: Arc::clone(&running.rules),
+                metrics: Arc::clone(&running.metrics),
+                events: Arc::clone(&running.events),
+                has_quotas: running.has_quotas,
+                fallbacks: Arc::clone(&running.fallbacks),
+                keyed: Arc::clone(&running.keyed),
+            }));
+            return;
+        }
         let (config, keyed) = (Arc::clone(&running.config), Arc::clone(&running.keyed));
         self.replace(&running, config, overrides, &keyring, keyed);
     }
@@ -256,8 +280,9 @@ impl CurrentConfig {
         running.events.keep(&rules);
         self.active.store(Arc::new(ActiveConfig {
             generation: running.generation + 1,
-            fallbacks: RuleFallbacks::new(&config, self.share),
+            fallbacks: Arc::new(RuleFallbacks::new(&config, self.share)),
             config,
+            blocks: Blocks::new(&overrides, keyring),
             overrides,
             metrics: Arc::new(metrics),
             events: Arc::clone(&running.events),
@@ -266,6 +291,18 @@ impl CurrentConfig {
             keyed,
         }));
     }
+}
+
+/// Returns the overrides that change rules: all but blocks.
+fn of_rules(overrides: &[Arc<Override>]) -> impl Iterator<Item = &Arc<Override>> {
+    overrides.iter().filter(|it| !it.is_block())
+}
+
+fn are_same<'o>(
+    one: impl Iterator<Item = &'o Arc<Override>>,
+    other: impl Iterator<Item = &'o Arc<Override>>,
+) -> bool {
+    one.map(Arc::as_ptr).eq(other.map(Arc::as_ptr))
 }
 
 /// Compiles the rules of a config. Without a ledger no count can be restored, so the rules are compiled

@@ -186,6 +186,9 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
     /// If a demand brings numbers that a rule cannot use, or all demands together make more than
     /// [`MAX_CHARGES`] charges. In both cases nothing was taken. Also if the store fails to give units back.
     pub async fn ask_all(&self, demands: &[Demand<'_>]) -> Result<BatchDecision, DemandError> {
+        if let Some(blocked) = self.blocked_batch(demands) {
+            return Ok(blocked);
+        }
         let (request_limits, mut limits) = (RequestLimits::default(), Vec::new());
         let mut plan = BatchPlan::default();
         let rules = self.active.rules();
@@ -241,6 +244,40 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             self.active.notice(&take.charges, &replies[0], taker);
         }
         Ok(BatchDecision { allowed, decisions })
+    }
+}
+
+impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
+    /// Denies a batch if a demand that asks for units is blocked. The other demands are not decided: their
+    /// decisions allow, take nothing, and have no rules.
+    fn blocked_batch(&self, demands: &[Demand<'_>]) -> Option<BatchDecision> {
+        if self.active.blocks().is_empty() {
+            return None;
+        }
+        let blocks = demands.iter().map(|demand| match demand.effect {
+            Effect::GiveBack(_) => None,
+            Effect::Take(_) | Effect::Look => self.block_of(&demand.attributes),
+        });
+        let blocks: SmallVec<[_; 4]> = blocks.collect();
+        if blocks.iter().all(Option::is_none) {
+            return None;
+        }
+        let now = self.limiter.clock.now();
+        let decisions = blocks
+            .iter()
+            .zip(demands)
+            .map(|(block, demand)| match block {
+                Some(block) => self.deny_blocked(block, &demand.attributes),
+                None => {
+                    let mut decision = Decision::new(self.active.rules());
+                    decision.decide(true, 0, &Reply::nothing(now).applied);
+                    decision
+                }
+            });
+        Some(BatchDecision {
+            allowed: false,
+            decisions: decisions.collect(),
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tollgate_config::{FailurePolicy, Rule, RuleSet};
+use tollgate_config::{FailurePolicy, Override, Rule, RuleSet};
 use tollgate_core::{
     Admission, Algorithm, Charge, Denial, Key, Limit, Outcome, Span, Subject, Time,
 };
@@ -13,7 +13,8 @@ use crate::rule_outcome::{RuleOutcome, RuleOutcomes, RuleVerdict, Source};
 /// The decision about one request.
 ///
 /// One rule decides, and its figures are the figures of the decision. For a denied request, this is the
-/// rule with the longest wait. For an allowed request, this is the rule with the least left.
+/// rule with the longest wait. For an allowed request, this is the rule with the least left. A blocked
+/// request has no rule: it is denied before any rule.
 #[derive(Clone)]
 pub struct Decision {
     rules: Arc<RuleSet>,
@@ -25,6 +26,8 @@ pub struct Decision {
     outcomes: RuleOutcomes,
     deciding: Option<usize>,
     guarantee: Guarantee,
+    /// The block that denies the request. Then no rule was evaluated.
+    block: Option<Arc<Override>>,
 }
 
 /// The kind of allowance that a rule guards.
@@ -76,7 +79,7 @@ pub struct Grace {
     pub left: u64,
 }
 
-/// Why a rule denies a request.
+/// Why a rule or a block denies a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The allowance is used up for now.
@@ -95,11 +98,13 @@ pub enum Reason {
     StoreFailed,
     /// The store failed, and the rule has no failure policy.
     StoreUnavailable,
+    /// An operator has blocked a subject of the request. No rule denies for this reason.
+    Blocked,
 }
 
 impl Reason {
     /// All reasons, in the order in which they are counted.
-    pub const ALL: [Reason; 8] = [
+    pub const ALL: [Reason; 9] = [
         Reason::Exceeded,
         Reason::BackedOff,
         Reason::QueueFull,
@@ -108,6 +113,7 @@ impl Reason {
         Reason::BadExpression,
         Reason::StoreFailed,
         Reason::StoreUnavailable,
+        Reason::Blocked,
     ];
 
     /// Returns the reason's name in metrics and answers.
@@ -122,6 +128,7 @@ impl Reason {
             Reason::BadExpression => "bad_expression",
             Reason::StoreFailed => "store_failed",
             Reason::StoreUnavailable => "store_unavailable",
+            Reason::Blocked => "blocked",
         }
     }
 }
@@ -139,7 +146,14 @@ impl Decision {
             outcomes: RuleOutcomes::new(),
             deciding: None,
             guarantee: Guarantee::default(),
+            block: None,
         }
+    }
+
+    /// Denies the request by `block`, at `now`.
+    pub(crate) fn block(&mut self, block: Arc<Override>, now: Time) {
+        self.decided_at = now;
+        self.block = Some(block);
     }
 
     /// Adds the outcome of a charge of the rule at `rule`, or of its back-off.
@@ -270,6 +284,23 @@ impl Decision {
         self.rules.version()
     }
 
+    /// Returns the block that denies the request, for operators. Its reason and its author must not be
+    /// told to clients.
+    #[must_use]
+    pub fn blocked_by(&self) -> Option<&Override> {
+        self.block.as_deref()
+    }
+
+    /// Returns why the request is denied: by a block, or by the rule that decides. `None` if the request
+    /// is allowed.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        match &self.block {
+            Some(_) => Some(Reason::Blocked),
+            None => self.rule().and_then(|rule| rule.reason()),
+        }
+    }
+
     /// Returns the rule that decides; `None` if no enforcing rule applies to the request.
     #[must_use]
     pub fn rule(&self) -> Option<RuleDecision<'_>> {
@@ -285,10 +316,20 @@ impl Decision {
     }
 
     /// Returns how long to wait before the same request can be allowed: the longest wait of the rules
-    /// that deny it. `None` if the request was allowed, or if waiting does not help.
+    /// that deny it, or the rest of a block. `None` if the request was allowed, or if waiting does not
+    /// help.
     #[must_use]
     pub fn retry_after(&self) -> Option<Span> {
-        self.rule().and_then(|rule| rule.retry_after())
+        match &self.block {
+            Some(block) => {
+                let end = Span::from_millis(block.expires_at()?);
+                let now = Span::from_micros(self.decided_at.as_micros());
+                Some(Span::from_micros(
+                    end.as_micros().saturating_sub(now.as_micros()),
+                ))
+            }
+            None => self.rule().and_then(|rule| rule.retry_after()),
+        }
     }
 
     /// Returns how long an admitted request has to wait for its turn.

@@ -25,7 +25,8 @@ use tollgate_config::{Config, Store as StoreConfig};
 use tollgate_ledger::{Database, Ledger, Options as LedgerOptions};
 #[cfg(feature = "redis")]
 use tollgate_redis::{
-    Address, BreakerOptions, BreakerState, Finding, Options, RedisStore, Servers, SharedValues, Tls,
+    Address, BreakerOptions, BreakerState, Finding, Options, RedisStore, Servers, SharedLog,
+    SharedValues, Tls,
 };
 #[cfg(any(feature = "ledger", feature = "redis"))]
 use tollgate_store::SystemClock;
@@ -377,6 +378,21 @@ impl Engine {
         let active = self.active();
         let redis = self.redis()?;
         Some(redis.shared_values(&active.config().namespace))
+    }
+
+    /// Returns the versions of the config that all instances on this Redis share; `None` if state is in this
+    /// process.
+    #[must_use]
+    pub fn shared_configs(&self) -> Option<SharedValues> {
+        let active = self.active();
+        Some(self.redis()?.shared_configs(&active.config().namespace))
+    }
+
+    /// Returns the audit trail that all instances on this Redis share; `None` if state is in this process.
+    #[must_use]
+    pub fn shared_log(&self) -> Option<SharedLog> {
+        let active = self.active();
+        Some(self.redis()?.shared_log(&active.config().namespace))
     }
 
     /// Inspects the store of a validated config for an operator, and changes no data there. Returns no

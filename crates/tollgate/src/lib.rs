@@ -221,6 +221,7 @@
 mod accounts;
 mod active_config;
 mod batch;
+mod blocked;
 mod candidates;
 mod decision;
 mod denial_delays;
@@ -279,8 +280,9 @@ pub use throttle::Throttled;
 pub use tollgate_config::json_schema;
 pub use tollgate_config::{
     AttributeType, Attributes, Ceiling, Config, ConfigError, Durability, Effect as RuleEffect,
-    Explanation, FailurePolicy, Missing, NumberFrom, Override, Placement, Policy, Problem, Rollout,
-    Rule, RuleBuilder, RuleError, RuleProblem, RuleSet, RuleState, Scope, load, parse,
+    Explanation, FailurePolicy, Missing, NamedSubject, NumberFrom, Override, Placement, Policy,
+    Problem, Rollout, Rule, RuleBuilder, RuleError, RuleProblem, RuleSet, RuleState, Scope, load,
+    parse,
 };
 /// The algorithms: pure functions of a state and an instant. A custom store decides with them.
 #[doc(no_inline)]

@@ -11,6 +11,7 @@ use tollgate_store::{
 
 use crate::active_config::{ActiveConfig, CurrentConfig, Loaded, Reloaded};
 use crate::batch::{BatchDecision, Demand, DemandError};
+use crate::blocked::BlockedCounts;
 use crate::decision::Decision;
 use crate::denial_delays::DenialDelays;
 use crate::failures::Failures;
@@ -34,6 +35,7 @@ pub struct Limiter<S = Traced<MemoryStore>> {
     pub(crate) fallback: Fallback,
     pub(crate) failures: Failures,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) blocked: BlockedCounts,
     denial_log: DenialLog,
     throttles: Arc<Throttles>,
     denial_delays: DenialDelays,
@@ -119,6 +121,7 @@ impl<S: Store> LimiterBuilder<'_, S> {
             ),
             fallback: Fallback::new(config.subjects.max_keys, Arc::clone(&clock)),
             failures: Failures::default(),
+            blocked: BlockedCounts::default(),
             denial_log: DenialLog::new(config.telemetry.rejections_per_second),
             throttles,
             denial_delays: DenialDelays::default(),
@@ -235,7 +238,13 @@ impl<S: Store> Limiter<S> {
         limit: &Limit,
         cost: u64,
     ) -> Result<Throttled, StoreError> {
-        let charge = self.current.load().keyed().throttle.charge(key, limit);
+        let charge = {
+            let active = self.current.load();
+            if let Some(blocked) = self.blocked_key(&active, key, limit) {
+                return Ok(blocked);
+            }
+            active.keyed().throttle.charge(key, limit)
+        };
         let charges = std::slice::from_ref(&charge);
         let answer = self.store.apply(charges, Ask::Exactly(cost));
         let (applied, latency) = self.answered(answer).await;
@@ -249,12 +258,38 @@ impl<S: Store> Limiter<S> {
         if !self.store.is_local() {
             return None;
         }
-        let charge = self.current.load().keyed().throttle.charge(key, limit);
+        let active = self.current.load();
+        if let Some(blocked) = self.blocked_key(&active, key, limit) {
+            return Some(blocked);
+        }
+        let charge = active.keyed().throttle.charge(key, limit);
         let charges = std::slice::from_ref(&charge);
         match self.store.apply(charges, Ask::Exactly(cost)) {
             Answer::Now(applied) => self.throttled(&charge, applied, None).ok(),
             Answer::Later(_) => None,
         }
+    }
+
+    /// Denies a blocked key of an ad-hoc limit: the subject `key=…`.
+    #[inline]
+    fn blocked_key(&self, active: &ActiveConfig, key: &[u8], limit: &Limit) -> Option<Throttled> {
+        let blocks = active.blocks();
+        if blocks.is_empty() {
+            return None;
+        }
+        let block = blocks.find_key(key, || self.now_millis())?;
+        self.blocked.count(block);
+        self.throttles.count(Some(false));
+        let denied = Throttled::blocked(limit, block.expires_at(), self.clock.now());
+        let charge = active.keyed().throttle.charge(key, limit);
+        let (clock, log) = (&*self.clock, &self.denial_log);
+        log.log_throttle(clock, &charge, &denied, active.rules(), None);
+        Some(denied)
+    }
+
+    /// Returns the time, in milliseconds since 1970, as overrides compare it with their ends.
+    pub(crate) fn now_millis(&self) -> u64 {
+        self.clock.now().as_millis_ceil()
     }
 
     /// Counts and logs the outcome of an ad-hoc limit.
@@ -273,6 +308,7 @@ impl<S: Store> Limiter<S> {
         let told = Throttled {
             outcome: applied.outcomes[0],
             decided_at: applied.now,
+            is_blocked: false,
         };
         if !applied.allowed {
             let (clock, active) = (&*self.clock, self.current.load());
@@ -305,8 +341,8 @@ impl<S: Store> Limiter<S> {
         self.current.reload(config)
     }
 
-    /// Puts these overrides in force for requests that come from now on. They replace the current
-    /// overrides, and stay in force after a reload.
+    /// Puts these overrides in force for requests that come from now on, blocks included. They replace the
+    /// current overrides, and stay in force after a reload.
     pub fn set_overrides(&self, overrides: Arc<[Arc<Override>]>) {
         self.current.set_overrides(overrides);
     }
@@ -352,6 +388,12 @@ impl<S: Store> Limiter<S> {
     #[must_use]
     pub fn rejected_holds(&self) -> [(&'static str, u64); 2] {
         self.failures.rejected_holds()
+    }
+
+    /// Returns how many requests blocks have denied, by the attribute of the blocked subject. Attributes
+    /// without a name of their own are counted as `other`.
+    pub fn blocked(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        self.blocked.all()
     }
 
     /// Forgets some of the expired state in this process. Call this about twenty times a second in a

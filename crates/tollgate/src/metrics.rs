@@ -192,6 +192,7 @@ impl Metrics {
                     &cells.allowed
                 }
                 (Some(_), Enforcement::Shadow | Enforcement::Instead(_)) => &cells.shadow_denied,
+                // A block is not a rule, so no outcome of a rule has the reason `blocked`.
                 (Some(reason), Enforcement::Enforce) => &cells.denied[reason as usize],
             };
             cell.fetch_add(1, Ordering::Relaxed);

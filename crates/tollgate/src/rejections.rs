@@ -8,13 +8,12 @@
 //! An event has eight digits of the subject's hash. Without the secret, the log does not reveal the
 //! subject.
 
-use tollgate_config::{Attributes, RuleSet};
+use tollgate_config::{Attributes, Override, RuleSet};
 use tollgate_core::{Charge, Span};
 use tollgate_store::Clock;
 
 use crate::decision::{Decision, Kind, bounded};
 use crate::pace::{Pace, start};
-use crate::rule_outcome::reason_of;
 use crate::throttle::Throttled;
 
 /// The `tracing` target of the events, for filters of subscribers.
@@ -66,7 +65,11 @@ impl DenialLog {
         if !self.wants(clock) {
             return;
         }
-        // Every denial has a rule that denies.
+        if let Some(block) = decision.blocked_by() {
+            self.write_block(block, decision, attributes);
+            return;
+        }
+        // Every other denial has a rule that denies.
         let Some(rule) = decision.rule() else { return };
         let subject = rule.subject().map(tollgate_core::Subject::to_hex);
         self.write(&DenialEvent {
@@ -84,6 +87,28 @@ impl DenialLog {
             reason: rule.reason().map_or("", crate::Reason::name),
             config_version: decision.config_version(),
             latency,
+        });
+    }
+
+    /// Writes the denial of a blocked request.
+    fn write_block(&self, block: &Override, decision: &Decision, attributes: &Attributes<'_>) {
+        // A network is not a hash of one subject.
+        let subject = block.subject();
+        let hash = subject.and_then(tollgate_config::NamedSubject::hash);
+        let hash = hash.map(|hash| format!("{hash:032x}"));
+        self.write(&DenialEvent {
+            rule: "",
+            tenant: attributes.get(TENANT).map(|it| start(it, MAX_TENANT)),
+            subject_type: subject.map_or("", |it| it.attribute()),
+            subject: hash.as_deref().map(|hex| start(hex, SUBJECT_DIGITS)),
+            algorithm: "",
+            limit: None,
+            remaining: None,
+            retry_after: decision.retry_after(),
+            kind: "",
+            reason: crate::Reason::Blocked.name(),
+            config_version: decision.config_version(),
+            latency: None,
         });
     }
 
@@ -111,7 +136,7 @@ impl DenialLog {
             remaining: bounded(throttled.remaining()),
             retry_after: throttled.retry_after(),
             kind: Kind::Rate.name(),
-            reason: reason_of(&throttled.outcome).map_or("", crate::Reason::name),
+            reason: throttled.reason().map_or("", crate::Reason::name),
             config_version: rules.version(),
             latency,
         });

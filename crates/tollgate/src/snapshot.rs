@@ -70,6 +70,10 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         ask: Ask,
         decision: &mut Decision,
     ) {
+        if let Some(block) = self.block_of(attributes) {
+            *decision = self.deny_blocked(block, attributes);
+            return;
+        }
         let limits = RequestLimits::default();
         let mut resolution = Resolution::default();
         let rules = self.active.rules();
@@ -96,6 +100,9 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
 
     /// Returns what [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
     pub async fn peek(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        if let Some(block) = self.block_of(attributes) {
+            return self.blocked(block);
+        }
         let limits = RequestLimits::default();
         let mut resolution = self.active.rules().resolve(attributes, &limits);
         self.set_time(&mut resolution);

@@ -8,6 +8,9 @@ use tollgate_core::{
     Admission, Charge, Denial, Key, Keyring, Limit, Outcome, RuleSalt, Span, SubjectKind, Time,
 };
 
+use crate::decision::Reason;
+use crate::rule_outcome::reason_of;
+
 /// Used as the id of the rule and as the attribute of the subject. Ids and attributes never start with
 /// `@`.
 const NAME: &str = "@throttle";
@@ -17,9 +20,41 @@ const NAME: &str = "@throttle";
 pub struct Throttled {
     pub(crate) outcome: Outcome,
     pub(crate) decided_at: Time,
+    /// Whether the key is blocked.
+    pub(crate) is_blocked: bool,
 }
 
 impl Throttled {
+    /// Makes the decision about a blocked key. `ends_at` is the end of the block, in milliseconds since
+    /// 1970; `None` if it has no end.
+    #[cold]
+    pub(crate) fn blocked(limit: &Limit, ends_at: Option<u64>, now: Time) -> Throttled {
+        let ends_at = ends_at.map(|millis| Time::from_micros(millis.saturating_mul(1000)).max(now));
+        let denial = match ends_at {
+            Some(at) => Denial::Until(at),
+            None => Denial::Never,
+        };
+        Throttled {
+            outcome: Outcome {
+                admission: Admission::Denied(denial),
+                limit: limit.capacity(),
+                remaining: 0,
+                reset_at: ends_at.unwrap_or(now),
+            },
+            decided_at: now,
+            is_blocked: true,
+        }
+    }
+
+    /// Returns why the request is denied, if it is.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        match self.is_blocked {
+            true => Some(Reason::Blocked),
+            false => reason_of(&self.outcome),
+        }
+    }
+
     /// Returns whether the request may proceed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {

@@ -52,6 +52,20 @@ impl Decision {
     }
 }
 
+impl Decision {
+    /// Describes the block that denies the request, for operators; `None` if it is not blocked.
+    #[must_use]
+    pub fn block_in_words(&self) -> Option<String> {
+        let block = self.blocked_by()?;
+        let end = match self.retry_after() {
+            Some(rest) => format!("for {}", wait_in_words(rest)),
+            None => "until unblocked".to_owned(),
+        };
+        let (name, author, reason) = (block.name(), block.author(), block.reason());
+        Some(format!("{name} denies {end}, by {author}: {reason}"))
+    }
+}
+
 /// Writes the decision of a rule: `denies, 0 of 10 left, retry in 5 s`.
 impl fmt::Display for RuleDecision<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -10,7 +10,7 @@ use crate::fields::{Env, expand};
 
 const MAX_TOKENS: usize = 256;
 /// Names that the audit trail uses for changes without a token.
-const RESERVED_NAMES: [&str; 4] = ["anonymous", "clock", "file", "signal"];
+const RESERVED_NAMES: [&str; 5] = ["anonymous", "clock", "file", "rollback", "signal"];
 const TOKEN_HELP: &str =
     "write the 64 hexadecimal digits that `printf %s \"$TOKEN\" | sha256sum` prints";
 /// The SHA-256 hash of the empty text.

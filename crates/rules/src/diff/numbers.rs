@@ -121,7 +121,7 @@ pub(super) struct Numbered<'c> {
 
 impl<'c> Numbered<'c> {
     pub(super) fn new(policy: &'c Policy) -> Numbered<'c> {
-        let layers = Layers::new(policy, &[]);
+        let layers = Layers::without_overrides(policy);
         Numbered {
             policy,
             tables: Tables::new(policy, &layers),

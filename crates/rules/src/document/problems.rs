@@ -177,6 +177,12 @@ impl<'s> Problems<'s> {
         self.hidden.insert(place.start);
     }
 
+    /// The places that are kept out of every rendering.
+    #[must_use]
+    pub fn secrets(&self) -> &[Place] {
+        &self.secrets
+    }
+
     /// Whether the text at `place` is secret and must not be quoted.
     pub(super) fn hides(&self, place: Place) -> bool {
         self.hidden.contains(&place.start)

@@ -1,24 +1,27 @@
 //! The numbers of each tenant under each rule.
 //!
 //! Numbers come in layers, and a later layer replaces numbers of the earlier layers. The order is: the
-//! rule, the plan, overrides of the plan, the tenant, overrides of the tenant, the request, and
-//! emergency overrides for everyone. The scales of overrides multiply, and the product applies to the
-//! numbers of all layers.
+//! rule, the plan, overrides of the plan, the tenant, overrides of the tenant, the request, overrides of
+//! a subject, and emergency overrides for everyone. The scales of overrides multiply, and the product
+//! applies to the numbers of all layers.
 //!
-//! All numbers except those of requests are computed when the rules are compiled, and stored in tables. A
-//! request looks up its tenant once.
+//! All numbers except those of requests, and of subjects with an override, are computed when the rules are
+//! compiled, and stored in tables. A request looks up its tenant once.
 
+mod of_subject;
 mod tables;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Limit, ParamError, Span, Zone};
+use tollgate_core::{Keyring, Limit, ParamError, Span, Zone};
 
 pub(crate) use tables::{Tables, Tier};
 
+use crate::attributes::Attributes;
 use crate::limits::{Counting, Numbers, Terms};
+use crate::named_subject::SubjectMap;
 use crate::overrides::{Change, Override, Scope, WHOLE};
 use crate::policy::Policy;
 use crate::rule::RuleState;
@@ -33,7 +36,8 @@ pub(crate) struct Resolved {
     /// The scale, in hundredths of a percent. It is applied to `limit` already, but not to a limit that a
     /// request brings.
     pub(crate) scale: u32,
-    /// Whether an override for everyone set the numbers. If so, a request cannot bring other numbers.
+    /// Whether an override for everyone or for the subject set the numbers. If so, a request cannot bring
+    /// other numbers.
     pub(crate) fixed: bool,
     /// Everything but the amount of a quota or a concurrency limit, for an amount that a request brings.
     pub(crate) terms: Option<Box<Terms>>,
@@ -65,20 +69,25 @@ pub(crate) struct Allowance {
 }
 
 /// Plans, tenants and overrides, before the tables are computed.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Layers {
     tiers: Tiers,
     everyone: Vec<Arc<Override>>,
     /// Indexed by plan.
     plans: Vec<Vec<Arc<Override>>>,
     tenants: HashMap<Arc<str>, Vec<Arc<Override>>>,
+    subjects: SubjectMap<Arc<Override>>,
 }
+
+/// The overrides of the subjects of one request.
+pub(crate) type OwnOverrides = SmallVec<[Arc<Override>; 2]>;
 
 type Steps<'l> = SmallVec<[(Layer<'l>, Step<'l>); 6]>;
 
 impl Layers {
     /// Collects the layers of a policy, and the overrides that have an effect under the policy.
-    pub(crate) fn new(policy: &Policy, overrides: &[Arc<Override>]) -> Layers {
+    pub(crate) fn new(policy: &Policy, overrides: &[Arc<Override>], keyring: &Keyring) -> Layers {
+        let mut of_subjects = Vec::new();
         let mut layers = Layers {
             tiers: policy.tiers.clone(),
             plans: vec![Vec::new(); policy.tiers.plans.len()],
@@ -95,10 +104,34 @@ impl Layers {
                     let place = policy.tiers.plan(plan).map_or(0, usize::from);
                     &mut layers.plans[place]
                 }
+                // A block is not a layer of numbers: see `blocks.rs`.
+                Scope::Subject(_) if it.is_block() => continue,
+                Scope::Subject(subject) => {
+                    of_subjects.push((subject, Arc::clone(it)));
+                    continue;
+                }
             };
             of_scope.push(Arc::clone(it));
         }
+        layers.subjects = SubjectMap::new(of_subjects.into_iter(), keyring);
         layers
+    }
+
+    /// Collects the layers of a policy.
+    pub(crate) fn without_overrides(policy: &Policy) -> Layers {
+        // No subject is hashed.
+        Layers::new(policy, &[], &Keyring::new(b"", ""))
+    }
+
+    /// Returns the overrides of the subjects of a request.
+    #[inline]
+    pub(crate) fn of_subjects(&self, attributes: &Attributes<'_>) -> OwnOverrides {
+        let mut own = OwnOverrides::new();
+        if !self.subjects.is_empty() {
+            self.subjects
+                .visit(attributes, |it| own.push(Arc::clone(it)));
+        }
+        own
     }
 
     /// Returns the state that an override for everyone gives the rule. `own` is the rule's state in the
@@ -132,12 +165,14 @@ impl Layers {
     }
 
     /// Returns the changes that the layers above the rule make to the numbers of `allowance`, in order.
-    /// For an allowance that tenants share, `plan` and `tenant` are `None`.
+    /// For an allowance that tenants share, `plan` and `tenant` are `None`. `own_overrides` are
+    /// the overrides of the subject.
     pub(crate) fn steps<'l>(
         &'l self,
         allowance: &str,
         plan: Option<u16>,
         tenant: Option<&'l str>,
+        own_overrides: &'l [Arc<Override>],
     ) -> Steps<'l> {
         let mut steps = Steps::new();
         let plan = plan.map(usize::from);
@@ -154,12 +189,21 @@ impl Layers {
             let overrides = self.tenants.get(name).into_iter();
             steps.extend(overrides.flat_map(|it| applicable(it, allowance)));
         }
+        for it in own_overrides {
+            steps.extend(applicable(std::slice::from_ref(it), allowance));
+        }
         steps.extend(applicable(&self.everyone, allowance));
         steps
     }
 
     /// Returns the numbers of an allowance after all layers except the request.
-    fn resolve(&self, it: &Allowance, plan: Option<u16>, tenant: Option<&str>) -> Resolved {
+    pub(crate) fn resolve(
+        &self,
+        it: &Allowance,
+        plan: Option<u16>,
+        tenant: Option<&str>,
+        own_overrides: &[Arc<Override>],
+    ) -> Resolved {
         let (plan, tenant) = match it.by_tenant {
             true => (plan, tenant),
             false => (None, None),
@@ -175,15 +219,17 @@ impl Layers {
             fixed: false,
             terms: None,
         };
-        for (layer, step) in self.steps(&it.name, plan, tenant) {
+        for (layer, step) in self.steps(&it.name, plan, tenant, own_overrides) {
             match step {
                 Step::Scale(scale) => resolved.scale = multiplied(resolved.scale, scale),
                 Step::Numbers(patch) => {
                     if let Some((patched, limit)) = replaced(counting, &numbers, patch, zone) {
                         numbers = patched;
                         resolved.limit = limit;
-                        let everyone = |it: &Override| *it.scope() == Scope::Everyone;
-                        resolved.fixed = matches!(layer, Layer::Override(it) if everyone(it));
+                        let fixes = |it: &Override| {
+                            matches!(it.scope(), Scope::Everyone | Scope::Subject(_))
+                        };
+                        resolved.fixed = matches!(layer, Layer::Override(it) if fixes(it));
                     }
                 }
             }
@@ -225,7 +271,7 @@ fn applicable<'l>(
     let step = |it: &'l Arc<Override>| match &it.change {
         Change::Numbers(numbers) => Some((Layer::Override(it), Step::Numbers(numbers))),
         Change::Scale(scale) => Some((Layer::Override(it), Step::Scale(*scale))),
-        Change::State(_) => None,
+        Change::State(_) | Change::Block => None,
     };
     let of = |name: Option<&str>| {
         let of_name = overrides.iter().filter(|it| it.rule() == name);

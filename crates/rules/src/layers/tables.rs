@@ -91,7 +91,7 @@ impl Tables {
         };
         let row = |plan| {
             let all = tables.allowances.iter();
-            all.map(|it| layers.resolve(it, plan, None)).collect()
+            all.map(|it| layers.resolve(it, plan, None, &[])).collect()
         };
         let places = (0..).take(policy.tiers.plans.len());
         let plans = places.map(|plan: u16| row(Some(plan))).collect();
@@ -157,7 +157,7 @@ impl Tables {
         let on_plan = Tier { plan, own: None };
         let resolved = concerned.into_iter().map(|place| {
             let allowance = &self.allowances[place as usize];
-            (place, layers.resolve(allowance, plan, Some(name)))
+            (place, layers.resolve(allowance, plan, Some(name), &[]))
         });
         let differing = resolved.filter(|(place, it)| it != self.of(on_plan, *place));
         differing.collect()
@@ -239,7 +239,7 @@ tenants:
     fn tables(tenants: &str) -> Tables {
         let policy = crate::Policy::parse("x", &format!("{RULES}{tenants}"));
         let policy = policy.unwrap_or_else(|error| panic!("{error}"));
-        Tables::new(&policy, &Layers::new(&policy, &[]))
+        Tables::new(&policy, &Layers::without_overrides(&policy))
     }
 
     #[test]

@@ -88,10 +88,14 @@ pub(super) struct NewOverride {
     /// The tenant that the override applies to.
     #[schema(required = false)]
     tenant: String,
-    /// The plan that the override applies to. Without a tenant and a plan, the override applies to
+    /// The plan that the override applies to. Without a tenant, a plan and a subject, the override applies to
     /// everyone, and needs `for`.
     #[schema(required = false)]
     plan: String,
+    /// The subject that the override applies to: an attribute and its value. The attribute `ip` takes an
+    /// address or a network. Needs `for` or `forever`.
+    #[schema(required = false, example = "user=ann")]
+    subject: String,
     /// The rule or budget that the override applies to: all unless given.
     #[schema(required = false)]
     rule: String,
@@ -109,6 +113,9 @@ pub(super) struct NewOverride {
     /// How long the override lasts: until it is cleared unless given.
     #[schema(required = false, rename = "for", example = "1h")]
     lasts: String,
+    /// True if the override of a subject lasts until it is cleared.
+    #[schema(required = false)]
+    forever: bool,
 }
 
 /// Numbers of a rule, as in the config. Numbers that are left out stay as they are.

@@ -6,11 +6,13 @@
 //! trail](crate::audit) before it is answered. A write always runs to its end, even if the client stops
 //! waiting.
 
+mod blocks;
 mod body;
 mod candidates;
 mod ledger;
 mod openapi;
 mod overrides;
+mod versions;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -156,6 +158,8 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .route("/v1/explain", post(explain))
         .route("/v1/peek", post(peek))
         .route("/v1/overrides", get(overrides::list))
+        .route("/v1/blocks", get(blocks::list))
+        .route("/v1/config/versions", get(versions::list))
         .route("/v1/candidates", get(candidates::list))
         .route("/v1/audit", get(trail))
         .route("/v1/ledger", get(ledger::status))
@@ -170,11 +174,15 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .route("/v1/refund", change(refund))
         .route("/v1/overrides", change(overrides::set))
         .route("/v1/overrides", delete(overrides::clear))
+        .route("/v1/blocks", change(blocks::set))
+        .route("/v1/blocks", delete(blocks::clear))
         .route("/v1/ledger/corrections", change(ledger::correct))
         .route("/v1/ledger/grants", change(ledger::grant))
         .route_layer(guarded(Role::Operate));
     let changing = Router::new()
         .route("/v1/reload", change(reload))
+        .route("/v1/rollback", change(versions::rollback))
+        .route("/v1/config/versions/{version}", get(versions::show))
         .route_layer(guarded(Role::Admin));
     reading
         .merge(operating)
@@ -274,6 +282,10 @@ struct ExplainedBody<'a> {
     /// For people: a line for each rule. A rule that applies has its numbers and where each comes from,
     /// the limit in force, the start of the hashed subject as in the log, and its decision.
     rules: Vec<String>,
+    /// For people: the block of a subject of the request, which is then denied before any rule; null if there
+    /// is none.
+    #[schema(required = true)]
+    block: Option<String>,
     /// The answer that a check would get now.
     decision: DecisionBody<'a>,
 }
@@ -295,6 +307,7 @@ async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
     Ok(respond::report(&ExplainedBody {
         config_version: decision.config_version(),
         rules: rules.collect(),
+        block: decision.block_in_words(),
         decision: DecisionBody::new(&decision),
     }))
 }

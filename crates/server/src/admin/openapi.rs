@@ -9,10 +9,12 @@ use utoipa::openapi::schema::ComponentsBuilder;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{InfoBuilder, OpenApiBuilder, Required};
 
+use super::blocks::{BlockBody, BlocksBody, NewBlock};
 use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
 use super::candidates::{CandidateBody, Compared};
 use super::ledger;
 use super::overrides::{OverrideBody, OverridesBody};
+use super::versions::{RollbackBody, TextBody, VersionBody, VersionsBody};
 use super::{ExplainedBody, Role, RuleBody, Rules};
 use crate::audit::{Concerned, Entry, MAX_WHY, Trail};
 use crate::control::{Change, Changes, Named};
@@ -33,7 +35,7 @@ pub(super) fn render() -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate, for operators")
         .version(env!("CARGO_PKG_VERSION"));
-    let guarded: [Guarded; 12] = [
+    let guarded: [Guarded; 18] = [
         ("/v1/rules", Get, Role::Read, rules()),
         ("/v1/explain", Post, Role::Read, explain()),
         ("/v1/peek", Post, Role::Read, peek()),
@@ -44,6 +46,12 @@ pub(super) fn render() -> Bytes {
         ("/v1/overrides", Get, Role::Read, overrides()),
         ("/v1/overrides", Post, Role::Operate, set_override()),
         ("/v1/overrides", Delete, Role::Operate, clear_override()),
+        ("/v1/blocks", Get, Role::Read, blocks()),
+        ("/v1/blocks", Post, Role::Operate, block()),
+        ("/v1/blocks", Delete, Role::Operate, unblock()),
+        ("/v1/config/versions", Get, Role::Read, versions()),
+        ("/v1/config/versions/{version}", Get, Role::Admin, version()),
+        ("/v1/rollback", Post, Role::Admin, rollback()),
         ("/v1/audit", Get, Role::Read, audit()),
         ("/metrics", Get, Role::Read, metrics()),
     ];
@@ -77,6 +85,13 @@ pub(super) fn render() -> Bytes {
         .schema_from::<OverrideBody>()
         .schema_from::<NewOverride>()
         .schema_from::<NewNumbers>()
+        .schema_from::<BlocksBody>()
+        .schema_from::<BlockBody>()
+        .schema_from::<NewBlock>()
+        .schema_from::<VersionsBody<'_>>()
+        .schema_from::<VersionBody>()
+        .schema_from::<TextBody>()
+        .schema_from::<RollbackBody>()
         .schema_from::<Trail>()
         .schema_from::<Entry>()
         .schema_from::<Concerned>()
@@ -174,14 +189,17 @@ fn set_override() -> OperationBuilder {
     let example = json!({
         "tenant": "acme", "scale": "200%", "for": "1d", "reason": "launch day",
     });
-    let summary =
-        "Changes limits for a tenant, a plan or everyone. Replaces the override of the same name.";
+    let summary = "Changes limits for a subject, a tenant, a plan or everyone. Replaces the override of the same name.";
     let wrong =
         "The override is not valid, or would have no effect (`NO_EFFECT`, without `problems`).";
     taking::<NewOverride>("setOverride", example)
         .summary(Some(summary))
         .ok::<OverrideBody>("The override, which is in force now.")
-        .fails("409", "TOO_MANY_OVERRIDES", "There are too many overrides.")
+        .fails(
+            "409",
+            "TOO_MANY_OVERRIDES",
+            "There are too many overrides; or, as `NO_HASH_SECRET`, a restart would forget the subject.",
+        )
         .response("422", answer::<BadConfigBody<'_>>(wrong, None))
         .response("503", unavailable())
 }
@@ -204,6 +222,92 @@ fn clear_override() -> OperationBuilder {
         .ok::<OverrideBody>("The override that was cleared.")
         .fails("400", "BAD_REQUEST", "A parameter is wrong.")
         .fails("404", "NO_SUCH_OVERRIDE", unknown)
+        .response("503", unavailable())
+}
+
+fn blocks() -> OperationBuilder {
+    looking("blocks")
+        .summary(Some("Subjects that are denied before any rule."))
+        .ok::<BlocksBody>("All blocks.")
+}
+
+fn block() -> OperationBuilder {
+    let example = json!({ "subject": "api_key=k1", "for": "1h", "reason": "abuse" });
+    let summary =
+        "Denies a subject before any rule, at every door. Replaces the block of the same subject.";
+    taking::<NewBlock>("block", example)
+        .summary(Some(summary))
+        .ok::<BlockBody>("The block, which is in force now.")
+        .fails(
+            "409",
+            "TOO_MANY_BLOCKS",
+            "There are too many blocks; or, as `NO_HASH_SECRET`, a restart would forget the subject.",
+        )
+        .response(
+            "422",
+            answer::<BadConfigBody<'_>>("The block is not valid.", None),
+        )
+        .response("503", unavailable())
+}
+
+fn unblock() -> OperationBuilder {
+    let reason = text_schema().max_length(Some(MAX_WHY));
+    looking("unblock")
+        .summary(Some("Removes the block of a subject."))
+        .query(
+            "subject",
+            "The subject, such as `api_key=k1`.",
+            text_schema(),
+        )
+        .query(
+            "name",
+            "Instead of the subject: the name of the block.",
+            text_schema(),
+        )
+        .query("reason", "Why, for the audit trail.", reason)
+        .ok::<BlockBody>("The block that was removed.")
+        .fails("400", "BAD_REQUEST", "A parameter is wrong.")
+        .fails("404", "NOT_BLOCKED", "The subject is not blocked.")
+        .response("503", unavailable())
+}
+
+fn versions() -> OperationBuilder {
+    looking("configVersions")
+        .summary(Some("The versions of the config that were in force."))
+        .ok::<VersionsBody<'_>>("At most 20 versions.")
+        .response("503", unavailable())
+}
+
+fn version() -> OperationBuilder {
+    let version = ParameterBuilder::new()
+        .name("version")
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .description(Some("The version."))
+        .schema(Some(text_schema()));
+    looking("configVersion")
+        .summary(Some(
+            "A version of the config, with its text. Secrets are masked.",
+        ))
+        .parameter(version)
+        .ok::<TextBody>("The version.")
+        .fails("404", "NO_SUCH_VERSION", "There is no such version.")
+        .response("503", unavailable())
+}
+
+fn rollback() -> OperationBuilder {
+    let example = json!({ "version": "0f1e2d3c4b5a", "reason": "the new limits were too low" });
+    let summary = "Puts an older version of the config in force, until the config file changes or is reloaded.";
+    let conflict = "The text or a secret of the version is not known, or the config file has this version; or, as `NO_CONFIG_FILE`, the server was started without a file.";
+    taking::<RollbackBody>("rollback", example)
+        .summary(Some(summary))
+        .ok::<Change>("What has changed.")
+        .fails("404", "NO_SUCH_VERSION", "There is no such version.")
+        .fails("409", "NOT_RESTORABLE", conflict)
+        .response(
+            "422",
+            answer::<BadConfigBody<'_>>("The text is not valid any more.", None),
+        )
         .response("503", unavailable())
 }
 
@@ -288,9 +392,12 @@ mod tests {
                     r#"{"attributes":{"user":"ann"},"rule":"monthly","amount":2,"reason":"because"}"#
                 }
                 "/v1/ledger/reconcile" => r#"{"repair":"ledger"}"#,
+                // There is no such version.
+                "/v1/rollback" => r#"{"version":"0f1e2d3c4b5a","reason":"because"}"#,
                 _ => r#"{"attributes":{"user":"ann"}}"#,
             };
-            for (body, expected) in [(right, 200), ("{", 400)] {
+            let found = if path == "/v1/rollback" { 404 } else { 200 };
+            for (body, expected) in [(right, found), ("{", 400)] {
                 let (status, answer) = ask(&mut routes, &method.to_uppercase(), path, body).await;
                 if method == "post" {
                     assert_eq!(status, expected, "{path}: {answer}");

@@ -37,10 +37,13 @@ pub(super) struct OverrideBody {
     /// The tenant that the override applies to.
     #[schema(required = true)]
     tenant: Option<String>,
-    /// The plan that the override applies to. Without a tenant and a plan, the override applies to
+    /// The plan that the override applies to. Without a tenant, a plan and a subject, the override applies to
     /// everyone.
     #[schema(required = true)]
     plan: Option<String>,
+    /// The subject that the override applies to: an attribute, and the hash of its value or a network.
+    #[schema(required = true, example = "ip:10.0.0.0/8")]
+    subject: Option<String>,
     /// The rule or budget that the override applies to; null for all.
     #[schema(required = true)]
     rule: Option<String>,
@@ -60,15 +63,18 @@ pub(super) struct OverrideBody {
 
 impl OverrideBody {
     fn of(it: &Override, idle: Option<String>) -> OverrideBody {
-        let (tenant, plan) = match it.scope() {
-            Scope::Everyone => (None, None),
-            Scope::Plan(plan) => (None, Some(plan.to_string())),
-            Scope::Tenant(tenant) => (Some(tenant.to_string()), None),
-        };
+        let (mut tenant, mut plan, mut subject) = (None, None, None);
+        match it.scope() {
+            Scope::Everyone => {}
+            Scope::Plan(name) => plan = Some(name.to_string()),
+            Scope::Tenant(name) => tenant = Some(name.to_string()),
+            Scope::Subject(of) => subject = Some(of.to_string()),
+        }
         OverrideBody {
             name: it.name(),
             tenant,
             plan,
+            subject,
             rule: it.rule().map(str::to_owned),
             effect: it.effect(),
             reason: it.reason().to_owned(),
@@ -94,6 +100,7 @@ impl OverrideBody {
             name: stored.name.clone(),
             tenant: text("tenant"),
             plan: text("plan"),
+            subject: text("attribute"),
             rule: text("rule"),
             effect: "none".to_owned(),
             reason: text("reason").unwrap_or_default(),
@@ -108,10 +115,14 @@ impl OverrideBody {
 pub(super) async fn list(State(admin): State<Arc<Admin>>) -> Response {
     let live = admin.control.engine().active();
     let policy = &live.config().policy;
-    let overrides = live.overrides().iter();
-    let overrides = overrides.map(|it| OverrideBody::of(it, it.misfit(policy)));
+    let overrides = live.overrides().iter().filter(|it| !it.is_block());
+    let overrides = overrides.map(|it| {
+        let stale = || it.subject()?.stale(live.rules().keyring());
+        OverrideBody::of(it, it.misfit(policy).or_else(stale))
+    });
     let unreadable = admin.control.overrides().unreadable();
-    let unreadable = unreadable.iter().map(|it| OverrideBody::of_stored(it));
+    let unreadable = unreadable.iter().filter(|it| !it.is_block());
+    let unreadable = unreadable.map(|it| OverrideBody::of_stored(it));
     let mut overrides: Vec<OverrideBody> = overrides.chain(unreadable).collect();
     overrides.sort_by(|one, other| one.name.cmp(&other.name));
     respond::report(&OverridesBody {
@@ -133,26 +144,8 @@ pub(super) async fn clear(
     RawQuery(query): RawQuery,
 ) -> Answer {
     run_to_end(async move {
-        let (mut name, mut reason) = (None, None);
-        for (key, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
-            let wrong = |what: String| Err(RequestError::Query(what));
-            let given = match &*key {
-                "name" => &mut name,
-                "reason" => &mut reason,
-                _ => {
-                    return wrong(format!(
-                        "unknown parameter {key:?}; use `name` and `reason`"
-                    ));
-                }
-            };
-            if given.is_some() {
-                return wrong(format!("`{key}` is given twice"));
-            }
-            if key == "reason" && value.len() > MAX_WHY {
-                return wrong(format!("`reason` is longer than {MAX_WHY} bytes"));
-            }
-            *given = Some(value.into_owned());
-        }
+        let query = query.unwrap_or_default();
+        let [name, reason] = parameters(&query, ["name", "reason"])?;
         let missing = "`name` is missing: send the name of the override";
         let name = name.ok_or_else(|| RequestError::Query(missing.to_owned()))?;
         let overrides = admin.control.overrides();
@@ -162,12 +155,39 @@ pub(super) async fn clear(
     .await
 }
 
+/// Reads the parameters of a query, each at most once. A `reason` has a bound.
+pub(super) fn parameters<const N: usize>(
+    query: &str,
+    names: [&str; N],
+) -> Result<[Option<String>; N], RequestError> {
+    let mut values = [const { None }; N];
+    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+        let wrong = |what: String| Err(RequestError::Query(what));
+        let Some(place) = names.iter().position(|name| *name == key) else {
+            let names = names.map(|name| format!("`{name}`")).join(" and ");
+            return wrong(format!("unknown parameter {key:?}; use {names}"));
+        };
+        if values[place].is_some() {
+            return wrong(format!("`{key}` is given twice"));
+        }
+        if key == "reason" && value.len() > MAX_WHY {
+            return wrong(format!("`reason` is longer than {MAX_WHY} bytes"));
+        }
+        values[place] = Some(value.into_owned());
+    }
+    Ok(values)
+}
+
 impl From<OverrideError> for RequestError {
     fn from(error: OverrideError) -> RequestError {
         match error {
             OverrideError::Wrong(rejected) => RequestError::BadOverride(rejected),
             OverrideError::Misfit(why) => RequestError::NoEffect(why),
             OverrideError::TooMany => RequestError::TooManyOverrides,
+            OverrideError::TooManyBlocks => RequestError::TooManyBlocks,
+            OverrideError::NotBlocked => RequestError::NotBlocked,
+            error @ OverrideError::BadSubject(..) => RequestError::BadSubject(error),
+            error @ OverrideError::NoSecret => RequestError::NoHashSecret(error),
             OverrideError::NotFound(name) => RequestError::NoSuchOverride(name),
             OverrideError::Store(error) => RequestError::Store(error),
             OverrideError::Unreadable(..) | OverrideError::File(..) => {

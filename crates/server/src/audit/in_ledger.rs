@@ -98,13 +98,13 @@ fn text(entry: &Entry) -> Option<String> {
 }
 
 /// Returns the entries of both trails, the newest first. An entry that is in both trails is returned
-/// once.
-pub(super) fn union(ledger: Trail, file: Trail, limit: usize) -> Trail {
-    let mut both = ledger.entries;
+/// once. `shared` is the trail in the ledger or in the store, `file` that of this instance.
+pub(super) fn union(shared: Trail, file: Trail, limit: usize) -> Trail {
+    let mut both = shared.entries;
     let mut unmatched: Vec<bool> = vec![true; both.len()];
     let mut others = Vec::new();
     for entry in file.entries {
-        // A ledger entry matches one file entry only: two equal changes at one instant are two
+        // A shared entry matches one file entry only: two equal changes at one instant are two
         // entries in both trails.
         let same = both
             .iter()
@@ -118,7 +118,7 @@ pub(super) fn union(ledger: Trail, file: Trail, limit: usize) -> Trail {
     both.extend(others);
     // Times in this form sort as text. Entries of one instant keep their order.
     both.sort_by(|one, other| other.at.cmp(&one.at));
-    let is_cut = ledger.is_cut || file.is_cut || both.len() > limit;
+    let is_cut = shared.is_cut || file.is_cut || both.len() > limit;
     both.truncate(limit);
     Trail {
         entries: both,

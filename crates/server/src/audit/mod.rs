@@ -4,12 +4,14 @@
 //!   for a disk.
 //! * [`read`] finds entries again, the newest first, in bounded memory.
 //!
-//! With a ledger, the trail of all instances that share it is in the ledger too: see `in_ledger`.
+//! With Redis, the trail of all instances that share it is in the store too: see `in_store`. With a ledger,
+//! it is in the ledger too: see `in_ledger`.
 //!
 //! No entry has a raw subject, only hashes. Readers skip a line that a crash has cut short, and the
 //! next entry starts on its own line.
 
 mod in_ledger;
+mod in_store;
 mod read;
 
 use std::fs::OpenOptions;
@@ -26,6 +28,8 @@ use tollgate_ledger::private_file;
 use utoipa::ToSchema;
 
 use self::in_ledger::InLedger;
+use self::in_store::InStore;
+pub use self::in_store::MAX_STORED;
 pub use self::read::{Query, QueryError, Trail, read};
 use crate::outbound::Seldom;
 
@@ -39,6 +43,16 @@ pub const OVERRIDE_SET: &str = "override.set";
 pub const OVERRIDE_CLEAR: &str = "override.clear";
 /// An override expired.
 pub const OVERRIDE_EXPIRED: &str = "override.expired";
+/// A subject was blocked.
+pub const BLOCK_SET: &str = "block.set";
+/// The block of a subject was removed.
+pub const BLOCK_CLEAR: &str = "block.clear";
+/// The block of a subject expired.
+pub const BLOCK_EXPIRED: &str = "block.expired";
+/// An older version of the config was put in force.
+pub const CONFIG_ROLLBACK: &str = "config.rollback";
+/// A rollback has ended: the config file counts again.
+pub const CONFIG_ROLLBACK_ENDED: &str = "config.rollback.ended";
 /// The usage of subjects was reset.
 pub const RESET: &str = "reset";
 /// Units were given back to subjects.
@@ -79,9 +93,9 @@ pub struct Entry {
     /// The author: the name of a token, or `file`, `signal` or `clock` if no person asked, or
     /// `anonymous` if the door has no tokens.
     pub who: String,
-    /// The change: `config.reload`, `config.refused`, `override.set`, `override.clear`,
-    /// `override.expired`, `reset`, `refund`, `ledger.correction`, `ledger.grant`,
-    /// `ledger.reconcile`.
+    /// The change: `config.reload`, `config.refused`, `config.rollback`, `config.rollback.ended`,
+    /// `override.set`, `override.clear`, `override.expired`, `block.set`, `block.clear`, `block.expired`,
+    /// `reset`, `refund`, `ledger.correction`, `ledger.grant`, `ledger.reconcile`.
     pub what: String,
     /// The value before the change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,6 +113,14 @@ pub struct Entry {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub rules: Vec<Concerned>,
+    /// The version of the form of entries: 1.
+    #[serde(default = "first_form")]
+    pub v: u32,
+}
+
+/// Entries from before there were versions have the first form.
+fn first_form() -> u32 {
+    1
 }
 
 /// A rule and a subject that an entry is about.
@@ -124,6 +146,7 @@ impl Entry {
             to: None,
             why: None,
             rules: Vec::new(),
+            v: first_form(),
         }
     }
 
@@ -169,6 +192,13 @@ struct Writer {
     queue: mpsc::Sender<Letter>,
     lost: Arc<Lost>,
     readers: Semaphore,
+    copies: Copies,
+}
+
+/// Where entries go in addition to the file.
+#[derive(Clone, Default)]
+struct Copies {
+    store: Option<Arc<InStore>>,
     ledger: Option<Arc<InLedger>>,
 }
 
@@ -202,10 +232,11 @@ impl Audit {
     /// # Errors
     /// If the system cannot start the writing thread.
     pub fn start(directory: &Path) -> io::Result<Audit> {
-        Audit::open(directory, Arc::new(SystemClock::new()), None)
+        Audit::open(directory, Arc::new(SystemClock::new()), Copies::default())
     }
 
-    /// Keeps an audit trail in `directory`, and also in the ledger of `engine`, if the engine has one.
+    /// Keeps an audit trail in `directory`, and also in the Redis and in the ledger of `engine`, if the engine
+    /// has them.
     ///
     /// # Errors
     /// If the system cannot start the writing thread.
@@ -214,27 +245,25 @@ impl Audit {
             let ledger = accounts.ledger().clone();
             Arc::new(InLedger::new(ledger, &engine.active().config().namespace))
         });
-        Audit::open(directory, Arc::new(SystemClock::new()), ledger)
+        let store = engine.shared_log().and_then(InStore::start).map(Arc::new);
+        let copies = Copies { store, ledger };
+        Audit::open(directory, Arc::new(SystemClock::new()), copies)
     }
 
-    fn open(
-        directory: &Path,
-        clock: Arc<dyn Clock>,
-        ledger: Option<Arc<InLedger>>,
-    ) -> io::Result<Audit> {
+    fn open(directory: &Path, clock: Arc<dyn Clock>, copies: Copies) -> io::Result<Audit> {
         let (queue, inbox) = mpsc::channel(QUEUE);
         let path = directory.join(FILE);
         let lost: Arc<Lost> = Arc::default();
-        let (file, counts, copy) = (path.clone(), Arc::clone(&lost), ledger.clone());
+        let (file, counts, further) = (path.clone(), Arc::clone(&lost), copies.clone());
         std::thread::Builder::new()
             .name("audit".to_owned())
-            .spawn(move || write(inbox, &file, &*clock, &counts, copy.as_deref()))?;
+            .spawn(move || write(inbox, &file, &*clock, &counts, &further))?;
         Ok(Audit(Some(Arc::new(Writer {
             path,
             queue,
             lost,
             readers: Semaphore::new(READERS),
-            ledger,
+            copies,
         }))))
     }
 
@@ -266,6 +295,9 @@ impl Audit {
     /// entries may be lost.
     pub async fn close(&self) {
         self.hand_over(None).await;
+        if let Some(store) = self.0.as_ref().and_then(|it| it.copies.store.as_ref()) {
+            store.close().await;
+        }
     }
 
     async fn hand_over(&self, entry: Option<Entry>) {
@@ -283,9 +315,9 @@ impl Audit {
         let _ = is_written.await;
     }
 
-    /// Returns the entries that `query` wants, the newest first. They come from the file and, with a
-    /// ledger, also from the other instances. If the ledger does not answer, entries of other instances
-    /// may be missing.
+    /// Returns the entries that `query` wants, the newest first. They come from the file and, with Redis or a
+    /// ledger, also from the other instances. If these do not answer, entries of other instances may be
+    /// missing.
     ///
     /// # Errors
     /// If the file exists but cannot be read.
@@ -299,13 +331,22 @@ impl Audit {
         let wanted = query.clone();
         let reading = tokio::task::spawn_blocking(move || read(&path, &wanted, MOST_READ));
         let mut file = reading.await.map_err(io::Error::other)??;
-        let Some(ledger) = &writer.ledger else {
+        if let Some(store) = &writer.copies.store {
+            match store.find(&query).await {
+                Ok(found) => file = in_ledger::union(found, file, query.limit),
+                Err(error) => {
+                    tracing::warn!(target: "tollgate::audit", %error, "the store does not answer; entries of other instances may be missing");
+                    file.is_cut = true;
+                }
+            }
+        }
+        let Some(ledger) = &writer.copies.ledger else {
             return Ok(file);
         };
         match ledger.find(&query).await {
             Ok(found) => Ok(in_ledger::union(found, file, query.limit)),
             Err(error) => {
-                tracing::warn!(target: "tollgate::audit", %error, "the ledger does not answer; the result has only the audit trail of this instance");
+                tracing::warn!(target: "tollgate::audit", %error, "the ledger does not answer; entries of other instances may be missing");
                 file.is_cut = true;
                 Ok(file)
             }
@@ -326,7 +367,7 @@ fn write(
     path: &Path,
     clock: &dyn Clock,
     lost: &Lost,
-    ledger: Option<&InLedger>,
+    copies: &Copies,
 ) {
     while let Some(first) = inbox.blocking_recv() {
         let (mut lines, mut waiting, mut count) = (Vec::new(), Vec::new(), 0);
@@ -335,8 +376,11 @@ fn write(
             if let Some(mut entry) = entry {
                 let now = clock.now();
                 entry.at = instant(now);
-                if let Some(ledger) = ledger {
+                if let Some(ledger) = &copies.ledger {
                     ledger.note(&entry, now);
+                }
+                if let Some(store) = &copies.store {
+                    store.note(&entry);
                 }
                 // An entry always becomes JSON: all keys of its maps are strings.
                 if serde_json::to_writer(&mut lines, &entry).is_ok() {

@@ -5,7 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::str::FromStr;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tollgate::{Span, Time};
 use tollgate_ledger::private_file;
 use utoipa::ToSchema;
@@ -51,7 +51,7 @@ impl Default for Query {
 }
 
 /// Entries of the audit trail.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = AuditBody)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
@@ -105,7 +105,7 @@ impl Query {
         Ok(())
     }
 
-    fn wants(&self, entry: &Entry) -> bool {
+    pub(super) fn wants(&self, entry: &Entry) -> bool {
         let is_about = |what: &String| {
             let rest = entry.what.strip_prefix(what.as_str());
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

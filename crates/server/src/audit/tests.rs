@@ -18,7 +18,7 @@ impl Setup {
         let directory = tempfile::tempdir().unwrap();
         let clock = ManualClock::at(Time::from_micros(START));
         let data = directory.path().join("data");
-        let audit = Audit::open(&data, Arc::new(clock.clone()), None).unwrap();
+        let audit = Audit::open(&data, Arc::new(clock.clone()), Copies::default()).unwrap();
         Setup {
             directory,
             clock,

@@ -112,9 +112,19 @@ impl Source {
         looking.await.unwrap_or_default()
     }
 
-    /// Reads the config now.
-    pub(super) fn load(&self) -> Result<Config, RejectedConfig> {
-        let config = tollgate_config::load(&self.path);
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the text of the file now.
+    pub(super) fn text(&self) -> Result<String, RejectedConfig> {
+        let text = tollgate_config::read_text(&self.path);
+        text.map_err(|error| RejectedConfig::from(&error))
+    }
+
+    /// Reads `text` as the file is read.
+    pub(super) fn parse(&self, text: &str) -> Result<Config, RejectedConfig> {
+        let config = tollgate_config::load_text(&self.path, text);
         let config = config.map_err(|error| RejectedConfig::from(&error))?;
         (self.finish)(config).map_err(|message| {
             let at = self.path.display().to_string();
@@ -237,7 +247,7 @@ mod tests {
         ];
         for (number, change) in changes.iter().enumerate() {
             let source = Source::new(folder.path().join("rules.yaml"));
-            let config = source.load().unwrap();
+            let config = source.parse(&source.text().unwrap()).unwrap();
             change();
             let first = source.first(&config);
             let is_same = first == source.stamps().await;
@@ -246,7 +256,7 @@ mod tests {
         // A file that is new when the config is read counts as changed.
         let source = Source::new(folder.path().join("rules.yaml"));
         write("more/five.yaml", "five: {}\n");
-        let config = source.load().unwrap();
+        let config = source.parse(&source.text().unwrap()).unwrap();
         assert_ne!(source.first(&config), source.stamps().await);
     }
 }

@@ -6,9 +6,12 @@
 //!
 //! * `config_source`: the file, and whether it has changed.
 //! * `rule_changes`: the differences between two sets of rules.
+//! * `versions`: the texts that were in force. `rolling_back` puts one of them in force again.
 
 mod config_source;
+mod rolling_back;
 mod rule_changes;
+mod versions;
 
 use std::fmt;
 use std::path::Path;
@@ -20,16 +23,20 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::json;
 use tokio::time::MissedTickBehavior;
-use tollgate::{Clock, Engine, SystemClock, Time};
+use tollgate::{Clock, Config, Engine, RuleSet, SystemClock, Time};
 use utoipa::ToSchema;
 
 use self::config_source::Stamps;
 pub use self::config_source::{Problem, RejectedConfig, Source};
+use self::rolling_back::KnownRollback;
+pub use self::rolling_back::{ROLLBACK, RollbackError};
 pub use self::rule_changes::{Changes, Named};
+use self::versions::Versions;
+pub use self::versions::{ConfigVersion, MAX_VERSIONS};
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
 use crate::door_metrics::ShownDoor;
 use crate::events::Webhook;
-use crate::overrides::Overrides;
+use crate::overrides::{self, OverrideError, Overrides, Rollback};
 
 /// The author of a change in the audit trail, if the file has changed.
 pub const FILE: &str = "file";
@@ -56,6 +63,8 @@ pub struct ControlPlane {
     /// The state of the files when they were last read. Locked while they are read.
     reading: tokio::sync::Mutex<Stamps>,
     status: Mutex<Status>,
+    versions: Versions,
+    known: Mutex<KnownRollback>,
     /// How often the file was read, in the order of [`OUTCOMES`].
     reloads: [AtomicU64; OUTCOMES.len()],
     doors: OnceLock<Vec<ShownDoor>>,
@@ -77,6 +86,8 @@ pub struct Status {
     pub refused: Option<String>,
     /// Sections of the file whose changes need a restart.
     pub needs_restart: Vec<&'static str>,
+    /// The rollback that holds an older version in force instead of the file.
+    pub rollback: Option<Rollback>,
 }
 
 /// The result of reading the config file again.
@@ -147,17 +158,22 @@ impl ControlPlane {
                 loaded_at: clock.now(),
                 refused: None,
                 needs_restart: Vec::new(),
+                rollback: None,
             }),
+            versions: Versions::Nowhere,
+            known: Mutex::new(KnownRollback::new(&config.policy.version)),
             clock,
             reloads: Default::default(),
             doors: OnceLock::new(),
         }
     }
 
-    /// Stores overrides in the engine's store or, if it has none, in `directory`.
+    /// Stores overrides, and versions of the config, in the engine's store or, if it has none, in
+    /// `directory`.
     #[must_use]
     pub fn with_overrides(mut self, directory: &Path) -> ControlPlane {
         let engine = Arc::clone(&self.engine);
+        self.versions = Versions::new(&engine, directory);
         self.overrides = Overrides::new(engine, directory, self.audit.clone());
         self
     }
@@ -202,7 +218,80 @@ impl ControlPlane {
     /// Compares the config in force with its file.
     #[must_use]
     pub fn status(&self) -> Status {
-        self.status.lock().clone()
+        let rollback = self.known.lock().held().cloned();
+        let status = self.status.lock().clone();
+        Status { rollback, ..status }
+    }
+
+    /// Returns the versions of the config that are kept, the one that was put in force last first.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub async fn versions(&self) -> Result<Vec<ConfigVersion>, OverrideError> {
+        self.versions.list().await
+    }
+
+    /// Returns a version of the config, with its text.
+    ///
+    /// # Errors
+    /// If the versions cannot be read.
+    pub async fn version(&self, version: &str) -> Result<Option<ConfigVersion>, OverrideError> {
+        self.versions.find(version).await
+    }
+
+    /// Keeps the text of the config in force, if it is the text of the file. Call this once, after the
+    /// start.
+    pub async fn keep_first_version(&self) {
+        let Some(source) = self.source.clone() else {
+            return;
+        };
+        let reading = tokio::task::spawn_blocking(move || {
+            let text = source.text().ok()?;
+            let config = source.parse(&text).ok()?;
+            Some((config.policy.version, text))
+        });
+        if let Ok(Some((version, text))) = reading.await
+            && version == self.known.lock().file
+        {
+            self.keep_version(&version, &text, FILE, None, true).await;
+        }
+    }
+
+    /// Keeps the text of a config, with masks in place of its secrets. A failure is logged.
+    async fn keep_version(
+        &self,
+        version: &str,
+        text: &str,
+        who: &str,
+        why: Option<&str>,
+        only_new: bool,
+    ) {
+        let (rules, text) = (self.engine.rules(), text.to_owned());
+        // A large text takes long to parse, and would block other requests.
+        let masking = tokio::task::spawn_blocking(move || {
+            tollgate_config::mask(&text, &|secret| name_of_secret(&rules, secret))
+        });
+        let Ok(masked) = masking.await else { return };
+        let version = ConfigVersion {
+            at: audit::instant(self.clock.now()),
+            who: who.to_owned(),
+            why: why.map(str::to_owned),
+            ..ConfigVersion::new(version, masked)
+        };
+        if let Err(error) = self.versions.record(&version, only_new).await {
+            tracing::warn!(target: "tollgate::config", %error, version = version.version, "the text of this version was not kept, so it cannot be put in force again later");
+        }
+    }
+
+    /// Keeps overrides and rollbacks up to date. Never returns.
+    pub async fn follow_overrides(&self) {
+        let mut ticks = tokio::time::interval(overrides::REFRESH_EVERY);
+        // Ticks that were missed while the machine slept are skipped.
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.refresh().await;
+        }
     }
 
     /// Returns how often the file was read, by outcome.
@@ -257,7 +346,8 @@ impl ControlPlane {
     }
 
     /// Reads the file, and puts it in force if it is valid and new. `who` is the author of the
-    /// change, and `why` the reason, for the audit trail.
+    /// change, and `why` the reason, for the audit trail. Ends a rollback, unless `who` is [`FILE`] and the
+    /// file still has the version that the rollback replaces.
     ///
     /// Runs to its end even if the caller stops waiting.
     ///
@@ -288,38 +378,81 @@ impl ControlPlane {
         who: &str,
         why: Option<&str>,
     ) -> Result<Change, ReloadError> {
+        let file = Arc::clone(&source);
+        // A large config takes long to parse, and would block other requests.
+        let loading = tokio::task::spawn_blocking(move || {
+            let text = file.text()?;
+            Ok((file.parse(&text)?, text))
+        });
+        let loaded = loading.await.unwrap_or_else(|error| Err(error.into()));
+        let (config, text) = match loaded {
+            Ok(loaded) => loaded,
+            Err(rejected) => return Err(self.reject(rejected, who, why).await),
+        };
+        let (held, holds) = {
+            let mut known = self.known.lock();
+            let held = known.held().cloned();
+            known.file.clone_from(&config.policy.version);
+            (held, known.held().cloned())
+        };
+        if who == FILE
+            && let Some(rollback) = &holds
+        {
+            return self.hold(&source, rollback).await;
+        }
+        let change = self
+            .enforce(config, &text, audit::CONFIG_RELOAD, who, why)
+            .await?;
+        if let Some(ended) = held.or(holds) {
+            self.end_rollback(ended, who, why).await;
+        }
+        Ok(change)
+    }
+
+    /// Logs and counts a rejected config.
+    async fn reject(&self, rejected: RejectedConfig, who: &str, why: Option<&str>) -> ReloadError {
+        self.reloads[REFUSED].fetch_add(1, Ordering::Relaxed);
+        self.status.lock().refused = Some(rejected.first());
+        rejected.log(who);
+        let version = json!({ "version": self.engine.rules().version() });
+        let entry = Entry::new(audit::CONFIG_REFUSED, who).because(why);
+        let entry = entry.change(version, rejected.first());
+        self.audit.write(entry).await;
+        ReloadError::Rejected(rejected)
+    }
+
+    /// Puts a config in force if it is new. `what` is the change in the audit trail.
+    async fn enforce(
+        &self,
+        config: Config,
+        text: &str,
+        what: &str,
+        who: &str,
+        why: Option<&str>,
+    ) -> Result<Change, ReloadError> {
         let engine = Arc::clone(&self.engine);
         let before = engine.rules();
         // A large config takes long to compile, and would block other requests.
-        let applied = tokio::task::spawn_blocking(move || apply(&engine, &source)).await;
-        let applied = applied.unwrap_or_else(|error| Err(error.into()));
-        let from = before.version();
-        let entry = |what| Entry::new(what, who).because(why);
-        let version = json!({ "version": from });
-        match applied {
-            Ok(mut change) => {
-                self.note(&mut change);
-                if change.outcome == Outcome::Applied {
-                    log_change(&change, who, from);
-                    let to = json!({
-                        "version": change.version,
-                        "rules": change.changes,
-                        "differences": change.differences,
-                    });
-                    let entry = entry(audit::CONFIG_RELOAD).change(version, to);
-                    self.audit.write(entry).await;
-                }
-                Ok(change)
-            }
-            Err(rejected) => {
-                self.reloads[REFUSED].fetch_add(1, Ordering::Relaxed);
-                self.status.lock().refused = Some(rejected.first());
-                rejected.log(who);
-                let entry = entry(audit::CONFIG_REFUSED).change(version, rejected.first());
-                self.audit.write(entry).await;
-                Err(ReloadError::Rejected(rejected))
-            }
+        let applied = tokio::task::spawn_blocking(move || apply(&engine, &config)).await;
+        let mut change = match applied {
+            Ok(change) => change,
+            Err(error) => return Err(self.reject(error.into(), who, why).await),
+        };
+        self.note(&mut change);
+        if change.outcome == Outcome::Applied {
+            log_change(&change, who, before.version());
+            let to = json!({
+                "version": change.version,
+                "rules": change.changes,
+                "differences": change.differences,
+            });
+            let entry = Entry::new(what, who).because(why);
+            let entry = entry.change(json!({ "version": before.version() }), to);
+            self.audit.write(entry).await;
+            self.keep_version(&change.version, text, who, why, false)
+                .await;
         }
+        Ok(change)
     }
 
     fn note(&self, change: &mut Change) {
@@ -337,9 +470,15 @@ impl ControlPlane {
     }
 }
 
-/// Reads `source`, and puts it in force if it is new.
-fn apply(engine: &Engine, source: &Source) -> Result<Change, RejectedConfig> {
-    let config = source.load()?;
+/// Names a secret of a config, without revealing it.
+fn name_of_secret(rules: &RuleSet, secret: &str) -> String {
+    // No attribute has this name.
+    let kind = rules.keyring().kind(["@secret of a config"]);
+    kind.subject([secret]).to_string()
+}
+
+/// Puts a config in force if it is new.
+fn apply(engine: &Engine, config: &Config) -> Change {
     let live = engine.active();
     let mut change = Change {
         outcome: Outcome::Unchanged,
@@ -352,16 +491,16 @@ fn apply(engine: &Engine, source: &Source) -> Result<Change, RejectedConfig> {
     if live.rules().version() != change.version {
         change.outcome = Outcome::Applied;
         change.changes = Changes::between(&live.config().policy.rules, &config.policy.rules);
-        let differences = tollgate_config::diff(live.config(), &config);
+        let differences = tollgate_config::diff(live.config(), config);
         let differences = differences.iter().take(MAX_NAMED).map(|it| {
             let mut text = it.to_string();
             text.truncate(text.floor_char_boundary(MAX_WHY));
             text
         });
         change.differences = differences.collect();
-        change.needs_restart = engine.reload(&config).needs_restart;
+        change.needs_restart = engine.reload(config).needs_restart;
     }
-    Ok(change)
+    change
 }
 
 fn log_change(change: &Change, who: &str, from: &str) {

@@ -86,7 +86,7 @@ fn render(control: &ControlPlane) -> String {
         text: String::with_capacity(4096),
         family: "",
     };
-    page.rules(&live);
+    page.rules(&live, engine.blocked());
     page.events(&live);
     page.candidates(&live);
     page.remaining(&live);
@@ -194,8 +194,8 @@ impl Page {
         self.sample(labels, value);
     }
 
-    /// Writes the checks by rule.
-    fn rules(&mut self, live: &ActiveConfig) {
+    /// Writes the checks by rule, and those that `blocked` counts by the attribute of the subject.
+    fn rules(&mut self, live: &ActiveConfig, blocked: impl Iterator<Item = (&'static str, u64)>) {
         let counts = live.metrics().counts();
         let rules = || live.rules().rules().iter().zip(&counts);
         let help = "Checks by rule and outcome.";
@@ -214,10 +214,11 @@ impl Page {
                 self.sample(&labels, count);
             }
         }
-        let help = "Denied checks by rule, reason and kind of limit.";
+        let help = "Denied checks by rule, reason and kind of limit. Blocked ones have no rule.";
         self.family("rate_limit_rejected_total", "counter", help);
         for (rule, counts) in rules() {
-            for (reason, count) in Reason::ALL.into_iter().zip(counts.denied) {
+            let reasons = Reason::ALL.into_iter().zip(counts.denied);
+            for (reason, count) in reasons.filter(|(it, _)| *it != Reason::Blocked) {
                 let labels = [
                     ("rule", rule.id()),
                     ("subject_type", rule.subject_type()),
@@ -226,6 +227,16 @@ impl Page {
                 ];
                 self.sample(&labels, count);
             }
+        }
+        // Blocks deny before any rule.
+        for (subject_type, count) in blocked {
+            let labels = [
+                ("rule", ""),
+                ("subject_type", subject_type),
+                ("reason", Reason::Blocked.name()),
+                ("kind", ""),
+            ];
+            self.sample(&labels, count);
         }
         let mut per_rule = |name, help, count: fn(&RuleCounts) -> u64| {
             self.family(name, "counter", help);

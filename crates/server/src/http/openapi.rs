@@ -91,6 +91,9 @@ pub(super) fn render(headers: &Headers) -> Bytes {
     describe::render(&document.build())
 }
 
+/// The description of a denial of a blocked subject.
+pub(super) const BLOCKED: &str = "Denied: an operator has blocked a subject of the request. `Retry-After` is present if the block has an end.";
+
 /// Adds the answers to requests without a token, or with a token that lacks the scope. Probes, and this
 /// description, need no token.
 fn add_tokens(paths: &mut Paths) {
@@ -146,6 +149,7 @@ impl HeaderFields {
         taking::<CheckBody<'_>>("check", json!({"attributes": {"user": "ann"}, "cost": 1}))
             .summary(Some("May this proceed now? If so, it is charged."))
             .response("200", allowed)
+            .response("403", self.denial::<answers::DecisionBody<'_>>(BLOCKED))
             .response("429", self.denial::<answers::DecisionBody<'_>>(denied))
             .response("503", self.denial::<answers::DecisionBody<'_>>(queue))
     }
@@ -169,7 +173,12 @@ impl HeaderFields {
             ))
             .response("200", allowed)
             .fails("400", "BAD_REQUEST", "The headers do not describe a request.")
-            .fails("403", "UNTRUSTED_PROXY", "The peer is not a trusted proxy, or its token lacks the scope.")
+            .response(
+                "403",
+                self.either::<answers::VerdictBody<'_>>(
+                    "The client is blocked; or, with the code `UNTRUSTED_PROXY` or `NOT_PERMITTED`, the peer is not a trusted proxy or its token lacks the scope.",
+                ),
+            )
             .fails("414", "TOO_LARGE", "The path is too long.")
             .response("429", self.denial::<answers::VerdictBody<'_>>("Denied."))
             .fails("431", "TOO_LARGE", "A header is too long, or there are too many.")
@@ -205,14 +214,19 @@ impl HeaderFields {
 
     /// Describes a denial, or an error if nothing could be decided.
     pub(super) fn denial_or_failure(&self, description: &str) -> Response {
+        self.either::<answers::DecisionBody<'_>>(description)
+    }
+
+    /// Describes a denial with the body `T`, or an error.
+    fn either<T: ToSchema>(&self, description: &str) -> Response {
         let either = AnyOfBuilder::new()
-            .item(reference::<answers::DecisionBody<'_>>())
+            .item(reference::<T>())
             .item(reference::<ErrorBody>());
         let content = ContentBuilder::new().schema(Some(Schema::from(either.build())));
         let response = ResponseBuilder::new()
             .description(description)
             .content(describe::JSON, content.build());
-        self.denying::<answers::DecisionBody<'_>>(response)
+        self.denying::<T>(response)
     }
 
     fn denying<T: ToSchema>(&self, response: ResponseBuilder) -> Response {

@@ -12,7 +12,7 @@ use utoipa::openapi::{ContentBuilder, Ref, Required, Response, ResponseBuilder};
 use super::hold_body::{
     AcquireBody, CommitBody, EndBody, ExtendBody, FreeBody, HoldersBody, RenewBody, ReserveBody,
 };
-use super::openapi::HeaderFields;
+use super::openapi::{BLOCKED, HeaderFields};
 use crate::describe::{
     Describe, JSON, answer, described, error, failure, hearing, item, looking, number_schema,
     reference, taking, text_schema,
@@ -81,6 +81,7 @@ fn reserve(fields: &HeaderFields) -> OperationBuilder {
         .ok::<answers::ReservationBody>(before)
         .response("201", fields.with_fields(of("Reserved.", all(held))))
         .response("409", of(used, either.build().into()))
+        .response("403", fields.denial::<DecisionBody<'_>>(BLOCKED))
         .response(
             "429",
             fields.denial_or_failure(
@@ -136,6 +137,7 @@ fn acquire(fields: &HeaderFields) -> OperationBuilder {
         .summary(Some("Takes a slot of every concurrency rule that applies."))
         .response("201", fields.with_fields(of("Granted.", all(lease))))
         .fails("422", "NOTHING_TO_LEASE", "No concurrency rule applies.")
+        .response("403", fields.denial::<DecisionBody<'_>>(BLOCKED))
         .response(
             "429",
             fields.denial_or_failure(

@@ -1,5 +1,5 @@
-//! The file that stores overrides if the engine's store is in memory: a JSON object of overrides by
-//! name.
+//! The file that stores named texts if the engine's store is in memory: a JSON object of overrides or of
+//! config versions by name.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -11,11 +11,11 @@ use tollgate_ledger::private_file;
 
 use super::OverrideError;
 
-/// A larger file is rejected. A thousand overrides need less than half of this.
-const MAX_BYTES: u64 = 32 * 1024 * 1024;
+/// A larger file is rejected. A thousand overrides and ten thousand blocks need less than this.
+const MAX_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Returns the stored texts; none if there is no file.
-pub(super) async fn load(path: &Path) -> Result<BTreeMap<String, String>, OverrideError> {
+pub(crate) async fn load(path: &Path) -> Result<BTreeMap<String, String>, OverrideError> {
     let file = path.to_owned();
     let loading = tokio::task::spawn_blocking(move || {
         let file = match private_file::open(OpenOptions::new().read(true), &file) {
@@ -39,7 +39,7 @@ pub(super) async fn load(path: &Path) -> Result<BTreeMap<String, String>, Overri
 }
 
 /// Replaces the file as a whole: after a crash it is the old one or the new one.
-pub(super) async fn write<'t>(
+pub(crate) async fn write<'t>(
     path: &Path,
     texts: impl Iterator<Item = (&'t str, &'t str)>,
 ) -> Result<(), OverrideError> {

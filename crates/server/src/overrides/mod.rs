@@ -1,11 +1,13 @@
-//! Overrides: stored where every instance finds them, put in force, and removed when they expire.
+//! Overrides: stored where every instance finds them, put in force, and removed when they expire. Blocks
+//! are overrides too, and a [rollback](rollback::Rollback) of the config is stored beside them.
 //!
 //! With Redis, overrides are in the store, and every instance checks several times a second for
 //! changes. If the store does not answer, the known overrides stay in force. With state in memory,
 //! overrides are in a file of the data directory, for the next start. Every change is an entry of
 //! the [audit trail](crate::audit).
 
-mod file;
+pub(crate) mod file;
+mod rollback;
 mod stored;
 
 use std::io;
@@ -16,10 +18,10 @@ use std::time::Duration;
 use parking_lot::Mutex as SyncMutex;
 use serde_json::Value;
 use tokio::sync::Mutex;
-use tokio::time::MissedTickBehavior;
-use tollgate::{Clock, Engine, Override, StoreError, SystemClock};
+use tollgate::{Clock, Engine, NamedSubject, Override, StoreError, SystemClock};
 use tollgate_redis::SharedValues;
 
+pub use self::rollback::Rollback;
 pub use self::stored::StoredOverride;
 use self::stored::StoredOverrides;
 use crate::audit::{self, Audit, Entry};
@@ -31,8 +33,14 @@ pub const FILE: &str = "overrides.json";
 /// The author of a change in the audit trail, if an override has expired.
 pub const CLOCK: &str = "clock";
 
-/// The most overrides.
+/// The most overrides, without blocks.
 pub const MAX_OVERRIDES: usize = 1000;
+
+/// The most blocks.
+pub const MAX_BLOCKS: usize = 10_000;
+
+/// The most texts that are stored: overrides, blocks and a rollback.
+const MAX_TEXTS: usize = MAX_OVERRIDES + MAX_BLOCKS + 1;
 
 /// The audit trail shows only the beginning of a stored text that is longer than this. No valid
 /// override is that long.
@@ -40,7 +48,7 @@ const MAX_TEXT: usize = 16 * 1024;
 
 /// How often overrides are checked for changes. A change of another instance takes effect within a
 /// second.
-const REFRESH_EVERY: Duration = Duration::from_millis(250);
+pub(crate) const REFRESH_EVERY: Duration = Duration::from_millis(250);
 
 const _: () = assert!(2 * REFRESH_EVERY.as_millis() < 1000);
 
@@ -83,6 +91,20 @@ pub enum OverrideError {
     /// There are too many overrides.
     #[error("there are already {MAX_OVERRIDES} overrides: clear some first")]
     TooMany,
+    /// There are too many blocks.
+    #[error("there are already {MAX_BLOCKS} blocks: unblock some first, or block a network")]
+    TooManyBlocks,
+    /// The subject is not written as `attribute=value`. Has the problem and the remedy.
+    #[error("{0}; {1}")]
+    BadSubject(String, String),
+    /// The subject is not blocked.
+    #[error("this subject is not blocked")]
+    NotBlocked,
+    /// Without a secret, the hash of a subject changes at every start.
+    #[error(
+        "without subjects.hash_secret, a restart would forget this subject: set the secret in the config, and restart the server"
+    )]
+    NoSecret,
     /// There is no override of that name.
     #[error("there is no override `{0}`")]
     NotFound(String),
@@ -151,10 +173,38 @@ impl Overrides {
     /// stored.
     pub async fn set(&self, text: &str, who: &str) -> Result<Arc<Override>, OverrideError> {
         let now = self.now();
-        let wanted = Override::parse_request(text, now);
+        let wanted = Override::parse_request(text, now, self.engine.rules().keyring());
         let wanted = wanted.map_err(|error| OverrideError::Wrong((&error).into()))?;
-        let wanted = wanted.by(who);
-        if let Some(why) = wanted.misfit(&self.engine.active().config().policy) {
+        self.put(wanted.by(who), now, who).await
+    }
+
+    /// Sets the block that `text` describes. It replaces a block of the same subject. `who` is its author.
+    ///
+    /// # Errors
+    /// If the text is not a valid block, or the block cannot be stored.
+    pub async fn block(&self, text: &str, who: &str) -> Result<Arc<Override>, OverrideError> {
+        let now = self.now();
+        let wanted = Override::parse_block(text, now, self.engine.rules().keyring());
+        let wanted = wanted.map_err(|error| OverrideError::Wrong((&error).into()))?;
+        self.put(wanted.by(who), now, who).await
+    }
+
+    async fn put(
+        &self,
+        wanted: Override,
+        now: u64,
+        who: &str,
+    ) -> Result<Arc<Override>, OverrideError> {
+        let is_hashed = wanted.subject().is_some_and(|it| it.hash().is_some());
+        let active = self.engine.active();
+        let has_secret = active.config().subjects.hash_secret.is_some();
+        if let Storage::File(_) = self.storage
+            && is_hashed
+            && !has_secret
+        {
+            return Err(OverrideError::NoSecret);
+        }
+        if let Some(why) = wanted.misfit(&active.config().policy) {
             return Err(OverrideError::Misfit(why));
         }
         let set = round_trip(&wanted, now)?;
@@ -167,14 +217,30 @@ impl Overrides {
         let mut stored = self.stored.lock().await;
         self.catch_up(&mut stored).await?;
         let before = stored.by_name.get(&name);
-        if before.is_none() && stored.by_name.len() >= MAX_OVERRIDES {
-            return Err(OverrideError::TooMany);
+        let (is_block, most, full, what, logged) = match set.is_block() {
+            true => (
+                true,
+                MAX_BLOCKS,
+                OverrideError::TooManyBlocks,
+                audit::BLOCK_SET,
+                "subject blocked",
+            ),
+            false => (
+                false,
+                MAX_OVERRIDES,
+                OverrideError::TooMany,
+                audit::OVERRIDE_SET,
+                "override set",
+            ),
+        };
+        if before.is_none() && stored.count(is_block) >= most {
+            return Err(full);
         }
         let before = before.map_or(Value::Null, |it| audit_value(&it.text));
         match &self.storage {
             Storage::Store(values) => {
-                if !values.put(&name, &known.text, MAX_OVERRIDES).await? {
-                    return Err(OverrideError::TooMany);
+                if !values.put(&name, &known.text, MAX_TEXTS).await? {
+                    return Err(full);
                 }
             }
             Storage::File(path) => {
@@ -183,10 +249,10 @@ impl Overrides {
             }
             Storage::Process => {}
         }
-        let entry = Entry::new(audit::OVERRIDE_SET, who)
+        let entry = Entry::new(what, who)
             .change(before, audit_value(&known.text))
             .because(Some(set.reason()));
-        tracing::info!(target: "tollgate::admin", who, name, effect = set.effect(), "override set");
+        tracing::info!(target: "tollgate::admin", who, name, effect = set.effect(), "{logged}");
         stored.by_name.insert(name, Arc::new(known));
         self.put_in_force(&stored).await;
         self.audit.write(entry).await;
@@ -214,12 +280,85 @@ impl Overrides {
             // Another instance removed it first, and wrote the audit entry.
             return Err(not_found());
         }
-        let entry = Entry::new(audit::OVERRIDE_CLEAR, who)
+        let (what, logged) = match cleared.is_block() {
+            true => (audit::BLOCK_CLEAR, "subject unblocked"),
+            false => (audit::OVERRIDE_CLEAR, "override cleared"),
+        };
+        let entry = Entry::new(what, who)
             .change(audit_value(&cleared.text), Value::Null)
             .because(why);
-        tracing::info!(target: "tollgate::admin", who, name, "override cleared");
+        tracing::info!(target: "tollgate::admin", who, name, "{logged}");
         self.audit.write(entry).await;
         Ok(cleared)
+    }
+
+    /// Removes the block of a subject, written as `attribute=value`.
+    ///
+    /// # Errors
+    /// If the subject is not blocked, or the block cannot be removed from where it is stored.
+    pub async fn unblock(
+        &self,
+        subject: &str,
+        who: &str,
+        why: Option<&str>,
+    ) -> Result<Arc<StoredOverride>, OverrideError> {
+        let subject = NamedSubject::parse(subject, self.engine.rules().keyring());
+        let subject = subject.map_err(|bad| OverrideError::BadSubject(bad.message, bad.help))?;
+        let cleared = self.clear(&Override::block_name(&subject), who, why).await;
+        cleared.map_err(|error| match error {
+            OverrideError::NotFound(_) => OverrideError::NotBlocked,
+            error => error,
+        })
+    }
+
+    /// Returns the stored rollback of the config, as of the last refresh.
+    pub(crate) async fn rollback(&self) -> Option<Rollback> {
+        let stored = self.stored.lock().await;
+        Rollback::read(stored.rollback.as_deref()?)
+    }
+
+    /// Stores a rollback of the config, instead of the stored one.
+    pub(crate) async fn set_rollback(&self, rollback: &mut Rollback) -> Result<(), OverrideError> {
+        rollback.set_at_epoch_millis = self.now();
+        let text = serde_json::json!(rollback).to_string();
+        let mut stored = self.stored.lock().await;
+        self.catch_up(&mut stored).await?;
+        match &self.storage {
+            Storage::Process => {}
+            Storage::Store(values) => {
+                // There is always room for the rollback.
+                let most = MAX_TEXTS.saturating_add(1);
+                values.put(rollback::NAME, &text, most).await?;
+            }
+            Storage::File(path) => {
+                let others = stored.without(rollback::NAME);
+                file::write(path, others.chain([(rollback::NAME, &*text)])).await?;
+            }
+        }
+        stored.rollback = Some(text);
+        Ok(())
+    }
+
+    /// Removes the stored rollback, if it is `ended`. Returns whether it was removed.
+    pub(crate) async fn end_rollback(&self, ended: &Rollback) -> Result<bool, OverrideError> {
+        let mut stored = self.stored.lock().await;
+        self.read_if_changed(&mut stored).await?;
+        let Some(text) = stored.rollback.clone() else {
+            return Ok(false);
+        };
+        if Rollback::read(&text).as_ref() != Some(ended) {
+            return Ok(false);
+        }
+        let removed = match &self.storage {
+            Storage::Process => true,
+            Storage::Store(values) => values.remove(rollback::NAME, Some(&text)).await?,
+            Storage::File(path) => {
+                file::write(path, stored.without(rollback::NAME)).await?;
+                true
+            }
+        };
+        stored.rollback = None;
+        Ok(removed)
     }
 
     /// Removes one stored override. If `only` is given, removes it only if its text equals `only`.
@@ -240,17 +379,6 @@ impl Overrides {
         };
         stored.by_name.remove(name);
         Ok(removed)
-    }
-
-    /// Keeps overrides up to date. Never returns.
-    pub async fn run(&self) {
-        let mut ticks = tokio::time::interval(REFRESH_EVERY);
-        // Ticks that were missed while the machine slept are skipped.
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            ticks.tick().await;
-            self.refresh().await;
-        }
     }
 
     /// Runs once: puts changes of other instances in force, and removes expired overrides.
@@ -289,7 +417,7 @@ impl Overrides {
             }
             Storage::Store(values) => {
                 if !stored.read || values.edition().await? != stored.edition {
-                    let (edition, texts) = values.all(MAX_OVERRIDES).await?;
+                    let (edition, texts) = values.all(MAX_TEXTS).await?;
                     stored.edition = edition;
                     stored.take(texts, self.now());
                 }
@@ -309,10 +437,14 @@ impl Overrides {
             // Every instance sees the expired override, and one of them removes it.
             match self.remove(stored, name, Some(text)).await {
                 Ok(true) => {
-                    let entry = Entry::new(audit::OVERRIDE_EXPIRED, CLOCK);
+                    let (what, logged) = match known.is_block() {
+                        true => (audit::BLOCK_EXPIRED, "block expired"),
+                        false => (audit::OVERRIDE_EXPIRED, "override expired"),
+                    };
+                    let entry = Entry::new(what, CLOCK);
                     let entry = entry.change(audit_value(text), Value::Null);
                     self.audit.record(entry);
-                    tracing::info!(target: "tollgate::admin", name, "override expired");
+                    tracing::info!(target: "tollgate::admin", name, "{logged}");
                 }
                 Ok(false) => {}
                 Err(error) => {

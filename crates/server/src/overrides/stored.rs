@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tollgate::Override;
 
+use super::rollback;
 use crate::control::RejectedConfig;
 
 /// A stored override.
@@ -20,6 +21,15 @@ pub struct StoredOverride {
 }
 
 impl StoredOverride {
+    /// Whether the override is a block. A block that cannot be parsed is known by its name.
+    #[must_use]
+    pub fn is_block(&self) -> bool {
+        match &self.read {
+            Ok(it) => it.is_block(),
+            Err(_) => self.name.starts_with("block:"),
+        }
+    }
+
     /// Parses a text that was stored as `name`.
     fn read(name: String, text: String, now: u64) -> StoredOverride {
         let read = match Override::parse(&text, now) {
@@ -47,13 +57,20 @@ pub(super) struct StoredOverrides {
     pub(super) failed: bool,
     /// By name.
     pub(super) by_name: BTreeMap<String, Arc<StoredOverride>>,
+    /// The text of the rollback, which is stored among the overrides.
+    pub(super) rollback: Option<String>,
 }
 
 impl StoredOverrides {
     /// Replaces all overrides. Known texts are not parsed again.
     pub(super) fn take(&mut self, texts: impl IntoIterator<Item = (String, String)>, now: u64) {
         let mut before = std::mem::take(&mut self.by_name);
+        self.rollback = None;
         for (name, text) in texts {
+            if name == rollback::NAME {
+                self.rollback = Some(text);
+                continue;
+            }
             let known = match before.remove(&name) {
                 Some(known) if known.text == text => known,
                 _ => Arc::new(StoredOverride::read(name.clone(), text, now)),
@@ -63,13 +80,21 @@ impl StoredOverrides {
         self.read = true;
     }
 
-    /// Returns the names and texts of all overrides except the one of this name.
+    /// Returns how many blocks there are, or how many other overrides.
+    pub(super) fn count(&self, blocks: bool) -> usize {
+        let is_block = |it: &&Arc<StoredOverride>| it.is_block() == blocks;
+        self.by_name.values().filter(is_block).count()
+    }
+
+    /// Returns all names and texts except the one of this name.
     pub(super) fn without<'t>(
         &'t self,
         name: &'t str,
     ) -> impl Iterator<Item = (&'t str, &'t str)> + 't {
         let texts = self.by_name.values();
         let texts = texts.map(|it| (it.name.as_str(), it.text.as_str()));
+        let rollback = self.rollback.iter();
+        let texts = texts.chain(rollback.map(|text| (rollback::NAME, text.as_str())));
         texts.filter(move |(other, _)| *other != name)
     }
 }

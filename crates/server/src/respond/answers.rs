@@ -36,7 +36,8 @@ impl<'a> DecisionsBody<'a> {
 }
 
 /// A decision. Its fields describe one rule: for a denial, the rule with the longest wait;
-/// otherwise the rule with the least left. These fields are null if no rule applies.
+/// otherwise the rule with the least left. These fields are null if no rule applies, or if the request is
+/// blocked.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Decision)]
 #[serde(rename_all = "camelCase")]
@@ -109,7 +110,7 @@ impl<'a> DecisionBody<'a> {
         let rule = decision.rule();
         let rule = rule.as_ref();
         let (code, message) = denial(decision).unzip();
-        let retry_after = rule.and_then(RuleDecision::retry_after);
+        let retry_after = decision.retry_after();
         let reset_at = rule.and_then(RuleDecision::reset_at);
         DecisionBody {
             allowed: decision.is_allowed(),
@@ -119,7 +120,7 @@ impl<'a> DecisionBody<'a> {
             rule_id: rule.map(|it| it.rule().id()),
             algorithm: rule.map(|it| it.rule().algorithm().name()),
             kind: rule.map(|it| it.kind().name()),
-            reason: rule.and_then(RuleDecision::reason).map(Reason::name),
+            reason: decision.reason().map(Reason::name),
             subject: rule.and_then(RuleDecision::subject).map(Hex),
             limit: rule.and_then(RuleDecision::limit),
             remaining: rule.and_then(RuleDecision::remaining),
@@ -231,9 +232,11 @@ pub(crate) struct VerdictBody<'a> {
     #[schema(schema_with = codes)]
     code: &'static str,
     message: Cow<'a, str>,
-    rule_id: &'a str,
-    #[schema(schema_with = kinds)]
-    kind: &'static str,
+    /// Null if the client is blocked.
+    #[schema(required = true)]
+    rule_id: Option<&'a str>,
+    #[schema(schema_with = kinds_or_null, required = true)]
+    kind: Option<&'static str>,
     #[schema(required = true)]
     limit: Option<u64>,
     #[schema(required = true)]
@@ -245,20 +248,22 @@ pub(crate) struct VerdictBody<'a> {
 }
 
 impl<'a> VerdictBody<'a> {
-    /// Returns `None` if no rule denies.
+    /// Returns `None` if neither a rule nor a block denies.
     pub(super) fn new(decision: &'a Decision) -> Option<VerdictBody<'a>> {
         let (code, message) = denial(decision)?;
-        let rule = decision.rule()?;
+        let rule = decision.rule();
+        let rule = rule.as_ref();
+        let reset_at = rule.and_then(RuleDecision::reset_at);
         Some(VerdictBody {
             allowed: decision.is_allowed(),
             code,
             message,
-            rule_id: rule.rule().id(),
-            kind: rule.kind().name(),
-            limit: rule.limit(),
-            remaining: rule.remaining(),
-            retry_after_millis: rule.retry_after().map(Span::as_millis_ceil),
-            reset_at_epoch_millis: rule.reset_at().map(Time::as_millis_ceil),
+            rule_id: rule.map(|it| it.rule().id()),
+            kind: rule.map(|it| it.kind().name()),
+            limit: rule.and_then(RuleDecision::limit),
+            remaining: rule.and_then(RuleDecision::remaining),
+            retry_after_millis: decision.retry_after().map(Span::as_millis_ceil),
+            reset_at_epoch_millis: reset_at.map(Time::as_millis_ceil),
         })
     }
 }

@@ -5,11 +5,15 @@ use std::borrow::Cow;
 use http::StatusCode;
 use tollgate::{Decision, Kind, Reason, RuleDecision};
 
-/// Returns the HTTP status of a check: 200 if allowed, else 429, or 503 if a queue is full or the store
-/// does not answer.
+/// The code of a denial by a block.
+const BLOCKED: &str = "BLOCKED";
+
+/// Returns the HTTP status of a check: 200 if allowed, else 429, or 403 if a subject is blocked, or 503 if
+/// a queue is full or the store does not answer.
 pub(super) fn status(decision: &Decision) -> StatusCode {
-    match decision.rule().and_then(|rule| rule.reason()) {
+    match decision.reason() {
         _ if decision.is_allowed() => StatusCode::OK,
+        Some(Reason::Blocked) => StatusCode::FORBIDDEN,
         Some(Reason::QueueFull | Reason::StoreUnavailable) => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::TOO_MANY_REQUESTS,
     }
@@ -29,11 +33,15 @@ pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
         Reason::BadExpression => "BAD_ATTRIBUTE",
         Reason::StoreFailed => "STORE_FAILED",
         Reason::StoreUnavailable => "STORE_UNAVAILABLE",
+        Reason::Blocked => BLOCKED,
     }
 }
 
 /// Returns the code and the message of a denial; `None` if the request is allowed.
 pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
+    if decision.blocked_by().is_some() {
+        return Some((BLOCKED, Cow::Owned(blocked(decision))));
+    }
     let rule = decision.rule()?;
     let reason = rule.reason()?;
     // The message of the rule is only for an allowance that is used up.
@@ -46,6 +54,17 @@ pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)
         None => Cow::Owned(message(&rule, reason)),
     };
     Some((code(rule.kind(), reason), message))
+}
+
+/// Returns the message for a blocked client. The reason of the operator is not for clients.
+fn blocked(decision: &Decision) -> String {
+    match decision.retry_after() {
+        Some(wait) => {
+            let wait = wait.as_secs_ceil().max(1);
+            format!("Access is blocked. Try again in {wait} s.")
+        }
+        None => "Access is blocked.".to_owned(),
+    }
 }
 
 /// Returns the message for a rule without a message of its own. All subjects get the same message.
@@ -75,6 +94,8 @@ fn message(rule: &RuleDecision<'_>, reason: Reason) -> String {
         Reason::StoreFailed | Reason::StoreUnavailable => {
             format!("Limits cannot be checked at the moment. Try again in {wait} s.")
         }
+        // A rule never denies for this reason.
+        Reason::Blocked => "Access is blocked.".to_owned(),
     }
 }
 

@@ -52,7 +52,9 @@ impl EnvoyResponder {
         };
         let rules = together.decisions().iter().flat_map(Decision::rules);
         let mut denying = rules.filter(|rule| !rule.is_shadow() && !rule.is_allowed());
+        let is_blocked = |it: &Decision| it.blocked_by().is_some();
         if !together.is_allowed()
+            && !together.decisions().iter().any(is_blocked)
             && denying.all(|rule| rule.reason() == Some(Reason::StoreUnavailable))
         {
             return Err(Status::unavailable(

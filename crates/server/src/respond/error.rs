@@ -61,9 +61,9 @@ pub(crate) enum RequestError {
     )]
     NoSuchPath,
     #[error(
-        "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, \
-         /v1/overrides, /v1/ledger/corrections, /v1/ledger/grants, /v1/ledger/reconcile, DELETE /v1/overrides and GET /v1/rules, \
-         /v1/candidates, /v1/overrides, /v1/audit, /v1/ledger, /v1/ledger/usage, /v1/ledger/entries, /metrics, /healthz, /readyz, /openapi.json"
+        "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, /v1/rollback, \
+         /v1/overrides, /v1/blocks, /v1/ledger/corrections, /v1/ledger/grants, /v1/ledger/reconcile, DELETE /v1/overrides, /v1/blocks and GET /v1/rules, \
+         /v1/candidates, /v1/overrides, /v1/blocks, /v1/config/versions, /v1/config/versions/{{version}}, /v1/audit, /v1/ledger, /v1/ledger/usage, /v1/ledger/entries, /metrics, /healthz, /readyz, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
@@ -100,6 +100,20 @@ pub(crate) enum RequestError {
     TooManyOverrides,
     #[error("there is no override `{0}`; GET /v1/overrides lists them")]
     NoSuchOverride(String),
+    #[error("{0}")]
+    BadSubject(crate::overrides::OverrideError),
+    #[error("there are already {max} blocks: unblock some first, or block a network", max = crate::overrides::MAX_BLOCKS)]
+    TooManyBlocks,
+    #[error("this subject is not blocked; GET /v1/blocks lists the blocks")]
+    NotBlocked,
+    #[error("{0}")]
+    NoHashSecret(crate::overrides::OverrideError),
+    #[error("there is no version `{0}`; GET /v1/config/versions lists them")]
+    NoSuchVersion(String),
+    #[error("{0}")]
+    NotRestorable(String),
+    #[error("the versions of the config cannot be read at the moment; the log has the cause")]
+    VersionsUnavailable,
     #[error("overrides cannot be changed at the moment; the log has the cause")]
     OverridesUnavailable,
     #[error("the audit trail cannot be read: {0}")]
@@ -137,6 +151,7 @@ impl RequestError {
             | Self::NotAnObject { .. }
             | Self::BadPosting(_)
             | Self::BadText(_)
+            | Self::BadSubject(_)
             | Self::BadPath
             | Self::NotOneHost
             | Self::BodyCutShort => (400, "BAD_REQUEST"),
@@ -153,10 +168,15 @@ impl RequestError {
             Self::NoSuchPath | Self::NoSuchAdminPath => (404, "NOT_FOUND"),
             Self::NoSuchOverride(_) => (404, "NO_SUCH_OVERRIDE"),
             Self::NoSuchCounter(_) => (404, "NO_SUCH_COUNTER"),
+            Self::NotBlocked => (404, "NOT_BLOCKED"),
+            Self::NoSuchVersion(_) => (404, "NO_SUCH_VERSION"),
             Self::WrongMethod => (405, "WRONG_METHOD"),
             Self::BodyTooSlow => (408, "TOO_SLOW"),
             Self::NoConfigFile => (409, "NO_CONFIG_FILE"),
             Self::TooManyOverrides => (409, "TOO_MANY_OVERRIDES"),
+            Self::TooManyBlocks => (409, "TOO_MANY_BLOCKS"),
+            Self::NoHashSecret(_) => (409, "NO_HASH_SECRET"),
+            Self::NotRestorable(_) => (409, "NOT_RESTORABLE"),
             Self::NoLedger => (409, "NO_LEDGER"),
             Self::PostedOtherwise(_) => (409, "POSTING_CONFLICT"),
             Self::BodyTooLarge { .. } => (413, "TOO_LARGE"),
@@ -167,6 +187,7 @@ impl RequestError {
             Self::Internal => (500, "INTERNAL"),
             Self::NoRoom => (503, "NO_ROOM"),
             Self::OverridesUnavailable => (503, "OVERRIDES_UNAVAILABLE"),
+            Self::VersionsUnavailable => (503, "VERSIONS_UNAVAILABLE"),
             Self::Audit(_) => (503, "AUDIT_UNAVAILABLE"),
             Self::Ledger(_) => (503, "LEDGER_UNAVAILABLE"),
             Self::LedgerBusy => (503, "LEDGER_BUSY"),

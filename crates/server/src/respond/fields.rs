@@ -87,12 +87,12 @@ impl Fields {
 
     /// Adds the fields of the deciding rule, and the policies of all rules that are enforced.
     pub(super) fn write(&self, decision: &Decision, mut add: impl FnMut(HeaderName, Value<'_>)) {
+        if let Some(wait) = decision.retry_after() {
+            add(RETRY_AFTER, Value::Number(wait.as_secs_ceil().max(1)));
+        }
         let Some(rule) = decision.rule() else {
             return;
         };
-        if let Some(wait) = rule.retry_after() {
-            add(RETRY_AFTER, Value::Number(wait.as_secs_ceil().max(1)));
-        }
         let (Some(limit), Some(remaining)) = (rule.limit(), rule.remaining()) else {
             return;
         };

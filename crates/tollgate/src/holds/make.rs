@@ -32,6 +32,10 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let ttl = reserve.ttl.unwrap_or(DEFAULT_TTL);
         let ttl = within("a time to live", ttl, LEAST_TTL, MOST_TTL)?;
         let key = reserve.idempotency_key.map(valid_key).transpose()?;
+        if let Some(block) = self.block_of(attributes) {
+            let denied = self.deny_blocked(block, attributes);
+            return Ok(ReserveOutcome::Denied(denied));
+        }
         let limits = RequestLimits::default();
         let resolution = self.active.rules().resolve(attributes, &limits);
         let ask = Ask::Exactly(reserve.units);
@@ -111,6 +115,10 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         acquire: &Acquire<'_>,
         ticket: Option<u128>,
     ) -> Result<AcquireOutcome, HoldError> {
+        if let Some(block) = self.block_of(attributes) {
+            let denied = self.deny_blocked(block, attributes);
+            return Ok(AcquireOutcome::Denied(denied));
+        }
         let limits = RequestLimits::default();
         let resolution = self.active.rules().resolve(attributes, &limits);
         let wait = ticket.map(|ticket| Wait {

@@ -34,6 +34,10 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         acquire: &Acquire<'_>,
     ) -> Result<AcquireOutcome, HoldError> {
         let wait = within("a wait", acquire.wait, Span::ZERO, MOST_WAIT)?;
+        if let Some(block) = self.block_of(attributes) {
+            let denied = self.deny_blocked(block, attributes);
+            return Ok(AcquireOutcome::Denied(denied));
+        }
         let until = Instant::now() + Duration::from(wait);
         let ticket = (wait > Span::ZERO).then(random);
         let limits = RequestLimits::default();
