@@ -19,7 +19,9 @@ use crate::ledger::{self, Ledger, RawLedger};
 use crate::route::{self, RawRoute, Routes};
 use crate::secrets;
 use crate::server::{self, RawServer, Server};
-use crate::store::{self, NO_SECRET, NO_SECRET_FOR_LEDGER, RawStore, SECRET_HELP, Store};
+use crate::store::{
+    self, NO_SECRET, NO_SECRET_FOR_DENIALS, NO_SECRET_FOR_LEDGER, RawStore, SECRET_HELP, Store,
+};
 use crate::subjects::{self, RawSubjects, Subjects};
 use crate::telemetry::{self, RawTelemetry, Telemetry};
 use crate::tenant_files;
@@ -334,6 +336,12 @@ impl RawConfig {
             problems.report(key, NO_SECRET, SECRET_HELP);
         } else if let (true, Some(key)) = (absent, self.ledger.key()) {
             problems.report(key, NO_SECRET_FOR_LEDGER, SECRET_HELP);
+        } else if let (true, Some(denials)) = (
+            absent,
+            self.telemetry.value().and_then(|it| it.denials.value()),
+        ) && let Some(key) = denials.directory.key()
+        {
+            problems.report(key, NO_SECRET_FOR_DENIALS, SECRET_HELP);
         }
     }
 

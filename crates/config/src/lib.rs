@@ -60,12 +60,12 @@ pub use store::{
     CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,
 };
 pub use subjects::{ClientHeader, SubjectHeaders, Subjects};
-pub use telemetry::{OtlpUrl, Telemetry};
+pub use telemetry::{Denials, OtlpUrl, Telemetry};
 #[doc(no_inline)]
 pub use tollgate_rules::{
     AttributeType, Attributes, Ceiling, CompileOptions, ConfigError, Counter, Difference,
-    Durability, Effect, Explanation, FailurePolicy, Missing, NumberFrom, Overridden, Override,
-    Placement, Policy, Problem, RequestLimits, Resolution, Rollout, Rule, RuleBuilder, RuleDenial,
-    RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, Scope, Tiers, is_attribute_name,
-    summary,
+    Durability, Effect, Explanation, FailurePolicy, LimitSource, LogDenials, Missing, NumberFrom,
+    Overridden, Override, Placement, Policy, Problem, RequestLimits, RequestSource, Resolution,
+    Rollout, Rule, RuleBuilder, RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet,
+    RuleState, Scope, Tiers, is_attribute_name, summary,
 };

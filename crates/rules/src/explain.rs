@@ -189,7 +189,7 @@ impl RuleSet {
     }
 
     /// Returns the numbers of a rule for a request, and where each comes from.
-    fn numbers(
+    pub(crate) fn numbers(
         &self,
         rule: &Rule,
         compiled: &Compiled,

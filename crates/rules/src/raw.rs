@@ -11,7 +11,7 @@ use crate::document::{
 use crate::limits::Written;
 use crate::period::{Every, Start};
 use crate::placement::Placement;
-use crate::rule::{Durability, FailurePolicy, Missing, RuleState};
+use crate::rule::{Durability, FailurePolicy, LogDenials, Missing, RuleState};
 use crate::share::{Carried, Grace, Overdraft};
 use crate::zone::ZoneFrom;
 
@@ -74,6 +74,8 @@ section! {
         mode: RawMode = "mode",
         /// The message for a client that this rule denies.
         message: Text = "message",
+        /// Which denials are in the log and in the journal of denials: sampled, up to a number per second, or all (default sampled).
+        log_denials: LogDenials = "log_denials",
         ..allowance: RawAllowance
     }
 }

@@ -66,6 +66,16 @@ words! {
     }
 }
 
+words! {
+    /// Which denials of a rule are in the log and in the journal of denials.
+    pub enum LogDenials is "`sampled` or `all`" {
+        /// Up to a number per second.
+        Sampled = "sampled",
+        /// All of them.
+        All = "all",
+    }
+}
+
 /// A rule of a config.
 #[derive(Clone, Debug)]
 pub struct Rule {
@@ -98,6 +108,7 @@ pub struct Rule {
     /// The share of subjects, in hundredths of a percent.
     pub(crate) rollout: u16,
     pub(crate) message: Option<String>,
+    pub(crate) log_denials: LogDenials,
     pub(crate) subject_type: String,
 }
 
@@ -291,6 +302,12 @@ impl Rule {
     #[must_use]
     pub fn rollout(&self) -> u16 {
         self.rollout
+    }
+
+    /// Which denials of the rule are in the log and in the journal of denials.
+    #[must_use]
+    pub fn log_denials(&self) -> LogDenials {
+        self.log_denials
     }
 
     /// The message for a client that the rule denies.

@@ -172,6 +172,7 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             ("emergency_limit", emergency.unwrap_or_else(none)),
             ("limit_from", source(rule)),
             ("placement", format!("{:?}", rule.placement)),
+            ("log_denials", rule.log_denials.name().to_owned()),
         ]
     };
     for ((name, before), (_, after)) in said(old).into_iter().zip(said(new)) {

@@ -12,7 +12,7 @@ use crate::document::{At, Field, List, Place, Problems, Short, Text, suggestion}
 use crate::expr::Declared;
 use crate::pattern::Pattern;
 use crate::raw::{Conditions, RawRule};
-use crate::rule::{Condition, Cost, FailurePolicy, Missing, Rule, RuleState};
+use crate::rule::{Condition, Cost, FailurePolicy, LogDenials, Missing, Rule, RuleState};
 use crate::tiers::Budget;
 
 const NO_SUBJECTS: &str = "a partial `rollout` needs subjects to choose from";
@@ -281,6 +281,11 @@ fn rule(
         state: raw.state.value().copied().unwrap_or(RuleState::Enforce),
         rollout,
         message: raw.message.value().map(|text| text.0.clone()),
+        log_denials: raw
+            .log_denials
+            .value()
+            .copied()
+            .unwrap_or(LogDenials::Sampled),
     })
 }
 
