@@ -9,8 +9,8 @@ use std::sync::Arc;
 use futures_util::future::{FutureExt, join_all};
 use tokio::sync::Semaphore;
 use tollgate::{
-    Acquire, AcquireOutcome, BatchDecision, Decision, DemandError, Engine, Hold, HoldError,
-    Holders, Reserve, ReserveOutcome, Snapshot, Span, StoreError,
+    Acquire, AcquireOutcome, ActiveConfig, BatchDecision, Decision, DemandError, Engine, Hold,
+    HoldError, Holders, Reserve, ReserveOutcome, Snapshot, Span, Store, StoreError,
 };
 
 use crate::question::{Check, Question};
@@ -28,6 +28,9 @@ pub(crate) struct Backend {
     lease_waits: Semaphore,
     usage: UsageReader,
 }
+
+/// The snapshot of a request that is being asked.
+type AskedSnapshot<'s> = Snapshot<'s, Arc<dyn Store>, &'s ActiveConfig>;
 
 /// The answer to a question.
 pub(crate) enum Answer {
@@ -125,6 +128,7 @@ impl Backend {
         origin: &Origin,
     ) -> Result<Answer, AskError> {
         let engine = &*self.engine;
+        let snapshot = &snapshot.with_origin(origin.request());
         match question {
             Question::Check(it) => Ok(Answer::Decision(check(snapshot, it, origin).await)),
             Question::Peek(Check { attributes, ask }) => {
@@ -227,7 +231,7 @@ impl Backend {
     }
 }
 
-async fn check(snapshot: &Snapshot<'_>, check: &Check<'_>, origin: &Origin) -> Decision {
+async fn check(snapshot: &AskedSnapshot<'_>, check: &Check<'_>, origin: &Origin) -> Decision {
     let attributes = check.attributes.attributes();
     // Pinned in its place: a move of the future would copy several kilobytes.
     let asking = pin!(snapshot.ask(&attributes, check.ask));

@@ -14,6 +14,7 @@ use tollgate_redis::{BreakerState, HistogramCounts, RedisStore};
 
 use crate::control::ControlPlane;
 use crate::events::Webhook;
+use crate::journal::JournalCounts;
 
 /// How many subjects are shown.
 const HOT_KEYS: usize = 10;
@@ -119,6 +120,9 @@ fn render(control: &ControlPlane) -> String {
     let (name, rejected) = ("rate_limit_holds_rejected_total", engine.rejected_holds());
     let help = "Reservations and leases rejected because their subject had too many open, or because the store was full.";
     page.counts(name, help, "reason", rejected);
+    if let Some(journal) = control.journal() {
+        page.journal(&journal.counts());
+    }
     if let Some(webhook) = control.webhook() {
         page.webhook(webhook);
     }
@@ -160,6 +164,33 @@ impl Page {
         self.family(name, "counter", help);
         for (text, count) in counts {
             self.sample(&[(label, text)], count);
+        }
+    }
+
+    /// Writes the metrics of the journal of denials.
+    fn journal(&mut self, counts: &JournalCounts) {
+        let (name, help) = (
+            "rate_limit_journal_written_total",
+            "Denials that were recorded in the journal.",
+        );
+        self.single(name, "counter", help, &[], counts.written);
+        let lost = [
+            ("queue_full", counts.queue_full),
+            ("disk_failed", counts.disk_failed),
+        ];
+        let help = "Denials that are not in the journal or not in its files, by cause.";
+        self.counts("rate_limit_journal_dropped_total", help, "cause", lost);
+        if let Some(size) = counts.size {
+            let (name, help) = (
+                "rate_limit_journal_written_bytes_total",
+                "Bytes that were written to the files of the journal.",
+            );
+            self.single(name, "counter", help, &[], counts.written_bytes);
+            let (name, help) = (
+                "rate_limit_journal_bytes",
+                "The size of the files of the journal of denials.",
+            );
+            self.single(name, "gauge", help, &[], size);
         }
     }
 

@@ -14,6 +14,7 @@
 //! * [`control`]: puts a changed config in force while the server runs.
 //! * [`overrides`]: limits that operators change while the server runs.
 //! * [`audit`]: the audit trail. [`events`]: webhooks about quotas that are nearly used up.
+//! * [`journal`]: the journal of denials.
 //! * [`client`]: finds the client of a request in its headers.
 //! * [`trace`]: spans of decisions. `exposition`: the metrics page.
 //! * `usage`: a tenant's usage, from the ledger. `period`: periods by name.
@@ -33,6 +34,7 @@ mod exposition;
 mod forward_auth;
 pub mod grpc;
 pub mod http;
+pub mod journal;
 pub mod net;
 mod outbound;
 pub mod overrides;

@@ -11,9 +11,9 @@ use utoipa::openapi::{InfoBuilder, OpenApiBuilder, Required};
 
 use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
 use super::candidates::{CandidateBody, Compared};
-use super::ledger;
 use super::overrides::{OverrideBody, OverridesBody};
 use super::{ExplainedBody, Role, RuleBody, Rules};
+use super::{denials, ledger};
 use crate::audit::{Concerned, Entry, MAX_WHY, Trail};
 use crate::control::{Change, Changes, Named};
 use crate::describe::{
@@ -21,6 +21,7 @@ use crate::describe::{
     metrics, number_schema, readyz, taking, text_schema,
 };
 use crate::http::body::CheckBody;
+use crate::journal::{FoundDenials, RecordedDenial};
 use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, Ready, ReadyConfig, answers};
 
 const TOKEN: &str = "token";
@@ -33,7 +34,7 @@ pub(super) fn render() -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate, for operators")
         .version(env!("CARGO_PKG_VERSION"));
-    let guarded: [Guarded; 12] = [
+    let guarded: [Guarded; 13] = [
         ("/v1/rules", Get, Role::Read, rules()),
         ("/v1/explain", Post, Role::Read, explain()),
         ("/v1/peek", Post, Role::Read, peek()),
@@ -45,6 +46,7 @@ pub(super) fn render() -> Bytes {
         ("/v1/overrides", Post, Role::Operate, set_override()),
         ("/v1/overrides", Delete, Role::Operate, clear_override()),
         ("/v1/audit", Get, Role::Read, audit()),
+        ("/v1/denials", Get, Role::Read, denials::describe()),
         ("/metrics", Get, Role::Read, metrics()),
     ];
     let mut paths = PathsBuilder::new();
@@ -80,6 +82,8 @@ pub(super) fn render() -> Bytes {
         .schema_from::<Trail>()
         .schema_from::<Entry>()
         .schema_from::<Concerned>()
+        .schema_from::<FoundDenials>()
+        .schema_from::<RecordedDenial>()
         .schema_from::<answers::DecisionBody<'_>>()
         .schema_from::<answers::RuleDecisionBody<'_>>()
         .schema_from::<answers::GraceBody>()
@@ -250,6 +254,7 @@ mod tests {
     use super::*;
     use crate::audit::Audit;
     use crate::control::{ControlPlane, Source};
+    use crate::journal::Journal;
 
     async fn ask(routes: &mut Router, method: &str, path: &str, body: &str) -> (u16, String) {
         let request = http::Request::builder().method(method).uri(path);
@@ -274,7 +279,9 @@ mod tests {
         let file = folder.path().join("rules.yaml");
         std::fs::write(&file, rules).unwrap();
         let audit = Audit::start(folder.path()).unwrap();
-        let control = ControlPlane::new(engine, Some(Source::new(file.clone())), audit);
+        let journal = Journal::start(&engine).unwrap();
+        let control =
+            ControlPlane::new(engine, Some(Source::new(file.clone())), audit).with_journal(journal);
         let mut routes = router(Arc::new(control));
         let (_, described) = ask(&mut routes, "GET", "/openapi.json", "").await;
         let described: Value = serde_json::from_str(&described).unwrap();

@@ -27,6 +27,7 @@ use utoipa::ToSchema;
 
 use self::in_ledger::InLedger;
 pub use self::read::{Query, QueryError, Trail, read};
+pub(crate) use self::read::{ago, shown, time};
 use crate::outbound::Seldom;
 
 /// A new config was put in force.

@@ -61,7 +61,7 @@ pub(crate) enum RequestError {
     #[error(
         "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, \
          /v1/overrides, /v1/ledger/corrections, /v1/ledger/grants, /v1/ledger/reconcile, DELETE /v1/overrides and GET /v1/rules, \
-         /v1/candidates, /v1/overrides, /v1/audit, /v1/ledger, /v1/ledger/usage, /v1/ledger/entries, /metrics, /healthz, /readyz, /openapi.json"
+         /v1/candidates, /v1/overrides, /v1/audit, /v1/denials, /v1/ledger, /v1/ledger/usage, /v1/ledger/entries, /metrics, /healthz, /readyz, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
@@ -98,6 +98,10 @@ pub(crate) enum RequestError {
     OverridesUnavailable,
     #[error("the audit trail cannot be read: {0}")]
     Audit(std::io::Error),
+    #[error("the server has no journal of denials")]
+    NoJournal,
+    #[error("the journal of denials cannot be read: {0}")]
+    Journal(std::io::Error),
     #[error(
         "no ledger is configured: add a `ledger` section to the config, and restart the server"
     )]
@@ -148,6 +152,7 @@ impl RequestError {
             Self::NoConfigFile => (409, "NO_CONFIG_FILE"),
             Self::TooManyOverrides => (409, "TOO_MANY_OVERRIDES"),
             Self::NoLedger => (409, "NO_LEDGER"),
+            Self::NoJournal => (409, "NO_JOURNAL"),
             Self::PostedOtherwise(_) => (409, "POSTING_CONFLICT"),
             Self::BodyTooLarge { .. } => (413, "TOO_LARGE"),
             Self::BadConfig(_) => (422, "BAD_CONFIG"),
@@ -158,6 +163,7 @@ impl RequestError {
             Self::NoRoom => (503, "NO_ROOM"),
             Self::OverridesUnavailable => (503, "OVERRIDES_UNAVAILABLE"),
             Self::Audit(_) => (503, "AUDIT_UNAVAILABLE"),
+            Self::Journal(_) => (503, "JOURNAL_UNAVAILABLE"),
             Self::Ledger(_) => (503, "LEDGER_UNAVAILABLE"),
             Self::LedgerBusy => (503, "LEDGER_BUSY"),
             Self::Draining => (503, "SHUTTING_DOWN"),
