@@ -8,7 +8,7 @@ use ureq::{Agent, Body, RequestBuilder, http::Response};
 use crate::terminal::printable;
 
 /// The server to call, and the token to show.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub(crate) struct AdminArgs {
     /// The address of the server's admin door
     #[arg(long, value_name = "URL", env = "TOLLGATE_ADMIN_URL")]
@@ -39,6 +39,19 @@ pub(crate) enum Call<'c> {
 }
 
 impl AdminArgs {
+    /// Returns the same with the address of another server.
+    pub(crate) fn at(&self, admin: &str) -> AdminArgs {
+        AdminArgs {
+            admin: admin.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the address of the server.
+    pub(crate) fn address(&self) -> &str {
+        &self.admin
+    }
+
     /// Returns the JSON that the server answers. Errors are ready to print.
     pub(crate) fn call(&self, path: &str, call: &Call<'_>) -> Result<Value, String> {
         self.call_within(SHORT, path, call)

@@ -4,7 +4,7 @@
 //!
 //! * 0: success.
 //! * 1: a negative result. `check`, `explain`: denied. `validate`: a file has problems. `diff`: the configs
-//!   differ. `doctor`: a finding is bad. `reconcile`: counters differ from the ledger. `import`: nothing could
+//!   differ. `doctor`: a finding is bad. `why`: no denial was found. `reconcile`: counters differ from the ledger. `import`: nothing could
 //!   be converted.
 //! * 2: a failure, such as wrong usage, no usable config, or no server.
 
@@ -33,9 +33,11 @@ mod reconcile;
 mod reload;
 mod request;
 mod serve;
+mod tail;
 mod terminal;
 mod usage;
 mod validate;
+mod why;
 
 use std::process::ExitCode;
 
@@ -87,6 +89,11 @@ enum Command {
     Candidates(candidates::Args),
     /// Show the audit trail of a server: who changed what, and when.
     Audit(audit::Args),
+    /// Show when and why a subject was denied, from the journal of a running server. Exits with 1 if no denial is
+    /// found.
+    Why(why::Args),
+    /// Show denials of a running server as they happen.
+    Tail(tail::Args),
     /// Show the usage of a tenant, from the ledger of a running server.
     Usage(usage::Args),
     /// Print the usage of a period, for billing.
@@ -117,6 +124,8 @@ fn main() -> ExitCode {
         Command::Override(args) => overrides::run(&args),
         Command::Candidates(args) => candidates::run(&args),
         Command::Audit(args) => audit::run(&args),
+        Command::Why(args) => why::run(&args),
+        Command::Tail(args) => tail::run(&args),
         Command::Usage(args) => usage::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Correct(args) => postings::correct(&args),
