@@ -8,7 +8,7 @@ pub(crate) use crate::connect::{Call, list};
 use crate::connect::{ConnectArgs, Door, SHORT};
 
 /// The server to call, and how to connect to it.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct AdminArgs {
     /// The address of the server's admin door
@@ -27,6 +27,19 @@ const HELP: &str = "give the address of the server's admin door with --admin; `s
                     `serve --admin` opens this door";
 
 impl AdminArgs {
+    /// Returns the same with the address of another server.
+    pub(crate) fn at(&self, admin: &str) -> AdminArgs {
+        AdminArgs {
+            admin: admin.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the address of the server.
+    pub(crate) fn address(&self) -> &str {
+        &self.admin
+    }
+
     /// Returns the JSON that the server answers. Errors are ready to print.
     pub(crate) fn call(&self, path: &str, call: &Call<'_>) -> Result<Value, String> {
         self.call_within(SHORT, path, call)

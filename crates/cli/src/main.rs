@@ -4,8 +4,9 @@
 //!
 //! * 0: success.
 //! * 1: a negative result. `check`, `explain`: denied. `validate`: a file has problems. `diff`: the configs
-//!   differ. `doctor`: a finding is bad. `reconcile`: counters differ from the ledger. `import`: nothing could
-//!   be converted. `serve`: a second signal ended the server before it had answered all requests.
+//!   differ. `doctor`: a finding is bad. `why`: no denial was found. `reconcile`: counters differ from the
+//!   ledger. `import`: nothing could be converted. `serve`: a second signal ended the server before it had
+//!   answered all requests.
 //! * 2: a failure, such as wrong usage, no usable config, or no server.
 
 #![allow(
@@ -36,11 +37,13 @@ mod reconcile;
 mod reload;
 mod request;
 mod serve;
+mod tail;
 mod terminal;
 mod tls;
 mod usage;
 mod validate;
 mod versions;
+mod why;
 
 use std::process::ExitCode;
 
@@ -102,6 +105,11 @@ enum Command {
     Candidates(candidates::Args),
     /// Show the audit trail of all instances: who changed what, and when.
     Audit(audit::Args),
+    /// Show when and why a subject was denied, from the journal of a running server. Exits with 1 if no denial is
+    /// found.
+    Why(why::Args),
+    /// Show denials of a running server as they happen.
+    Tail(tail::Args),
     /// Show the usage of a tenant, from the ledger of a running server.
     Usage(usage::Args),
     /// Print the usage of a period, for billing.
@@ -139,6 +147,8 @@ fn main() -> ExitCode {
         Command::Rollback(args) => versions::rollback(&args),
         Command::Candidates(args) => candidates::run(&args),
         Command::Audit(args) => audit::run(&args),
+        Command::Why(args) => why::run(&args),
+        Command::Tail(args) => tail::run(&args),
         Command::Usage(args) => usage::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Correct(args) => postings::correct(&args),

@@ -45,7 +45,8 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-fn attribute(text: &str) -> Result<(String, String), String> {
+/// Reads `NAME=VALUE` with the name of an attribute.
+pub(crate) fn attribute(text: &str) -> Result<(String, String), String> {
     let (name, value) = pair(text)?;
     if !tollgate_rules::is_attribute_name(&name) {
         return Err(format!(

@@ -12,6 +12,7 @@ use tollgate_config::{Admin, Grpc, Listen, Mode, Resp, Store};
 use tollgate_server::audit::Audit;
 use tollgate_server::control::{ReloadError, SIGNAL, Source};
 use tollgate_server::events::Webhook;
+use tollgate_server::journal::Journal;
 use tollgate_server::net::ListenError;
 use tollgate_server::{Address, ControlPlane, DoorError, Doors};
 
@@ -109,7 +110,9 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     let audit = Audit::of(&args.data.data, &engine)
         .map_err(|error| format!("error: failed to open the audit trail: {error}"))?;
     let webhook = Webhook::start(&engine).map_err(failed)?;
+    let journal = Journal::start(&engine).map_err(failed)?;
     let control = ControlPlane::new(engine, source, audit)
+        .with_journal(journal)
         .with_overrides(&args.data.data)
         .with_webhook(webhook);
     // Overrides and a rollback are in force before the first request. A store that does not answer delays the start
@@ -136,6 +139,9 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     let closing = async {
         if let Some(webhook) = control.webhook() {
             webhook.stop().await;
+        }
+        if let Some(journal) = control.journal() {
+            journal.close().await;
         }
         control.audit().close().await;
         // Close the engine after the last request, so that the usage of all admitted requests reaches

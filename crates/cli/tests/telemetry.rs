@@ -104,16 +104,21 @@ fn denial_is_logged_as_json_at_any_level() {
     assert!((10..=12).contains(&lines.len()), "{log}");
     let line = &lines[0];
     assert_eq!(line["target"], "tollgate::rejections");
-    assert_eq!(line["message"], "refused");
-    assert_eq!(line["rule"], "login");
-    assert_eq!(line["tenant"], "acme");
-    assert_eq!(line["subject_type"], "tenant+user+ip");
-    assert_eq!(line["subject"].as_str().unwrap().len(), 8);
+    assert_eq!(line["message"], "denied");
+    assert_eq!(line["event"], "rate_limit_denied");
+    assert_eq!(
+        (&line["door"], &line["action"]),
+        (&"http".into(), &"login".into())
+    );
+    assert_eq!(line["ruleId"], "login");
+    assert_eq!(line["tenantId"], "acme");
+    assert_eq!(line["subjectType"], "tenant+user+ip");
+    assert_eq!(line["subjectHashPrefix"].as_str().unwrap().len(), 8);
     assert_eq!(line["algorithm"], "fixed-window");
     assert_eq!((&line["limit"], &line["remaining"]), (&1.into(), &0.into()));
-    assert!(line["retry_after_ms"].as_u64().unwrap() <= 3_600_000);
+    assert!(line["retryAfterMillis"].as_u64().unwrap() <= 3_600_000);
     assert_eq!(line["reason"], "exceeded");
-    assert_eq!(line["config_version"].as_str().unwrap().len(), 12);
+    assert_eq!(line["configVersion"].as_str().unwrap().len(), 12);
     assert!(line["timestamp"].is_string());
 }
 

@@ -21,7 +21,8 @@ use crate::route::{self, RawRoute, Routes};
 use crate::secrets;
 use crate::server::{self, RawServer, Server};
 use crate::store::{
-    self, ClockSource, NO_SECRET, NO_SECRET_FOR_LEDGER, RawStore, SECRET_HELP, Store,
+    self, ClockSource, NO_SECRET, NO_SECRET_FOR_DENIALS, NO_SECRET_FOR_LEDGER, RawStore,
+    SECRET_HELP, Store,
 };
 use crate::subjects::{self, RawSubjects, Subjects};
 use crate::telemetry::{self, RawTelemetry, Telemetry};
@@ -355,6 +356,12 @@ impl RawConfig {
             problems.report(key, NO_SECRET, SECRET_HELP);
         } else if let (true, Some(key)) = (absent, self.ledger.key()) {
             problems.report(key, NO_SECRET_FOR_LEDGER, SECRET_HELP);
+        } else if let (true, Some(denials)) = (
+            absent,
+            self.telemetry.value().and_then(|it| it.denials.value()),
+        ) && let Some(key) = denials.directory.key()
+        {
+            problems.report(key, NO_SECRET_FOR_DENIALS, SECRET_HELP);
         }
     }
 

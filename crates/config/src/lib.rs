@@ -63,12 +63,13 @@ pub use store::{
     CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,
 };
 pub use subjects::{ClientHeader, SubjectHeaders, Subjects};
-pub use telemetry::{OtlpUrl, Telemetry};
+pub use telemetry::{Denials, OtlpUrl, Telemetry};
 #[doc(no_inline)]
 pub use tollgate_rules::{
     AttributeType, Attributes, Blocks, Ceiling, CompileOptions, ConfigError, Counter, DenialBody,
-    DenialField, Difference, Durability, Effect, Explanation, FailurePolicy, FieldValue, Missing,
-    NamedSubject, NumberFrom, Overridden, Override, Placement, Policy, Problem, RequestLimits,
-    Resolution, Rollout, Rule, RuleBuilder, RuleDenial, RuleDenialReason, RuleError, RuleProblem,
-    RuleSet, RuleState, Scope, Tiers, is_attribute_name, summary,
+    DenialField, Difference, Durability, Effect, Explanation, FailurePolicy, FieldValue,
+    LimitSource, LogDenials, Missing, NamedSubject, NumberFrom, Overridden, Override, Placement,
+    Policy, Problem, RequestLimits, RequestSource, Resolution, Rollout, Rule, RuleBuilder,
+    RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, Scope, Tiers,
+    is_attribute_name, summary,
 };

@@ -1,10 +1,12 @@
 //! Traces and logs that a server writes about its decisions: plain data, validated.
 
 use std::fmt;
+use std::path::PathBuf;
 
-use tollgate_rules::document::{BadValue, Percent, Problems, Text, Whole, section};
+use tollgate_core::Span;
+use tollgate_rules::document::{BadValue, Duration, Percent, Problems, Size, Text, Whole, section};
 
-use crate::fields::{Env, expand, number_in};
+use crate::fields::{Env, duration_in, expand, number_in, text};
 use crate::store::{Parts, UrlError, address, host_port};
 
 /// Traces and logs.
@@ -18,6 +20,36 @@ pub struct Telemetry {
     pub sample: u16,
     /// How many denials are logged in a second at most (default 10); 0 logs none.
     pub rejections_per_second: u32,
+    /// The journal of denials.
+    pub denials: Denials,
+}
+
+/// The journal of denials: which denials it records, and for how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Denials {
+    /// The directory of the journal's files; `None` if the journal is in memory only.
+    pub directory: Option<PathBuf>,
+    /// The most bytes of all files together (default 256 MiB).
+    pub max_size: u64,
+    /// How long a denial is kept in a file (default 7 days).
+    pub max_age: Span,
+    /// How many denials are kept in memory (default 10,000).
+    pub recent: usize,
+    /// How many denials of a rule are recorded in a second at most (default 100); 0 records none.
+    pub per_second: u32,
+}
+
+impl Default for Denials {
+    fn default() -> Denials {
+        Denials {
+            directory: None,
+            max_size: 256 << 20,
+            max_age: Span::from_secs(7 * 24 * 60 * 60),
+            recent: 10_000,
+            per_second: 100,
+        }
+    }
 }
 
 impl Default for Telemetry {
@@ -26,6 +58,7 @@ impl Default for Telemetry {
             otlp: None,
             sample: 100,
             rejections_per_second: 10,
+            denials: Denials::default(),
         }
     }
 }
@@ -59,10 +92,31 @@ section! {
         otlp: Text = "otlp",
         /// The share of decisions that are traced if the caller sends no trace, up to 100% (default 1%). If the caller sends a trace, the caller's sampling applies.
         sample: Percent = "sample",
-        /// How many denials are logged in a second at most, up to 10000 (default 10); 0 logs none.
+        /// How many denials are logged in a second at most, up to 10000 (default 10); 0 logs none. Rules with `log_denials: all` are not bounded.
         rejections_per_second: Whole = "rejections_per_second",
+        /// The journal of denials.
+        denials: RawDenials = "denials",
     }
 }
+
+section! {
+    /// The journal of denials, for `tollgate why`.
+    pub(crate) struct RawDenials is "`telemetry.denials`" {
+        /// The directory of the journal's files, for this instance alone; in memory only by default. `${VAR}` reads the environment.
+        directory: Text = "directory",
+        /// The most bytes of all files together, from 1MiB to 1TiB (default 256MiB).
+        max_size: Size = "max_size",
+        /// How long a denial is kept in a file, from 1m to 366d (default 7d).
+        max_age: Duration = "max_age",
+        /// How many denials are kept in memory, from 100 to 1000000 (default 10000).
+        recent: Whole = "recent",
+        /// How many denials of a rule are recorded in a second at most, up to 10000 (default 100); 0 records none. Rules with `log_denials: all` are not bounded.
+        per_second: Whole = "per_second",
+    }
+}
+
+/// The bounds of `max_size`.
+const SIZES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 40;
 
 const HELP: &str = "write the address of a collector, such as http://127.0.0.1:4318";
 
@@ -85,7 +139,52 @@ pub(crate) fn telemetry(
     }
     let rejections = &mut telemetry.rejections_per_second;
     number_in(&raw.rejections_per_second, rejections, 0..=10_000, problems);
+    if let Some(raw) = raw.denials.value() {
+        telemetry.denials = denials(raw, env, problems);
+    }
     telemetry
+}
+
+fn denials(raw: &RawDenials, env: Env<'_>, problems: &mut Problems<'_>) -> Denials {
+    let mut denials = Denials {
+        directory: text("directory", &raw.directory, env, problems).map(PathBuf::from),
+        ..Denials::default()
+    };
+    if let Some(at) = raw.max_size.get() {
+        denials.max_size = at.value.0;
+        if !SIZES.contains(&at.value.0) {
+            let message = "`max_size` is not between 1MiB and 1TiB";
+            problems.report(at.place, message, "write a size such as 256MiB");
+        }
+    }
+    let most_millis = 366 * 24 * 60 * 60 * 1000;
+    duration_in(
+        &raw.max_age,
+        &mut denials.max_age,
+        60_000..=most_millis,
+        problems,
+    );
+    number_in(&raw.recent, &mut denials.recent, 100..=1_000_000, problems);
+    number_in(
+        &raw.per_second,
+        &mut denials.per_second,
+        0..=10_000,
+        problems,
+    );
+    if raw.directory.is_absent() {
+        let sizes = [
+            ("max_size", raw.max_size.key()),
+            ("max_age", raw.max_age.key()),
+        ];
+        for (name, key) in sizes {
+            if let Some(key) = key {
+                let message = format!("`{name}` has no effect without `directory`");
+                let help = "add `directory`, the place of the journal's files, or remove this";
+                problems.report(key, message, help);
+            }
+        }
+    }
+    denials
 }
 
 /// Parses the URL of a collector. Errors never quote the URL, because it may hold a password.

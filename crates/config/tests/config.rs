@@ -85,6 +85,12 @@ fn the_smallest_config_has_defaults() {
     assert_eq!(config.telemetry.otlp, None);
     assert_eq!(config.telemetry.sample, 100);
     assert_eq!(config.telemetry.rejections_per_second, 10);
+    let denials = &config.telemetry.denials;
+    assert_eq!(denials.directory, None);
+    assert_eq!(
+        (denials.max_size, denials.recent, denials.per_second),
+        (256 << 20, 10_000, 100)
+    );
     assert_eq!(config.subjects.max_keys, 10_000_000);
     assert_eq!(config.subjects.ipv6_prefix, 64);
     assert!(config.subjects.hash_secret.is_none());

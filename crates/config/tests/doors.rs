@@ -27,6 +27,7 @@ server:
   drain: 90s
   tls: { cert: /tls/cert.pem, key: "/tls/${KEY}", client_ca: ca.pem }
 subjects:
+  hash_secret: a secret of sixteen bytes
   trusted_proxies: [10.0.0.0/8]
   client_header: forwarded
   headers: { api_key: Api-Key, user: off, service_account: x-robot, tenant: x-org }
@@ -41,6 +42,7 @@ telemetry:
   otlp: https://collector.internal/otlp/
   sample: 2.5%
   rejections_per_second: 0
+  denials: { directory: "./denials-${PORT}", max_size: 64MiB, max_age: 2d, recent: 500, per_second: 0 }
 rules: []
 "#;
 
@@ -244,6 +246,13 @@ fn telemetry_is_read() {
     assert_eq!((url.tls, url.port, url.path.as_str()), (true, 443, "/otlp"));
     assert_eq!(telemetry.sample, 250);
     assert_eq!(telemetry.rejections_per_second, 0);
+    let denials = telemetry.denials;
+    assert_eq!(denials.directory, Some("./denials-80".into()));
+    assert_eq!(
+        (denials.max_size, denials.recent, denials.per_second),
+        (64 << 20, 500, 0)
+    );
+    assert_eq!(denials.max_age, tollgate_core::Span::from_secs(2 * 86_400));
 }
 
 #[test]
@@ -268,7 +277,14 @@ fn the_schema_knows_every_field_of_the_doors() {
             &["api_key", "user", "service_account", "tenant"],
         ),
         ("Route", &["method", "host", "path", "action"]),
-        ("Telemetry", &["otlp", "sample", "rejections_per_second"]),
+        (
+            "Telemetry",
+            &["otlp", "sample", "rejections_per_second", "denials"],
+        ),
+        (
+            "Denials",
+            &["directory", "max_size", "max_age", "recent", "per_second"],
+        ),
     ] {
         let section_schema = &definitions[section];
         assert_eq!(section_schema["additionalProperties"], false, "{section}");

@@ -206,6 +206,12 @@ fn first_half(hash: &blake3::Hash) -> u128 {
 pub struct Subject(u128);
 
 impl Subject {
+    /// Returns the subject with this hash, as [`bits`](Self::bits) has returned it.
+    #[must_use]
+    pub const fn from_bits(bits: u128) -> Subject {
+        Subject(bits)
+    }
+
     /// Returns the hash.
     #[must_use]
     pub const fn bits(self) -> u128 {

@@ -15,7 +15,7 @@ use crate::period::{Every, Start};
 use crate::placement::Placement;
 use crate::policy::Policy;
 use crate::raw::AttributeType;
-use crate::rule::{Ceiling, FailurePolicy, Missing, Rule, RuleState};
+use crate::rule::{Ceiling, FailurePolicy, LogDenials, Missing, Rule, RuleState};
 
 /// Builds a [`Rule`] in code.
 ///
@@ -195,6 +195,11 @@ impl RuleBuilder {
     /// Charges denied requests too.
     pub fn charge_denied(self) -> Self {
         self.with("charge_denied", "true".to_owned())
+    }
+
+    /// Sets which denials of the rule are in the log and in the journal of denials.
+    pub fn log_denials(self, which: LogDenials) -> Self {
+        self.with("log_denials", which.name().to_owned())
     }
 
     /// Adds a back-off: repeated denials block a subject for longer.

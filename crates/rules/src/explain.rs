@@ -9,7 +9,7 @@ use crate::attributes::Attributes;
 use crate::document::percentage;
 use crate::layers::{Layer, Step, is_by_tenant, replaced};
 use crate::limits::Numbers;
-use crate::overrides::WHOLE;
+use crate::overrides::{Override, WHOLE};
 use crate::period::Every;
 use crate::request_limits::RequestLimits;
 use crate::resolution::RuleDenialReason;
@@ -158,7 +158,12 @@ impl RuleSet {
             let effect = match (&verdict, compiled.denies(&verdict)) {
                 (Verdict::Applies { cost, subject }, _) => Effect::Applies {
                     cost: *cost,
-                    numbers: self.numbers(rule, compiled, &request),
+                    numbers: self.numbers(
+                        rule,
+                        compiled,
+                        &request,
+                        &self.own_overrides(index, attributes),
+                    ),
                     limit: self.limit_of(index, compiled, &request),
                     subject: *subject,
                 },
@@ -195,12 +200,14 @@ impl RuleSet {
         }
     }
 
-    /// Returns the numbers of a rule for a request, and where each comes from.
-    fn numbers(
+    /// Returns the numbers of a rule for a request, and where each comes from. `own_overrides` are the
+    /// overrides of the subject that concern the rule.
+    pub(crate) fn numbers(
         &self,
         rule: &Rule,
         compiled: &Compiled,
         request: &Request<'_, '_>,
+        own_overrides: &[Arc<Override>],
     ) -> Vec<NumberFrom> {
         let own = match rule.budget() {
             Some(budget) => format!("budget {budget}"),
@@ -221,11 +228,9 @@ impl RuleSet {
         let plan = tenant.and_then(|tenant| self.layers.plan_of(tenant));
         let zone = tenant.and_then(|tenant| self.layers.zone_of(tenant));
         let mut scales = Vec::new();
-        let mut own_overrides = self.layers.of_subjects(request.attributes);
-        own_overrides.retain(|it| it.scope().has_own_allowance(&rule.per));
         let steps = self
             .layers
-            .steps(rule.allowance(), plan, tenant, &own_overrides);
+            .steps(rule.allowance(), plan, tenant, own_overrides);
         for (layer, step) in steps {
             match step {
                 Step::Scale(scale) => {

@@ -60,6 +60,7 @@ mod resolution;
 mod rule;
 mod ruleset;
 mod share;
+mod source;
 mod symbols;
 mod tiers;
 mod validate;
@@ -84,8 +85,11 @@ pub use policy::{EMPTY_HELP, Policy, TenantReader};
 pub use raw::{AttributeType, RawPolicy};
 pub use request_limits::RequestLimits;
 pub use resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason};
-pub use rule::{Ceiling, Durability, FailurePolicy, MAX_DENIAL_DELAY, Missing, Rule, RuleState};
+pub use rule::{
+    Ceiling, Durability, FailurePolicy, LogDenials, MAX_DENIAL_DELAY, Missing, Rule, RuleState,
+};
 pub use ruleset::RuleSet;
+pub use source::{LimitSource, RequestSource};
 pub use tiers::Tiers;
 pub use validate::{ID_HELP, is_attribute_name, is_id};
 pub use warnings::Warning;

@@ -12,7 +12,7 @@ use crate::document::{
 use crate::limits::Written;
 use crate::period::{Every, Start};
 use crate::placement::Placement;
-use crate::rule::{Durability, FailurePolicy, Missing, RuleState};
+use crate::rule::{Durability, FailurePolicy, LogDenials, Missing, RuleState};
 use crate::share::{Carried, Grace, Overdraft};
 use crate::zone::ZoneFrom;
 
@@ -79,6 +79,8 @@ section! {
         denial_body: RawDenialBody = "denial_body",
         /// How long a denial by this rule is held back before it is answered, 1ms to 5s (default: not at all).
         delay_denials: Duration = "delay_denials",
+        /// Which denials are in the log and in the journal of denials: sampled, up to a number per second, or all (default sampled).
+        log_denials: LogDenials = "log_denials",
         ..allowance: RawAllowance
     }
 }

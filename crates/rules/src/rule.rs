@@ -70,6 +70,16 @@ words! {
     }
 }
 
+words! {
+    /// Which denials of a rule are in the log and in the journal of denials.
+    pub enum LogDenials is "`sampled` or `all`" {
+        /// Up to a number per second.
+        Sampled = "sampled",
+        /// All of them.
+        All = "all",
+    }
+}
+
 /// A rule of a config.
 #[derive(Clone, Debug)]
 pub struct Rule {
@@ -104,6 +114,7 @@ pub struct Rule {
     pub(crate) message: Option<String>,
     pub(crate) denial_body: Option<Arc<DenialBody>>,
     pub(crate) delay_denials: Span,
+    pub(crate) log_denials: LogDenials,
     pub(crate) subject_type: String,
 }
 
@@ -297,6 +308,12 @@ impl Rule {
     #[must_use]
     pub fn rollout(&self) -> u16 {
         self.rollout
+    }
+
+    /// Which denials of the rule are in the log and in the journal of denials.
+    #[must_use]
+    pub fn log_denials(&self) -> LogDenials {
+        self.log_denials
     }
 
     /// The message for a client that the rule denies.

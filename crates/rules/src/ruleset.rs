@@ -499,7 +499,11 @@ impl RuleSet {
     /// Returns the subject of the set of attributes at index `set`. If the request lacks an attribute
     /// of the set, returns that attribute as the error.
     #[inline]
-    fn subject(&self, set: usize, request: &mut Request<'_, '_>) -> Result<Subject, AttributeId> {
+    pub(crate) fn subject(
+        &self,
+        set: usize,
+        request: &mut Request<'_, '_>,
+    ) -> Result<Subject, AttributeId> {
         if let Some(known) = request.subjects[set] {
             return Ok(known);
         }

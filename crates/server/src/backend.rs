@@ -10,8 +10,8 @@ use futures_util::future::{FutureExt, join_all};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use tollgate::{
-    Acquire, AcquireOutcome, BatchDecision, Decision, DemandError, Engine, Hold, HoldError,
-    Holders, Reserve, ReserveOutcome, Snapshot, Span, Started, StoreError,
+    Acquire, AcquireOutcome, ActiveConfig, BatchDecision, Decision, DemandError, Engine, Hold,
+    HoldError, Holders, Reserve, ReserveOutcome, Snapshot, Span, Started, Store, StoreError,
 };
 
 use crate::door_metrics::{Actions, DoorMetrics, Tally};
@@ -36,6 +36,9 @@ pub(crate) struct Backend {
     /// Whether the door stops. Then no denial is held back.
     stops: Arc<watch::Sender<bool>>,
 }
+
+/// The snapshot of a request that is being asked.
+type AskedSnapshot<'s> = Snapshot<'s, Arc<dyn Store>, &'s ActiveConfig>;
 
 /// The answer to a question.
 pub(crate) enum Answer {
@@ -263,6 +266,7 @@ impl Backend {
         origin: &Origin,
     ) -> Result<Answer, AskError> {
         let engine = &*self.engine;
+        let snapshot = &snapshot.with_origin(origin.request());
         match question {
             Question::Check(it) => Ok(Answer::Decision(check(snapshot, it, origin).await)),
             Question::Peek(Check { attributes, ask }) => {
@@ -395,7 +399,7 @@ fn is_unmatched(decision: &Decision) -> bool {
     decision.rules().len() == 0
 }
 
-async fn check(snapshot: &Snapshot<'_>, check: &Check<'_>, origin: &Origin) -> Decision {
+async fn check(snapshot: &AskedSnapshot<'_>, check: &Check<'_>, origin: &Origin) -> Decision {
     let attributes = check.attributes.attributes();
     // Pinned in its place: a move of the future would copy several kilobytes.
     let asking = pin!(snapshot.ask(&attributes, check.ask));

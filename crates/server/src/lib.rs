@@ -15,6 +15,7 @@
 //! * [`control`]: puts a changed config in force while the server runs.
 //! * [`overrides`]: limits that operators change while the server runs.
 //! * [`audit`]: the audit trail. [`events`]: webhooks about quotas that are nearly used up.
+//! * [`journal`]: the journal of denials.
 //! * [`client`]: finds the client of a request in its headers.
 //! * [`trace`]: spans of decisions. `exposition`: the metrics page. `door_metrics`: what each door counts.
 //!   `process`: what the system knows of this process.
@@ -39,6 +40,7 @@ mod forward_auth;
 pub mod grpc;
 pub mod http;
 mod ingress_time;
+pub mod journal;
 pub mod net;
 mod outbound;
 pub mod overrides;

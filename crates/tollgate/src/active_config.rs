@@ -13,8 +13,9 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tollgate_config::{Attributes, Blocks, Config, Override, RuleSet, Server};
-use tollgate_core::{Charge, Keyring};
+use tollgate_core::{Charge, Keyring, Subject};
 
+use crate::denial_feed::DenialPaces;
 use crate::events::{Events, has_quotas};
 use crate::fallback::{RuleFallbacks, Share};
 use crate::holds::HoldNames;
@@ -34,6 +35,7 @@ pub struct ActiveConfig {
     /// Whether a rule is a quota. Only quotas have events.
     has_quotas: bool,
     fallbacks: Arc<RuleFallbacks>,
+    denial_paces: Arc<DenialPaces>,
     keyed: Arc<Keyed>,
 }
 
@@ -136,6 +138,21 @@ impl ActiveConfig {
         &self.keyed
     }
 
+    /// Returns the hashed subjects that these attributes make: one for each `per` of a rule whose attributes are
+    /// all given. The attribute `key` also makes the subject of an ad-hoc limit.
+    #[must_use]
+    pub fn subjects_of(&self, attributes: &Attributes<'_>) -> Vec<Subject> {
+        let subjects = self.rules.subjects_of(attributes).into_iter();
+        let key = attributes.get("key");
+        let key = key.map(|key| self.keyed.throttle.subject(key.as_bytes()));
+        subjects.map(|(_, subject)| subject).chain(key).collect()
+    }
+
+    /// Returns how many denials each rule has recorded in the current second.
+    pub(crate) fn denial_paces(&self) -> &DenialPaces {
+        &self.denial_paces
+    }
+
     /// Returns how each rule decides while the store fails.
     pub(crate) fn fallbacks(&self) -> &RuleFallbacks {
         &self.fallbacks
@@ -191,6 +208,10 @@ impl CurrentConfig {
             metrics: Arc::new(Metrics::new(&rules, throttles)),
             events: Arc::new(Events::new(&config.events.near_limit)),
             has_quotas: has_quotas(&rules),
+            denial_paces: Arc::new(DenialPaces::new(
+                &rules,
+                config.telemetry.denials.per_second,
+            )),
             rules: Arc::new(rules),
             fallbacks: Arc::new(RuleFallbacks::new(config, share)),
             keyed: Arc::new(Keyed::new(&keyring)),
@@ -245,6 +266,7 @@ impl CurrentConfig {
                 events: Arc::clone(&running.events),
                 has_quotas: running.has_quotas,
                 fallbacks: Arc::clone(&running.fallbacks),
+                denial_paces: Arc::clone(&running.denial_paces),
                 keyed: Arc::clone(&running.keyed),
             }));
             return;
@@ -276,7 +298,9 @@ impl CurrentConfig {
         let rules = compile(&config, keyring.clone(), &overrides, self.records_usage);
         let places: HashMap<&str, usize> = ids(&running.rules).zip(0..).collect();
         let places = ids(&rules).map(|id| places.get(id).copied());
-        let metrics = running.metrics.followed_by(&rules, places);
+        let metrics = running.metrics.followed_by(&rules, places.clone());
+        let per_second = config.telemetry.denials.per_second;
+        let denial_paces = running.denial_paces.followed_by(places, per_second);
         running.events.keep(&rules);
         self.active.store(Arc::new(ActiveConfig {
             generation: running.generation + 1,
@@ -287,6 +311,7 @@ impl CurrentConfig {
             metrics: Arc::new(metrics),
             events: Arc::clone(&running.events),
             has_quotas: has_quotas(&rules),
+            denial_paces: Arc::new(denial_paces),
             rules: Arc::new(rules),
             keyed,
         }));
@@ -321,7 +346,7 @@ fn compile(
     config.compile(keyring, overrides)
 }
 
-fn ids(rules: &RuleSet) -> impl Iterator<Item = &str> {
+fn ids(rules: &RuleSet) -> impl Iterator<Item = &str> + Clone {
     rules.rules().iter().map(tollgate_config::Rule::id)
 }
 

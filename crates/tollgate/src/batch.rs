@@ -15,7 +15,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_config::{Attributes, Overridden, RequestLimits, Resolution, RuleSet};
+use tollgate_config::{Attributes, Overridden, RequestLimits, RequestSource, Resolution, RuleSet};
 use tollgate_core::{Limit, ParamError, Span, Time};
 use tollgate_store::{Ask, Store, StoreError};
 
@@ -234,7 +234,9 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             }
             if !decision.is_allowed() {
                 let (limiter, attributes) = (self.limiter, &demand.attributes);
-                limiter.log_denial(&decision, attributes, reply.latency);
+                let from = (&*self.active, self.origin);
+                let brought = demand.numbers.map(|_| RequestSource::Numbers);
+                limiter.denied(from, &decision, attributes, reply.latency, brought);
             }
             decision
         });

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_config::{Attributes, Override};
+use tollgate_core::Limit;
 use tollgate_store::Store;
 
 use crate::active_config::ActiveConfig;
 use crate::decision::Decision;
 use crate::snapshot::Snapshot;
 use crate::striped::{STRIPES, stripe};
+use crate::throttle::Throttled;
 
 /// The attributes of blocked subjects that are counted by name. Operators choose the attributes of
 /// blocks, so the others are counted together.
@@ -77,7 +79,27 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
     ) -> Decision {
         let decision = self.blocked(block);
         self.limiter.blocked.count(block);
-        self.limiter.log_denial(&decision, attributes, None);
+        let from = (&*self.active, self.origin);
+        self.limiter
+            .denied_by_block(from, &decision, block, attributes);
         decision
+    }
+
+    /// Denies a blocked key of an ad-hoc limit: the subject `key=…`.
+    #[inline]
+    pub(crate) fn blocked_key(&self, key: &[u8], limit: &Limit) -> Option<Throttled> {
+        let blocks = self.active.blocks();
+        if blocks.is_empty() {
+            return None;
+        }
+        let limiter = self.limiter;
+        let block = blocks.find_key(key, || limiter.now_millis())?;
+        limiter.blocked.count(block);
+        limiter.throttles.count(Some(false));
+        let denied = Throttled::blocked(limit, block.expires_at(), limiter.clock.now());
+        let charge = self.active.keyed().throttle.charge(key, limit);
+        let from = (&*self.active, self.origin);
+        limiter.denied_throttle(from, &charge, &denied, None);
+        Some(denied)
     }
 }

@@ -466,6 +466,11 @@ impl<'d> RuleDecision<'d> {
         Kind::of(self.rule())
     }
 
+    /// Returns the key of the subject's state; `None` if the request has no subject for this rule.
+    pub(crate) fn key(&self) -> Option<Key> {
+        self.outcome.key.map(Key::from)
+    }
+
     /// Returns the hashed subject; `None` if the request has none for this rule.
     #[must_use]
     pub fn subject(&self) -> Option<Subject> {

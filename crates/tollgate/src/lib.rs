@@ -224,7 +224,9 @@ mod batch;
 mod blocked;
 mod candidates;
 mod decision;
+mod denial;
 mod denial_delays;
+mod denial_feed;
 #[cfg(any(feature = "ledger", feature = "redis"))]
 mod deployment;
 mod engine;
@@ -254,7 +256,9 @@ pub use active_config::{ActiveConfig, Loaded, Reloaded};
 pub use batch::{BatchDecision, Demand, DemandError, Effect, MAX_CHARGES, Numbers};
 pub use candidates::Comparison;
 pub use decision::{Decision, Grace, Kind, Reason, RuleDecision};
+pub use denial::{DeniedRequest, MAX_SUBJECTS, RequestOrigin};
 pub use denial_delays::{DenialDelays, HeldDenial, MAX_DELAYED};
+pub use denial_feed::DenialReader;
 pub use engine::Engine;
 pub use events::{EVENTS, Event, EventCount, EventId, EventKind, Events};
 pub use holds::{
@@ -280,9 +284,9 @@ pub use throttle::Throttled;
 pub use tollgate_config::json_schema;
 pub use tollgate_config::{
     AttributeType, Attributes, Ceiling, Config, ConfigError, Durability, Effect as RuleEffect,
-    Explanation, FailurePolicy, Missing, NamedSubject, NumberFrom, Override, Placement, Policy,
-    Problem, Rollout, Rule, RuleBuilder, RuleError, RuleProblem, RuleSet, RuleState, Scope, load,
-    parse,
+    Explanation, FailurePolicy, LimitSource, LogDenials, Missing, NamedSubject, NumberFrom,
+    Override, Placement, Policy, Problem, Rollout, Rule, RuleBuilder, RuleError, RuleProblem,
+    RuleSet, RuleState, Scope, load, parse,
 };
 /// The algorithms: pure functions of a state and an instant. A custom store decides with them.
 #[doc(no_inline)]

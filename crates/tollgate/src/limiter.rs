@@ -3,20 +3,23 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tollgate_config::{Attributes, Config, Explanation, Override, RuleSet};
-use tollgate_core::{Keyring, Limit, Span, Time};
-use tollgate_store::{
-    Answer, Applied, Ask, Clock, Immediate, MemoryStore, Store, StoreError, SystemClock,
+use tollgate_config::{
+    Attributes, Config, Explanation, NamedSubject, Override, RequestSource, Resolution, RuleSet,
 };
+use tollgate_core::{Charge, Key, Keyring, Limit, Span, Subject, Time};
+use tollgate_store::{Ask, Clock, Immediate, MemoryStore, Store, StoreError, SystemClock};
 
 use crate::active_config::{ActiveConfig, CurrentConfig, Loaded, Reloaded};
 use crate::batch::{BatchDecision, Demand, DemandError};
 use crate::blocked::BlockedCounts;
 use crate::decision::Decision;
+use crate::denial::{DeniedRequest, RequestOrigin};
 use crate::denial_delays::DenialDelays;
+use crate::denial_feed::{DenialFeed, DenialReader, logs_all};
 use crate::failures::Failures;
 use crate::fallback::{Fallback, Share};
 use crate::metrics::{Metrics, Throttles};
+use crate::pace::Pace;
 use crate::rejections::DenialLog;
 use crate::snapshot::Snapshot;
 use crate::stores::Traced;
@@ -37,8 +40,17 @@ pub struct Limiter<S = Traced<MemoryStore>> {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) blocked: BlockedCounts,
     denial_log: DenialLog,
-    throttles: Arc<Throttles>,
+    denial_feed: DenialFeed,
+    pub(crate) throttles: Arc<Throttles>,
     denial_delays: DenialDelays,
+}
+
+/// The bound of a denial in the log and in the feed.
+struct Noted<'n> {
+    /// Whether every denial is logged and recorded.
+    is_all: bool,
+    pace: &'n Pace,
+    subject: u128,
 }
 
 /// Builds a limiter: see [`Limiter::builder`].
@@ -123,6 +135,7 @@ impl<S: Store> LimiterBuilder<'_, S> {
             failures: Failures::default(),
             blocked: BlockedCounts::default(),
             denial_log: DenialLog::new(config.telemetry.rejections_per_second),
+            denial_feed: DenialFeed::new(config.telemetry.denials.per_second),
             throttles,
             denial_delays: DenialDelays::default(),
             clock,
@@ -157,6 +170,7 @@ impl<S: Store> Limiter<S> {
             limiter: self,
             active: self.current.get(),
             at: Time::default(),
+            origin: RequestOrigin::default(),
         }
     }
 
@@ -170,10 +184,17 @@ impl<S: Store> Limiter<S> {
     /// Like `snapshot`, for a single call.
     #[inline]
     pub(crate) fn once(&self) -> Snapshot<'_, S, Loaded> {
+        self.once_from(RequestOrigin::default())
+    }
+
+    /// Like [`snapshot`](Self::snapshot), for a single call of a request that came from `origin`.
+    #[inline]
+    pub fn once_from(&self, origin: RequestOrigin) -> Snapshot<'_, S, Loaded> {
         Snapshot {
             limiter: self,
             active: self.current.load(),
             at: Time::default(),
+            origin,
         }
     }
 
@@ -238,84 +259,19 @@ impl<S: Store> Limiter<S> {
         limit: &Limit,
         cost: u64,
     ) -> Result<Throttled, StoreError> {
-        let charge = {
-            let active = self.current.load();
-            if let Some(blocked) = self.blocked_key(&active, key, limit) {
-                return Ok(blocked);
-            }
-            active.keyed().throttle.charge(key, limit)
-        };
-        let charges = std::slice::from_ref(&charge);
-        let answer = self.store.apply(charges, Ask::Exactly(cost));
-        let (applied, latency) = self.answered(answer).await;
-        self.throttled(&charge, applied, latency)
+        self.once().throttle(key, limit, cost).await
     }
 
     /// Like [`throttle`](Self::throttle), if the store answers at once. Otherwise takes nothing and
     /// returns `None`.
     #[inline]
     pub fn try_throttle(&self, key: &[u8], limit: &Limit, cost: u64) -> Option<Throttled> {
-        if !self.store.is_local() {
-            return None;
-        }
-        let active = self.current.load();
-        if let Some(blocked) = self.blocked_key(&active, key, limit) {
-            return Some(blocked);
-        }
-        let charge = active.keyed().throttle.charge(key, limit);
-        let charges = std::slice::from_ref(&charge);
-        match self.store.apply(charges, Ask::Exactly(cost)) {
-            Answer::Now(applied) => self.throttled(&charge, applied, None).ok(),
-            Answer::Later(_) => None,
-        }
-    }
-
-    /// Denies a blocked key of an ad-hoc limit: the subject `key=…`.
-    #[inline]
-    fn blocked_key(&self, active: &ActiveConfig, key: &[u8], limit: &Limit) -> Option<Throttled> {
-        let blocks = active.blocks();
-        if blocks.is_empty() {
-            return None;
-        }
-        let block = blocks.find_key(key, || self.now_millis())?;
-        self.blocked.count(block);
-        self.throttles.count(Some(false));
-        let denied = Throttled::blocked(limit, block.expires_at(), self.clock.now());
-        let charge = active.keyed().throttle.charge(key, limit);
-        let (clock, log) = (&*self.clock, &self.denial_log);
-        log.log_throttle(clock, &charge, &denied, active.rules(), None);
-        Some(denied)
+        self.once().try_throttle(key, limit, cost)
     }
 
     /// Returns the time, in milliseconds since 1970, as overrides compare it with their ends.
     pub(crate) fn now_millis(&self) -> u64 {
         self.clock.now().as_millis_ceil()
-    }
-
-    /// Counts and logs the outcome of an ad-hoc limit.
-    #[inline]
-    fn throttled(
-        &self,
-        charge: &tollgate_core::Charge<'_>,
-        applied: Result<Applied, StoreError>,
-        latency: Option<Span>,
-    ) -> Result<Throttled, StoreError> {
-        let applied = applied.inspect_err(|error| {
-            self.throttles.count(None);
-            self.failures.log(self.clock.now(), error);
-        })?;
-        self.throttles.count(Some(applied.allowed));
-        let told = Throttled {
-            outcome: applied.outcomes[0],
-            decided_at: applied.now,
-            is_blocked: false,
-        };
-        if !applied.allowed {
-            let (clock, active) = (&*self.clock, self.current.load());
-            let log = &self.denial_log;
-            log.log_throttle(clock, charge, &told, active.rules(), latency);
-        }
-        Ok(told)
     }
 
     /// Puts another config in force for requests that come from now on. Requests in flight end with the
@@ -403,16 +359,135 @@ impl<S: Store> Limiter<S> {
         self.fallback.sweep();
     }
 
-    /// Logs a denial. `latency` is how long the request waited for its store; `None` if it did not
-    /// wait.
-    pub(crate) fn log_denial(
+    /// Starts to send denials to the returned reader, with a queue of `capacity` denials. The rules and
+    /// `telemetry.denials.per_second` say which denials are sent. `None` if there is a reader already.
+    #[must_use]
+    pub fn read_denials(&self, capacity: usize) -> Option<DenialReader> {
+        self.denial_feed.open(capacity)
+    }
+
+    /// Logs and records a denial. `latency` is how long the request waited for its store; `None` if it did
+    /// not wait. `brought` says that the request brought numbers beside its attributes.
+    #[cold]
+    pub(crate) fn denied(
         &self,
+        (active, origin): (&ActiveConfig, RequestOrigin),
         decision: &Decision,
         attributes: &Attributes<'_>,
         latency: Option<Span>,
+        brought: Option<RequestSource>,
     ) {
-        let clock = &*self.clock;
-        self.denial_log.log(clock, decision, attributes, latency);
+        if !self.notes_denials() {
+            return;
+        }
+        // Every denial has a rule that denies.
+        let Some(rule) = decision.rule() else { return };
+        let (feed, index) = (&self.denial_feed, rule.index());
+        let noted = Noted {
+            is_all: logs_all(rule.rule()),
+            pace: active
+                .denial_paces()
+                .of(index)
+                .unwrap_or(feed.without_rule()),
+            // The key is different for each rule of a subject.
+            subject: rule.key().map_or(index as u128, Key::bits),
+        };
+        self.note(&noted, |at| {
+            let rest = (latency, brought);
+            DeniedRequest::of_decision((at, origin), decision, &rule, attributes, rest)
+        });
+    }
+
+    /// Logs and records the denial of a blocked request.
+    #[cold]
+    pub(crate) fn denied_by_block(
+        &self,
+        (active, origin): (&ActiveConfig, RequestOrigin),
+        decision: &Decision,
+        block: &Arc<Override>,
+        attributes: &Attributes<'_>,
+    ) {
+        if self.notes_denials() {
+            let (rules, retry_after) = (active.rules(), decision.retry_after());
+            let subject = block.subject().and_then(NamedSubject::hash);
+            let noted = self.without_rule(subject.unwrap_or(0));
+            self.note(&noted, |at| {
+                let block = (block, retry_after);
+                DeniedRequest::of_block((at, origin), block, attributes, rules)
+            });
+        }
+    }
+
+    /// Logs and records a reservation or a lease that was denied because its subject has `most` open ones.
+    #[cold]
+    pub(crate) fn denied_hold(
+        &self,
+        (active, origin): (&ActiveConfig, RequestOrigin),
+        resolution: &Resolution<'_>,
+        attributes: &Attributes<'_>,
+        most: u64,
+    ) {
+        if self.notes_denials() {
+            let rules = active.rules();
+            let first = resolution.charges.first().map(Charge::subject);
+            let noted = self.without_rule(first.map_or(0, Subject::bits));
+            self.note(&noted, |at| {
+                DeniedRequest::of_hold((at, origin), resolution, attributes, rules, most)
+            });
+        }
+    }
+
+    /// Logs and records a denial by an ad-hoc limit.
+    #[cold]
+    pub(crate) fn denied_throttle(
+        &self,
+        (active, origin): (&ActiveConfig, RequestOrigin),
+        charge: &Charge<'_>,
+        throttled: &Throttled,
+        latency: Option<Span>,
+    ) {
+        if self.notes_denials() {
+            let rules = active.rules();
+            let noted = self.without_rule(charge.key.bits());
+            self.note(&noted, |at| {
+                DeniedRequest::of_throttle((at, origin), charge, throttled, rules, latency)
+            });
+        }
+    }
+
+    /// Returns whether anybody wants denials.
+    #[inline]
+    fn notes_denials(&self) -> bool {
+        self.denial_feed.is_open() || DenialLog::is_on()
+    }
+
+    /// Returns the bound of a denial that no rule has made.
+    fn without_rule(&self, subject: u128) -> Noted<'_> {
+        Noted {
+            is_all: false,
+            pace: self.denial_feed.without_rule(),
+            subject,
+        }
+    }
+
+    /// Logs and records a denial, each if its bound permits.
+    fn note(&self, noted: &Noted<'_>, denial: impl FnOnce(Time) -> DeniedRequest) {
+        let (now, pace, feed) = (self.clock.now(), noted.pace, &self.denial_feed);
+        let logs = self.denial_log.wants(now, noted.is_all);
+        let records = match noted.is_all {
+            true => feed.is_open(),
+            false => feed.wants(now, pace, noted.subject),
+        };
+        if !logs && !records {
+            return;
+        }
+        let denial = denial(now);
+        if logs {
+            self.denial_log.write(&denial);
+        }
+        if records {
+            self.denial_feed.send(denial, pace);
+        }
     }
 }
 

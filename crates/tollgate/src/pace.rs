@@ -46,9 +46,14 @@ impl Pace {
         let order = Ordering::Relaxed;
         let is_due = self.window.fetch_update(order, order, next).is_ok();
         if !is_due {
-            self.suppressed.fetch_add(1, Ordering::Relaxed);
+            self.suppress();
         }
         is_due
+    }
+
+    /// Counts a line that is not logged.
+    pub(crate) fn suppress(&self) {
+        self.suppressed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of suppressed lines since the last call; `None` if there are none.

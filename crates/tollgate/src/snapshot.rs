@@ -10,13 +10,15 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use tollgate_config::{Attributes, Explanation, RequestLimits, Resolution};
-use tollgate_core::{Charge, Span, Time};
+use tollgate_core::{Charge, Limit, Span, Time};
 use tollgate_store::{Answer, Applied, Ask, Store, StoreError};
 
 use crate::active_config::ActiveConfig;
 use crate::decision::Decision;
+use crate::denial::RequestOrigin;
 use crate::limiter::Limiter;
 use crate::reply::{Part, Reply, conclude, is_denied};
+use crate::throttle::Throttled;
 
 /// A limiter with the config that a request sees.
 pub struct Snapshot<'l, S = Arc<dyn Store>, C = Arc<ActiveConfig>> {
@@ -24,6 +26,7 @@ pub struct Snapshot<'l, S = Arc<dyn Store>, C = Arc<ActiveConfig>> {
     pub(crate) active: C,
     /// The time of the request, if the caller brings one; otherwise the epoch.
     pub(crate) at: Time,
+    pub(crate) origin: RequestOrigin,
 }
 
 impl<S, C> fmt::Debug for Snapshot<'_, S, C> {
@@ -50,6 +53,17 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
     #[must_use]
     pub fn at(self, time: Time) -> Self {
         Snapshot { at: time, ..self }
+    }
+
+    /// Returns the same snapshot, for a request that came from `origin`.
+    #[must_use]
+    pub fn with_origin(&self, origin: RequestOrigin) -> Snapshot<'l, S, &ActiveConfig> {
+        Snapshot {
+            limiter: self.limiter,
+            active: &self.active,
+            at: self.at,
+            origin,
+        }
     }
 
     /// Decides whether a request may proceed now. If so, takes as many units as `ask` says from every
@@ -286,8 +300,75 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
             self.active
                 .notice(&resolution.charges, reply, |_| attributes);
         } else {
-            self.limiter.log_denial(decision, attributes, reply.latency);
+            let from = (&*self.active, self.origin);
+            let latency = reply.latency;
+            self.limiter
+                .denied(from, decision, attributes, latency, None);
         }
+    }
+
+    /// Takes `cost` from the allowance of `key` under an ad-hoc `limit`: see [`Limiter::throttle`].
+    ///
+    /// # Errors
+    /// If the store does not answer. Without a rule there is no failure policy.
+    pub async fn throttle(
+        &self,
+        key: &[u8],
+        limit: &Limit,
+        cost: u64,
+    ) -> Result<Throttled, StoreError> {
+        if let Some(blocked) = self.blocked_key(key, limit) {
+            return Ok(blocked);
+        }
+        let charge = self.active.keyed().throttle.charge(key, limit);
+        let charges = std::slice::from_ref(&charge);
+        let answer = self.limiter.store.apply(charges, Ask::Exactly(cost));
+        let (applied, latency) = self.limiter.answered(answer).await;
+        self.throttled(&charge, applied, latency)
+    }
+
+    /// Like [`throttle`](Self::throttle), if the store answers at once. Otherwise takes nothing and
+    /// returns `None`.
+    #[inline]
+    pub fn try_throttle(&self, key: &[u8], limit: &Limit, cost: u64) -> Option<Throttled> {
+        if !self.limiter.store.is_local() {
+            return None;
+        }
+        if let Some(blocked) = self.blocked_key(key, limit) {
+            return Some(blocked);
+        }
+        let charge = self.active.keyed().throttle.charge(key, limit);
+        let charges = std::slice::from_ref(&charge);
+        match self.limiter.store.apply(charges, Ask::Exactly(cost)) {
+            Answer::Now(applied) => self.throttled(&charge, applied, None).ok(),
+            Answer::Later(_) => None,
+        }
+    }
+
+    /// Counts the outcome of an ad-hoc limit. Logs and records a denial.
+    #[inline]
+    fn throttled(
+        &self,
+        charge: &Charge<'_>,
+        applied: Result<Applied, StoreError>,
+        latency: Option<Span>,
+    ) -> Result<Throttled, StoreError> {
+        let limiter = self.limiter;
+        let applied = applied.inspect_err(|error| {
+            limiter.throttles.count(None);
+            limiter.failures.log(limiter.clock.now(), error);
+        })?;
+        limiter.throttles.count(Some(applied.allowed));
+        let told = Throttled {
+            outcome: applied.outcomes[0],
+            decided_at: applied.now,
+            is_blocked: false,
+        };
+        if !applied.allowed {
+            let from = (&*self.active, self.origin);
+            limiter.denied_throttle(from, charge, &told, latency);
+        }
+        Ok(told)
     }
 }
 

@@ -5,7 +5,8 @@
 //! limit. If a caller brings other numbers for the same key, the usage is kept.
 
 use tollgate_core::{
-    Admission, Charge, Denial, Key, Keyring, Limit, Outcome, RuleSalt, Span, SubjectKind, Time,
+    Admission, Charge, Denial, Key, Keyring, Limit, Outcome, RuleSalt, Span, Subject, SubjectKind,
+    Time,
 };
 
 use crate::decision::Reason;
@@ -13,7 +14,7 @@ use crate::rule_outcome::reason_of;
 
 /// Used as the id of the rule and as the attribute of the subject. Ids and attributes never start with
 /// `@`.
-const NAME: &str = "@throttle";
+pub(crate) const NAME: &str = "@throttle";
 
 /// The decision of an ad-hoc limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +105,11 @@ impl Throttle {
             kind: keyring.kind([NAME]),
             salt: keyring.rule(NAME),
         }
+    }
+
+    /// Returns the hashed subject of a key.
+    pub(crate) fn subject(&self, key: &[u8]) -> Subject {
+        self.kind.subject_of(key)
     }
 
     /// Makes a charge of one unit to `key` under `limit`.

@@ -60,18 +60,22 @@ fn denial_is_one_log_line_without_the_subject_in_clear() {
         [json!({
             "level": "INFO",
             "target": "tollgate::rejections",
-            "message": "refused",
-            "rule": "login",
-            "tenant": "acme",
-            "subject_type": "tenant+user",
-            "subject": subject[..8],
+            "message": "denied",
+            "event": "rate_limit_denied",
+            "ruleId": "login",
+            "tenantId": "acme",
+            "subjectType": "tenant+user",
+            "subjectHashPrefix": subject[..8],
             "algorithm": "fixed-window",
             "limit": 1,
             "remaining": 0,
-            "retry_after_ms": retry,
+            "retryAfterMillis": retry,
             "kind": "rate",
             "reason": "exceeded",
-            "config_version": limiter.rules().version(),
+            "action": "login",
+            "door": "library",
+            "numbersFrom": "limit 1 (rule), window 1m (rule)",
+            "configVersion": limiter.rules().version(),
         })]
     );
     assert!(!lines[0].to_string().contains("ann"));
@@ -89,10 +93,10 @@ fn denials_before_the_store_are_logged_and_shadow_denials_are_not() {
     });
     let lines = log.take();
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert_eq!(lines[0]["rule"], "strict");
+    assert_eq!(lines[0]["ruleId"], "strict");
     assert_eq!(lines[0]["reason"], "missing_attribute");
-    assert_eq!(lines[0].get("subject"), None);
-    assert_eq!(lines[0].get("tenant"), None);
+    assert_eq!(lines[0].get("subjectHashPrefix"), None);
+    assert_eq!(lines[0].get("tenantId"), None);
 }
 
 #[test]
@@ -116,6 +120,23 @@ fn denials_above_the_bound_are_counted_in_the_next_line() {
         assert_eq!(lines[0]["suppressed"], 7);
         assert_eq!(lines[1].get("suppressed"), None);
     });
+}
+
+#[test]
+fn rule_that_logs_all_is_not_bounded() {
+    let (log, clock) = (Log::default(), ManualClock::at(START));
+    let rules = RULES.replace("- id: login", "- id: login\n    log_denials: all");
+    let config = tollgate_config::parse("rules.yaml", &rules, &|_| None).unwrap();
+    log.with(REJECTIONS, || {
+        let limiter = Limiter::with_clock(&config, clock).unwrap();
+        for _ in 0..11 {
+            let _ = limiter.check_now(&login("ann"));
+            let _ = limiter.check_now(&[("action", "pay")].into());
+        }
+    });
+    let lines = log.take();
+    let of = |rule| lines.iter().filter(|line| line["ruleId"] == rule).count();
+    assert_eq!((of("login"), of("strict")), (10, 3));
 }
 
 #[test]
@@ -165,13 +186,13 @@ fn denial_of_an_ad_hoc_limit_is_logged_without_its_key() {
     });
     let lines = log.take();
     assert_eq!(lines.len(), 2, "{lines:?}");
-    assert_eq!(lines[0]["rule"], "@throttle");
-    assert_eq!(lines[0]["subject_type"], "key");
-    assert_eq!(lines[0]["subject"].as_str().unwrap().len(), 8);
+    assert_eq!(lines[0]["ruleId"], "@throttle");
+    assert_eq!(lines[0]["subjectType"], "key");
+    assert_eq!(lines[0]["subjectHashPrefix"].as_str().unwrap().len(), 8);
     assert_eq!(lines[0]["algorithm"], "gcra");
-    assert_eq!(lines[0]["retry_after_ms"], 60_000);
+    assert_eq!(lines[0]["retryAfterMillis"], 60_000);
     assert_eq!(lines[1]["reason"], "never_fits");
-    assert_eq!(lines[1].get("retry_after_ms"), None);
+    assert_eq!(lines[1].get("retryAfterMillis"), None);
     assert!(!format!("{lines:?}").contains("ann"));
 }
 
@@ -188,9 +209,12 @@ fn known_denials_are_logged_without_latency() {
         setup.check("bob");
     });
     let lines = log.take();
-    let latencies: Vec<_> = lines.iter().map(|it| it.get("store_latency_us")).collect();
+    let latencies: Vec<_> = lines
+        .iter()
+        .map(|it| it.get("redisLatencyMillis"))
+        .collect();
     // The clock of the test does not advance.
-    assert_eq!(latencies, [Some(&json!(0)), None, Some(&json!(0))]);
+    assert_eq!(latencies, [Some(&json!(0.0)), None, Some(&json!(0.0))]);
     assert_eq!(lines[2]["reason"], "store_unavailable");
 }
 

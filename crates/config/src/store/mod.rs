@@ -35,6 +35,8 @@ pub(crate) const NO_SECRET: &str =
     "a shared store needs a `hash_secret`: instances that share it must hash subjects alike";
 pub(crate) const NO_SECRET_FOR_LEDGER: &str = "a ledger needs a `hash_secret`: it records hashed subjects, and must find them \
      again after a restart";
+pub(crate) const NO_SECRET_FOR_DENIALS: &str = "a journal of denials in files needs a `hash_secret`: it records hashed subjects, \
+     and must find them again after a restart";
 pub(crate) const USER_ALONE: &str = "there is a user without a password";
 pub(crate) const USER_ALONE_HELP: &str = "add `password` or `password_file`; a URL with a password and no user is redis://:password@host";
 

@@ -173,6 +173,7 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             ("limit_from", source(rule)),
             ("delay_denials", rule.delay_denials.to_string()),
             ("placement", format!("{:?}", rule.placement)),
+            ("log_denials", rule.log_denials.name().to_owned()),
         ]
     };
     for ((name, before), (_, after)) in said(old).into_iter().zip(said(new)) {

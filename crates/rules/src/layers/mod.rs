@@ -149,6 +149,19 @@ impl Layers {
         of(Some(rule)).or_else(|| of(None).filter(|_| own != RuleState::Disabled))
     }
 
+    /// Returns the override for everyone that has set the state of an enforced rule, if there is one.
+    pub(crate) fn state_override(&self, rule: &str) -> Option<&Override> {
+        let of = |name| {
+            let mut of_name = self
+                .everyone
+                .iter()
+                .rev()
+                .filter(move |it| it.rule() == name);
+            of_name.find(|it| matches!(it.change, Change::State(_)))
+        };
+        of(Some(rule)).or_else(|| of(None)).map(|it| &**it)
+    }
+
     /// The names of the plans.
     pub(crate) fn plans(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tiers.plans()

@@ -12,7 +12,9 @@ use crate::document::{At, Field, List, Place, Problems, Short, Text, suggestion}
 use crate::expr::Declared;
 use crate::pattern::Pattern;
 use crate::raw::{Conditions, RawRule};
-use crate::rule::{Condition, Cost, FailurePolicy, MAX_DENIAL_DELAY, Missing, Rule, RuleState};
+use crate::rule::{
+    Condition, Cost, FailurePolicy, LogDenials, MAX_DENIAL_DELAY, Missing, Rule, RuleState,
+};
 use crate::tiers::Budget;
 
 const NO_SUBJECTS: &str = "a partial `rollout` needs subjects to choose from";
@@ -283,6 +285,11 @@ fn rule(
         message: raw.message.value().map(|text| text.0.clone()),
         denial_body: raw.denial_body.value().map(|raw| Arc::new(raw.body())),
         delay_denials: delay_denials(raw, problems),
+        log_denials: raw
+            .log_denials
+            .value()
+            .copied()
+            .unwrap_or(LogDenials::Sampled),
     })
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tollgate::Override;
 use utoipa::ToSchema;
 
-use super::token::Operator;
+use super::Operator;
 use super::{Admin, Answer, overrides, run_to_end};
 use crate::audit::MAX_WHY;
 use crate::overrides::StoredOverride;

@@ -9,6 +9,7 @@
 mod blocks;
 mod body;
 mod candidates;
+mod denials;
 mod ledger;
 mod openapi;
 mod overrides;
@@ -162,6 +163,7 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .route("/v1/config/versions", get(versions::list))
         .route("/v1/candidates", get(candidates::list))
         .route("/v1/audit", get(trail))
+        .route("/v1/denials", get(denials::list))
         .route("/v1/ledger", get(ledger::status))
         .route("/v1/ledger/usage", get(ledger::usage))
         .route("/v1/ledger/entries", get(ledger::entries))

@@ -12,10 +12,10 @@ use utoipa::openapi::{InfoBuilder, OpenApiBuilder, Required};
 use super::blocks::{BlockBody, BlocksBody, NewBlock};
 use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
 use super::candidates::{CandidateBody, Compared};
-use super::ledger;
 use super::overrides::{OverrideBody, OverridesBody};
 use super::versions::{RollbackBody, TextBody, VersionBody, VersionsBody};
 use super::{ExplainedBody, Role, RuleBody, Rules};
+use super::{denials, ledger};
 use crate::audit::{Concerned, Entry, MAX_WHY, Trail};
 use crate::control::{Change, Changes, Named};
 use crate::describe::{
@@ -23,6 +23,7 @@ use crate::describe::{
     metrics, number_schema, readyz, taking, text_schema,
 };
 use crate::http::body::CheckBody;
+use crate::journal::{FoundDenials, RecordedDenial};
 use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, Ready, ReadyConfig, answers};
 
 const TOKEN: &str = "token";
@@ -35,7 +36,7 @@ pub(super) fn render() -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate, for operators")
         .version(env!("CARGO_PKG_VERSION"));
-    let guarded: [Guarded; 18] = [
+    let guarded: [Guarded; 19] = [
         ("/v1/rules", Get, Role::Read, rules()),
         ("/v1/explain", Post, Role::Read, explain()),
         ("/v1/peek", Post, Role::Read, peek()),
@@ -53,6 +54,7 @@ pub(super) fn render() -> Bytes {
         ("/v1/config/versions/{version}", Get, Role::Admin, version()),
         ("/v1/rollback", Post, Role::Admin, rollback()),
         ("/v1/audit", Get, Role::Read, audit()),
+        ("/v1/denials", Get, Role::Read, denials::describe()),
         ("/metrics", Get, Role::Read, metrics()),
     ];
     let mut paths = PathsBuilder::new();
@@ -95,6 +97,8 @@ pub(super) fn render() -> Bytes {
         .schema_from::<Trail>()
         .schema_from::<Entry>()
         .schema_from::<Concerned>()
+        .schema_from::<FoundDenials>()
+        .schema_from::<RecordedDenial>()
         .schema_from::<answers::DecisionBody<'_>>()
         .schema_from::<answers::RuleDecisionBody<'_>>()
         .schema_from::<answers::GraceBody>()
@@ -354,6 +358,7 @@ mod tests {
     use super::*;
     use crate::audit::Audit;
     use crate::control::{ControlPlane, Source};
+    use crate::journal::Journal;
 
     async fn ask(routes: &mut Router, method: &str, path: &str, body: &str) -> (u16, String) {
         let request = http::Request::builder().method(method).uri(path);
@@ -378,7 +383,9 @@ mod tests {
         let file = folder.path().join("rules.yaml");
         std::fs::write(&file, rules).unwrap();
         let audit = Audit::start(folder.path()).unwrap();
-        let control = ControlPlane::new(engine, Some(Source::new(file.clone())), audit);
+        let journal = Journal::start(&engine).unwrap();
+        let control =
+            ControlPlane::new(engine, Some(Source::new(file.clone())), audit).with_journal(journal);
         let mut routes = router(Arc::new(control));
         let (_, described) = ask(&mut routes, "GET", "/openapi.json", "").await;
         let described: Value = serde_json::from_str(&described).unwrap();

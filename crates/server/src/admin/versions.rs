@@ -7,8 +7,8 @@ use axum::extract::{Path, State};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use utoipa::ToSchema;
 
+use super::Operator;
 use super::body::bounded_reason;
-use super::token::Operator;
 use super::{Admin, Answer};
 use crate::control::{ConfigVersion, RollbackError};
 use crate::http::body::parse;

@@ -31,6 +31,7 @@ use self::in_ledger::InLedger;
 use self::in_store::InStore;
 pub use self::in_store::MAX_STORED;
 pub use self::read::{Query, QueryError, Trail, read};
+pub(crate) use self::read::{ago, shown, time};
 use crate::outbound::Seldom;
 
 /// A new config was put in force.

@@ -124,12 +124,12 @@ impl Query {
 }
 
 /// Returns the first 80 characters of a text.
-fn shown(text: &str) -> String {
+pub(crate) fn shown(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
 /// Parses a text such as `15m` as the time that long before `now`.
-fn ago(text: &str, now: Time) -> Option<Time> {
+pub(crate) fn ago(text: &str, now: Time) -> Option<Time> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let seconds: u64 = match unit {
         "s" => 1,
@@ -144,7 +144,8 @@ fn ago(text: &str, now: Time) -> Option<Time> {
     Some(Time::from_micros(now.as_micros().saturating_sub(micros)))
 }
 
-fn time(text: &str) -> Option<Time> {
+/// Parses a time as in RFC 3339.
+pub(crate) fn time(text: &str) -> Option<Time> {
     let instant = jiff::Timestamp::from_str(text).ok()?;
     let micros = u64::try_from(instant.as_microsecond()).ok()?;
     Some(Time::from_micros(micros))

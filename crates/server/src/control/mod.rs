@@ -36,6 +36,7 @@ pub use self::versions::{ConfigVersion, MAX_VERSIONS};
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
 use crate::door_metrics::ShownDoor;
 use crate::events::Webhook;
+use crate::journal::Journal;
 use crate::overrides::{self, OverrideError, Overrides, Rollback};
 
 /// The author of a change in the audit trail, if the file has changed.
@@ -59,6 +60,7 @@ pub struct ControlPlane {
     audit: Audit,
     overrides: Overrides,
     webhook: Option<Webhook>,
+    journal: Option<Journal>,
     clock: SystemClock,
     /// The state of the files when they were last read. Locked while they are read.
     reading: tokio::sync::Mutex<Stamps>,
@@ -154,6 +156,7 @@ impl ControlPlane {
             source: source.map(Arc::new),
             audit,
             webhook: None,
+            journal: None,
             status: Mutex::new(Status {
                 loaded_at: clock.now(),
                 refused: None,
@@ -189,6 +192,19 @@ impl ControlPlane {
     #[must_use]
     pub fn webhook(&self) -> Option<&Webhook> {
         self.webhook.as_ref()
+    }
+
+    /// Sets the journal of denials.
+    #[must_use]
+    pub fn with_journal(mut self, journal: Journal) -> ControlPlane {
+        self.journal = Some(journal);
+        self
+    }
+
+    /// Returns the journal of denials, if there is one.
+    #[must_use]
+    pub fn journal(&self) -> Option<&Journal> {
+        self.journal.as_ref()
     }
 
     /// Returns the overrides.

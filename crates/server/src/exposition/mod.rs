@@ -20,6 +20,7 @@ use tollgate_redis::HistogramCounts;
 
 use crate::control::ControlPlane;
 use crate::events::Webhook;
+use crate::journal::JournalCounts;
 use crate::process::Process;
 
 /// How many subjects are shown.
@@ -135,6 +136,9 @@ fn render(control: &ControlPlane) -> String {
         "outcome",
         outcomes,
     );
+    if let Some(journal) = control.journal() {
+        page.journal(&journal.counts());
+    }
     if let Some(webhook) = control.webhook() {
         page.webhook(webhook);
     }
@@ -178,6 +182,33 @@ impl Page {
         self.family(name, "counter", help);
         for (text, count) in counts {
             self.sample(&[(label, text)], count);
+        }
+    }
+
+    /// Writes the metrics of the journal of denials.
+    fn journal(&mut self, counts: &JournalCounts) {
+        let (name, help) = (
+            "rate_limit_journal_written_total",
+            "Denials that were recorded in the journal.",
+        );
+        self.single(name, "counter", help, &[], counts.written);
+        let lost = [
+            ("queue_full", counts.queue_full),
+            ("disk_failed", counts.disk_failed),
+        ];
+        let help = "Denials that are not in the journal or not in its files, by cause.";
+        self.counts("rate_limit_journal_dropped_total", help, "cause", lost);
+        if let Some(size) = counts.size {
+            let (name, help) = (
+                "rate_limit_journal_written_bytes_total",
+                "Bytes that were written to the files of the journal.",
+            );
+            self.single(name, "counter", help, &[], counts.written_bytes);
+            let (name, help) = (
+                "rate_limit_journal_bytes",
+                "The size of the files of the journal of denials.",
+            );
+            self.single(name, "gauge", help, &[], size);
         }
     }
 

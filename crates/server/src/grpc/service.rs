@@ -3,7 +3,6 @@
 
 use std::convert::Infallible;
 use std::future::ready;
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;

@@ -39,7 +39,7 @@ use crate::access::token::{Shown, bearer, proxy_token};
 use crate::access::{Access, AccessError, DataDoor};
 use crate::backend::{Answer, Backend};
 use crate::control::ControlPlane;
-use crate::door_metrics::{HttpMetrics, Tally};
+use crate::door_metrics::HttpMetrics;
 use crate::exposition::Pages;
 use crate::forward_auth::ForwardAuth;
 use crate::ingress_time::IngressTime;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tollgate::Engine;
+use tollgate::{Engine, RequestOrigin};
 use tollgate_config::{Password, Resp, Secret, ThrottleFailure};
 
 use super::bounds;
@@ -41,6 +41,12 @@ impl Default for Options {
 
 /// The name of this door in traces.
 pub(super) const DOOR: &str = "resp";
+
+/// Where all requests of this door come from. The protocol cannot name a trace.
+pub(super) const ORIGIN: RequestOrigin = RequestOrigin {
+    door: DOOR,
+    trace: None,
+};
 
 impl Options {
     /// Takes the settings from a config. Reads the password file, if there is one.

@@ -82,7 +82,8 @@ impl Pending {
                 limit,
                 quantity,
             } => {
-                let asking = engine.throttle(key, limit, *quantity);
+                let snapshot = engine.once_from(origin.request());
+                let asking = snapshot.throttle(key, limit, *quantity);
                 Answered::Throttled(origin.trace(engine, "throttle", asking).await.ok())
             }
             Pending::WrongLogin(peer) => {

@@ -10,7 +10,7 @@ use super::arguments;
 use super::bounds::{MAX_NAME, MAX_WRONG_PASSWORDS};
 use super::catalogue::{self, CommandInfo, Name};
 use super::command_error::{CommandError, shown};
-use super::door::{DOOR, Door, Login};
+use super::door::{DOOR, Door, Login, ORIGIN};
 use super::frame::Command;
 use super::info;
 use super::pending::Pending;
@@ -234,7 +234,7 @@ impl Session {
         let (key, quantity) = (args.key, args.quantity);
         let limit = self.limits.get(args.numbers)?;
         let engine = &self.door.backend.engine;
-        let ask = || engine.try_throttle(key, limit, quantity);
+        let ask = || engine.once_from(ORIGIN).try_throttle(key, limit, quantity);
         match trace::now(DOOR, engine, "throttle", ask) {
             Some(throttled) => {
                 self.tally.throttled(Some(&throttled));

@@ -63,7 +63,7 @@ pub(crate) enum RequestError {
     #[error(
         "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, /v1/rollback, \
          /v1/overrides, /v1/blocks, /v1/ledger/corrections, /v1/ledger/grants, /v1/ledger/reconcile, DELETE /v1/overrides, /v1/blocks and GET /v1/rules, \
-         /v1/candidates, /v1/overrides, /v1/blocks, /v1/config/versions, /v1/config/versions/{{version}}, /v1/audit, /v1/ledger, /v1/ledger/usage, /v1/ledger/entries, /metrics, /healthz, /readyz, /openapi.json"
+         /v1/candidates, /v1/overrides, /v1/blocks, /v1/config/versions, /v1/config/versions/{{version}}, /v1/audit, /v1/denials, /v1/ledger, /v1/ledger/usage, /v1/ledger/entries, /metrics, /healthz, /readyz, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
@@ -118,6 +118,10 @@ pub(crate) enum RequestError {
     OverridesUnavailable,
     #[error("the audit trail cannot be read: {0}")]
     Audit(std::io::Error),
+    #[error("the server has no journal of denials")]
+    NoJournal,
+    #[error("the journal of denials cannot be read: {0}")]
+    Journal(std::io::Error),
     #[error(
         "no ledger is configured: add a `ledger` section to the config, and restart the server"
     )]
@@ -178,6 +182,7 @@ impl RequestError {
             Self::NoHashSecret(_) => (409, "NO_HASH_SECRET"),
             Self::NotRestorable(_) => (409, "NOT_RESTORABLE"),
             Self::NoLedger => (409, "NO_LEDGER"),
+            Self::NoJournal => (409, "NO_JOURNAL"),
             Self::PostedOtherwise(_) => (409, "POSTING_CONFLICT"),
             Self::BodyTooLarge { .. } => (413, "TOO_LARGE"),
             Self::BadConfig(_) => (422, "BAD_CONFIG"),
@@ -189,6 +194,7 @@ impl RequestError {
             Self::OverridesUnavailable => (503, "OVERRIDES_UNAVAILABLE"),
             Self::VersionsUnavailable => (503, "VERSIONS_UNAVAILABLE"),
             Self::Audit(_) => (503, "AUDIT_UNAVAILABLE"),
+            Self::Journal(_) => (503, "JOURNAL_UNAVAILABLE"),
             Self::Ledger(_) => (503, "LEDGER_UNAVAILABLE"),
             Self::LedgerBusy => (503, "LEDGER_BUSY"),
             Self::Draining => (503, "SHUTTING_DOWN"),
@@ -222,6 +228,7 @@ impl RequestError {
             | Self::BadText(_)
             | Self::BadConfig(_)
             | Self::BadOverride(_)
+            | Self::BadSubject(_)
             | Self::NoEffect(_)
             | Self::BadPath => Fault::Question,
             Self::Ask(error) if error.codes().0 == 400 => Fault::Question,
@@ -242,6 +249,14 @@ impl RequestError {
             | Self::NoConfigFile
             | Self::TooManyOverrides
             | Self::NoSuchOverride(_)
+            | Self::TooManyBlocks
+            | Self::NotBlocked
+            | Self::NoHashSecret(_)
+            | Self::NoSuchVersion(_)
+            | Self::NotRestorable(_)
+            | Self::VersionsUnavailable
+            | Self::NoJournal
+            | Self::Journal(_)
             | Self::OverridesUnavailable
             | Self::Audit(_)
             | Self::NoLedger

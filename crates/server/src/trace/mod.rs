@@ -12,6 +12,7 @@
 
 mod export;
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use http::HeaderMap;
@@ -20,8 +21,8 @@ use opentelemetry::propagation::{Extractor, TextMapPropagator};
 use opentelemetry::trace::TraceContextExt;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tollgate::{
-    AcquireOutcome, BatchDecision, Decision, DemandError, Engine, Hold, HoldError, ReserveOutcome,
-    RuleSet, Snapshot, StoreError, TRACES, Throttled,
+    AcquireOutcome, ActiveConfig, BatchDecision, Decision, DemandError, Engine, Hold, HoldError,
+    RequestOrigin, ReserveOutcome, RuleSet, Snapshot, Store, StoreError, TRACES, Throttled,
 };
 use tracing::field::Empty;
 use tracing::instrument::Instrument;
@@ -37,9 +38,9 @@ const TRACEPARENT: &str = "traceparent";
 /// flags.
 const MIN_LENGTH: usize = 55;
 
-/// The trace that a request belongs to.
+/// Where a request came from, and the trace that it belongs to.
 pub(crate) struct Origin {
-    door: &'static str,
+    request: RequestOrigin,
     /// `None` if the request is not sampled.
     parent: Option<Context>,
 }
@@ -49,14 +50,22 @@ impl Origin {
     #[inline]
     pub(crate) fn new(door: &'static str, headers: &HeaderMap) -> Origin {
         let parent = is_on().then(|| parent(Some(headers))).flatten();
-        Origin { door, parent }
+        let trace = trace_id(headers);
+        let request = RequestOrigin { door, trace };
+        Origin { request, parent }
     }
 
     /// Returns the origin of a request whose protocol cannot name a trace.
     #[inline]
     pub(crate) fn unknown(door: &'static str) -> Origin {
         let parent = is_on().then(|| parent(None)).flatten();
-        Origin { door, parent }
+        let request = RequestOrigin { door, trace: None };
+        Origin { request, parent }
+    }
+
+    /// Returns the door and the trace, for the record of a denial.
+    pub(crate) fn request(&self) -> RequestOrigin {
+        self.request
     }
 
     /// Awaits `asking`, within a span if the request is sampled. The span shows the config version of `rules`.
@@ -69,7 +78,7 @@ impl Origin {
         let Some(parent) = &self.parent else {
             return asking.await;
         };
-        let span = decision(self.door, operation, rules, parent);
+        let span = decision(self.request.door, operation, rules, parent);
         let answer = Box::pin(asking.instrument(span.clone())).await;
         answer.record_in(&span);
         answer
@@ -122,6 +131,17 @@ fn parent(headers: Option<&HeaderMap>) -> Option<Context> {
         }
     };
     is_sampled.then_some(context)
+}
+
+/// Returns the id of the trace that a request belongs to, sampled or not.
+#[inline]
+fn trace_id(headers: &HeaderMap) -> Option<u128> {
+    let value = headers.get(TRACEPARENT)?.to_str().ok()?;
+    let (id, rest) = value.get(2..)?.strip_prefix('-')?.split_at_checked(32)?;
+    let is_hex = id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_whole = is_hex && rest.starts_with('-') && value.len() >= MIN_LENGTH;
+    let id = is_whole.then(|| u128::from_str_radix(id, 16).ok())??;
+    (id != 0).then_some(id)
 }
 
 /// Reads only `traceparent`. A `tracestate` is unknown content, and is not passed on.
@@ -179,7 +199,7 @@ impl HasRules for Engine {
     }
 }
 
-impl HasRules for Snapshot<'_> {
+impl<C: Deref<Target = ActiveConfig>> HasRules for Snapshot<'_, Arc<dyn Store>, C> {
     fn rule_set(&self) -> Arc<RuleSet> {
         Arc::clone(self.active().rules())
     }
@@ -330,6 +350,33 @@ mod tests {
         assert_eq!(given.span_id().to_string(), "b7ad6b7169203331");
         assert_eq!(given.trace_state().header(), "");
         assert!(parent_of(&sampled.replace("-01", "-00")).is_none());
+    }
+
+    #[test]
+    fn trace_id_is_known_without_a_collector() {
+        let id_of = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(TRACEPARENT, text.parse().unwrap());
+            trace_id(&headers)
+        };
+        let unsampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
+        assert_eq!(
+            id_of(unsampled),
+            Some(0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c)
+        );
+        let zeros = format!("00-{}-b7ad6b7169203331-00", "0".repeat(32));
+        let signed = unsampled.replace("-0af", "-+af");
+        for wrong in [
+            "",
+            "00",
+            "zz",
+            &zeros,
+            &signed,
+            &unsampled[..54],
+            &"-".repeat(64),
+        ] {
+            assert_eq!(id_of(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

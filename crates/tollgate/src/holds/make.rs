@@ -76,7 +76,9 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
                     }
                 },
                 Ok(Held::Conflict(_)) => return Err(HoldError::Conflict),
-                Ok(Held::TooMany) => return Err(self.too_many(new.bound)),
+                Ok(Held::TooMany) => {
+                    return Err(self.too_many(attributes, &resolution, new.bound));
+                }
                 Err(error @ StoreError::Unsupported(_)) => return Err(error.into()),
                 Err(error) => (Err(error), None),
             };
@@ -153,13 +155,20 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         })
     }
 
-    /// Counts and logs a hold that was rejected because its subject has too many.
-    fn too_many(&self, bound: Option<OpenBound>) -> HoldError {
+    /// Counts, logs and records a hold that was denied because its subject has too many.
+    fn too_many(
+        &self,
+        attributes: &Attributes<'_>,
+        resolution: &Resolution<'_>,
+        bound: Option<OpenBound>,
+    ) -> HoldError {
         let (limiter, most) = (self.limiter, bound.map_or(0, |it| it.most));
         let subject = bound.map_or(0, |it| it.subject);
         limiter
             .failures
             .too_many_of_subject(limiter.clock.now(), subject, most);
+        let from = (&*self.active, self.origin);
+        limiter.denied_hold(from, resolution, attributes, most);
         HoldError::TooManyOpen { most }
     }
 
@@ -214,7 +223,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             }),
             Ok(Held::Denied { applied, ahead }) => Ok(Attempt::denied(reply(Ok(applied)), ahead)),
             Ok(Held::Repeated(_) | Held::Conflict(_)) => Err(HoldError::Conflict),
-            Ok(Held::TooMany) => Err(self.too_many(new.bound)),
+            Ok(Held::TooMany) => Err(self.too_many(attributes, resolution, new.bound)),
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
             Err(error) => Ok(Attempt::denied(reply(Err(error)), None)),
         }
