@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the archives of a release, and their checksums. The same sources and compiler give the same bytes.
+# Builds the archives of a release, and their checksums. The same program and files give the same bytes, whatever
+# the machine, the user and the time.
 #
 #   deploy/dist.sh [--program FILE] [--out DIRECTORY]
 #

@@ -98,7 +98,11 @@ const ROWS: [Row; 15] = [
         "algorithm: gcra, rate: 1/d, burst: 1, backoff: { base: 1h }",
         Work::Checks(2),
     ),
-    row("`concurrency`, one lease", "algorithm: concurrency, limit: 5, lease: 1h", Work::Lease),
+    row(
+        "`concurrency`, one lease",
+        "algorithm: concurrency, limit: 5, lease: 1h",
+        Work::Lease,
+    ),
     row("`quota`, one open reservation", QUOTA, Work::Reserve),
     row("`quota`, one ended reservation", QUOTA, Work::Commit),
 ];
@@ -117,7 +121,11 @@ pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Err
         // A few subjects at least, so that the server's own memory hardly counts.
         let subjects = (subjects / row.fewer).max(500);
         let (keys, bytes) = runtime.block_on(measure(&redis, row, subjects))?;
-        table.row([row.name.to_owned(), format!("{keys:.0}"), format!("{bytes:.0}")]);
+        table.row([
+            row.name.to_owned(),
+            format!("{keys:.0}"),
+            format!("{bytes:.0}"),
+        ]);
     }
     report.section(
         &format!(
@@ -134,10 +142,11 @@ pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Err
 
 /// Returns the keys and the bytes of one subject.
 async fn measure(redis: &Redis, row: &Row, subjects: usize) -> Result<(f64, f64), Box<dyn Error>> {
+    // A request that times out would be missing from the figures.
     let config = format!(
         "
 version: 1
-store: {{ redis: {{ url: \"{}\" }} }}
+store: {{ redis: {{ url: \"{}\", timeout: 10s }} }}
 subjects: {{ hash_secret: a secret of a benchmark }}
 rules:
   - {{ id: per-api-key, per: [tenant], {} }}

@@ -160,7 +160,9 @@ fn commands_of_the_page_give_the_shown_output() {
 
 #[test]
 fn every_alert_has_a_remedy() {
-    let alerts = ALERTS.lines().filter_map(|line| line.split_once("- alert: "));
+    let alerts = ALERTS
+        .lines()
+        .filter_map(|line| line.split_once("- alert: "));
     let missing = alerts
         .map(|(_, name)| name.trim())
         .filter(|name| !DOCS.contains(&format!("`{name}`")));

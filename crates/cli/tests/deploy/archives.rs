@@ -46,12 +46,23 @@ fn archives_are_reproducible_and_complete() {
         assert!(same, "{suffix} differs");
     }
     let mut check = Command::new("sha256sum");
-    run(check.args(["--check", "--strict", "SHA256SUMS"]).current_dir(&first));
+    run(check
+        .args(["--check", "--strict", "SHA256SUMS"])
+        .current_dir(&first));
 
     let mut list = Command::new("tar");
-    list.args(["--list", "--verbose", "--numeric-owner", "--utc", "--full-time"]);
+    list.args([
+        "--list",
+        "--verbose",
+        "--numeric-owner",
+        "--utc",
+        "--full-time",
+    ]);
     let listed = run(list.arg("--file").arg(archive(&first, ".tar.gz")));
-    let names: Vec<&str> = listed.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
+    let names: Vec<&str> = listed
+        .lines()
+        .map(|line| line.rsplit(' ').next().unwrap())
+        .collect();
     assert!(names.is_sorted(), "{listed}");
     for line in listed.lines() {
         let is_fixed = line.contains(" 0/0 ") && line.contains(" 2023-11-14 22:13:20 ");
@@ -63,9 +74,14 @@ fn archives_are_reproducible_and_complete() {
 
     let mut unpack = Command::new("tar");
     unpack.args(["--extract", "--strip-components=1", "--file"]);
-    run(unpack.arg(archive(&first, ".tar.gz")).current_dir(folder.path()));
+    run(unpack
+        .arg(archive(&first, ".tar.gz"))
+        .current_dir(folder.path()));
     let version = run(Command::new(folder.path().join("tollgate")).arg("--version"));
-    assert_eq!(version.trim(), concat!("tollgate ", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        version.trim(),
+        concat!("tollgate ", env!("CARGO_PKG_VERSION"))
+    );
     // The archive of the chart is one that helm takes.
     let mut lint = Command::new(tools::helm());
     run(lint.args(["lint", "--strict"]).arg(archive(&first, ".tgz")));

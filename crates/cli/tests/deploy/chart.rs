@@ -63,7 +63,8 @@ fn manifests_fit_the_schemas_of_kubernetes() {
                 "ServiceMonitor" => tools::check_service_monitor(&document.to_string()),
                 "ConfigMap" => {
                     let config = folder.path().join("tollgate.yaml");
-                    fs::write(&config, document["data"]["tollgate.yaml"].as_str().unwrap()).unwrap();
+                    fs::write(&config, document["data"]["tollgate.yaml"].as_str().unwrap())
+                        .unwrap();
                     validate(&config);
                 }
                 _ => {}
@@ -79,7 +80,11 @@ fn mistakes_are_rejected_with_a_remedy() {
         (&["replicaCount=2"], "set config.store.redis"),
         (&["autoscaling.enabled=true"], "set config.store.redis"),
         (
-            &["replicaCount=2", "config.store.redis.url=redis://r", "persistence.enabled=true"],
+            &[
+                "replicaCount=2",
+                "config.store.redis.url=redis://r",
+                "persistence.enabled=true",
+            ],
             "a volume belongs to one pod",
         ),
         (
@@ -88,11 +93,14 @@ fn mistakes_are_rejected_with_a_remedy() {
         ),
         (&[ledger], "set persistence.enabled: true"),
         (&["doors.admin.enabled=true"], "set doors.admin.tokens"),
-        (&["tls.requireClientCertificates=true"], "needs tls.secretName"),
-        (&["terminationGracePeriodSeconds=30"], "must be at least 45"),
+        (
+            &["tls.requireClientCertificates=true"],
+            "needs tls.secretName",
+        ),
+        (&["terminationGracePeriodSeconds=30"], "must be at least 55"),
         (
             &["drainSeconds=60"],
-            "terminationGracePeriodSeconds must be at least 100",
+            "terminationGracePeriodSeconds must be at least 110",
         ),
         // The schema finds misspelled names.
         (&["replicas=2"], "replicas"),
@@ -108,14 +116,23 @@ fn mistakes_are_rejected_with_a_remedy() {
 fn pods_drain_and_are_probed_at_the_right_door() {
     let deployment = manifest("fleet", "Deployment");
     let pod = &deployment["spec"]["template"]["spec"];
-    assert!(pod["terminationGracePeriodSeconds"].as_u64().unwrap() >= 45);
+    assert!(pod["terminationGracePeriodSeconds"].as_u64().unwrap() >= 55);
     let container = container(&deployment);
     // The server drains by itself.
     assert_eq!(container["lifecycle"], Value::Null);
     let probe = |name: &str| container[name]["httpGet"].clone();
-    assert_eq!(probe("readinessProbe"), json!({"path": "/readyz", "port": "admin"}));
-    assert_eq!(probe("livenessProbe"), json!({"path": "/healthz", "port": "admin"}));
-    assert_eq!(probe("startupProbe"), json!({"path": "/healthz", "port": "admin"}));
+    assert_eq!(
+        probe("readinessProbe"),
+        json!({"path": "/readyz", "port": "admin"})
+    );
+    assert_eq!(
+        probe("livenessProbe"),
+        json!({"path": "/healthz", "port": "admin"})
+    );
+    assert_eq!(
+        probe("startupProbe"),
+        json!({"path": "/healthz", "port": "admin"})
+    );
     // With an autoscaler, `helm upgrade` must not set the number of replicas.
     assert_eq!(deployment["spec"]["replicas"], Value::Null);
     assert_eq!(
@@ -170,13 +187,21 @@ fn admin_door_knows_the_names_of_its_service() {
     );
     let policy = manifest("fleet", "NetworkPolicy");
     let operators = &policy["spec"]["ingress"][1];
-    assert_eq!(operators["ports"], json!([{"port": "admin", "protocol": "TCP"}]));
+    assert_eq!(
+        operators["ports"],
+        json!([{"port": "admin", "protocol": "TCP"}])
+    );
 }
 
 #[test]
 fn a_new_secret_restarts_the_pods_and_a_new_config_does_not() {
     let pods = |set: &str| {
-        let mut template = helm(&["template", "limits", "--set", "secret.values.TOLLGATE_SECRET=a"]);
+        let mut template = helm(&[
+            "template",
+            "limits",
+            "--set",
+            "secret.values.TOLLGATE_SECRET=a",
+        ]);
         let documents = documents(&run(template.args(["--set", set])));
         let deployment = documents.into_iter().find(|it| it["kind"] == "Deployment");
         deployment.unwrap()["spec"]["template"].clone()

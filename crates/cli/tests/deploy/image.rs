@@ -55,7 +55,9 @@ impl Images {
 
     fn buildah(&self, arguments: &[&str]) -> Command {
         let mut buildah = Command::new("buildah");
-        buildah.args(self.storage()).args(["build", "--isolation", "chroot"]);
+        buildah
+            .args(self.storage())
+            .args(["build", "--isolation", "chroot"]);
         // The format of Docker has health checks, the one of OCI has none.
         buildah.args(["--format", "docker"]).args(arguments);
         buildah
@@ -70,7 +72,12 @@ impl Images {
         podman.args(arguments);
         // podman raises limits by default, which not every machine permits.
         if arguments.first() == Some(&"run") {
-            podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
+            podman.args([
+                "--ulimit",
+                "nofile=1024:1024",
+                "--ulimit",
+                "nproc=1024:1024",
+            ]);
         }
         podman
     }

@@ -34,7 +34,10 @@ fn complaints(unit: &str) -> String {
     let root = root_with(unit);
     let mut verify = Command::new("systemd-analyze");
     verify.arg("verify").arg("--man=no");
-    verify.arg("--root").arg(root.path()).arg("tollgate.service");
+    verify
+        .arg("--root")
+        .arg(root.path())
+        .arg("tollgate.service");
     let output = output(&mut verify);
     let printed = [output.stdout, output.stderr].concat();
     String::from_utf8(printed).unwrap()

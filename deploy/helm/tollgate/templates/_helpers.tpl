@@ -116,9 +116,9 @@ admin door is open, clients that use all connections of the HTTP door cannot mak
 {{- if and .Values.tls.requireClientCertificates (not .Values.tls.secretName) -}}
 {{- fail "tls.requireClientCertificates needs tls.secretName" -}}
 {{- end -}}
-{{- $least := add (default 5 .Values.drainSeconds) 40 -}}
+{{- $least := add (default 5 .Values.drainSeconds) 50 -}}
 {{- if lt (int .Values.terminationGracePeriodSeconds) (int $least) -}}
-{{- fail (printf "terminationGracePeriodSeconds must be at least %d: the drain and 40 s" $least) -}}
+{{- fail (printf "terminationGracePeriodSeconds must be at least %d: the drain and 50 s" $least) -}}
 {{- end -}}
 {{- end -}}
 
