@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tollgate_rig::{Redis, tools, wait};
 
 use crate::image::Images;
@@ -23,9 +23,10 @@ fn hadolint_accepts_the_container_file() {
 #[test]
 fn container_decides_without_rights_and_is_healthy() {
     let images = Images::build(&checkout(FILE));
-    let config = images.config();
-    assert_eq!(config["User"], "65532:65532");
-    assert_eq!(config["StopSignal"], "SIGTERM");
+    let image = images.inspect();
+    assert_eq!(image["Config"]["User"], "65532:65532");
+    let health = &image["Healthcheck"]["Test"];
+    assert_eq!(*health, json!(["CMD", "tollgate", "health"]));
 
     let redis = Redis::with()
         .args(["--requirepass", "redis-password"])

@@ -46,11 +46,11 @@ impl Images {
         images
     }
 
-    /// Returns the settings of the image.
-    pub(crate) fn config(&self) -> Value {
+    /// Returns the description of the image.
+    pub(crate) fn inspect(&self) -> Value {
         let mut inspect = self.podman(&["image", "inspect", Images::NAME]);
         let images: Value = serde_json::from_str(&run(&mut inspect)).unwrap();
-        images[0]["Config"].clone()
+        images[0].clone()
     }
 
     fn buildah(&self, arguments: &[&str]) -> Command {
