@@ -108,7 +108,7 @@ const ROWS: [Row; 15] = [
 ];
 
 pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Error>> {
-    let subjects = if quick { 2_000 } else { 100_000 };
+    let subjects = if quick { 1_000 } else { 20_000 };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
@@ -119,7 +119,7 @@ pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Err
         let redis = Redis::start();
         version.clone_from(&redis.info("server")["redis_version"]);
         // A few subjects at least, so that the server's own memory hardly counts.
-        let subjects = (subjects / row.fewer).max(500);
+        let subjects = (subjects / row.fewer).max(200);
         let (keys, bytes) = runtime.block_on(measure(&redis, row, subjects))?;
         table.row([
             row.name.to_owned(),

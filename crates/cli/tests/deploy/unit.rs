@@ -1,7 +1,6 @@
 //! The systemd unit.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
@@ -15,7 +14,12 @@ const MAX_EXPOSURE: &str = "--threshold=15";
 /// Makes a root directory with the unit, the programs that it names, and the targets of systemd.
 fn root_with(unit: &str) -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
-    for directory in ["usr/bin", "bin", "etc/systemd/system", "usr/lib/systemd"] {
+    for directory in [
+        "usr/bin",
+        "bin",
+        "etc/systemd/system",
+        "usr/lib/systemd/system",
+    ] {
         fs::create_dir_all(root.path().join(directory)).unwrap();
     }
     fs::copy(tollgate(), root.path().join("usr/bin/tollgate")).unwrap();
@@ -25,7 +29,14 @@ fn root_with(unit: &str) -> tempfile::TempDir {
     let system = ["/usr/lib/systemd/system", "/lib/systemd/system"];
     let system = system.into_iter().find(|it| Path::new(it).is_dir());
     let system = system.expect("systemd: apt-get install -y systemd");
-    symlink(system, root.path().join("usr/lib/systemd/system")).unwrap();
+    // A symbolic link to the directory would be read within the new root.
+    for entry in fs::read_dir(system).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension() == Some("target".as_ref()) && path.is_file() {
+            let copy = root.path().join("usr/lib/systemd/system");
+            fs::copy(&path, copy.join(path.file_name().unwrap())).unwrap();
+        }
+    }
     root
 }
 
