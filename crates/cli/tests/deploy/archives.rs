@@ -6,16 +6,16 @@ use std::process::Command;
 
 use tollgate_rig::tools;
 
-use crate::{checkout, fail, run, tollgate};
+use crate::{checkout, copy_program, fail, run};
 
-/// Makes the archives of the program under test.
-fn dist(out: &Path, umask: &str) {
+/// Makes the archives of a program.
+fn dist(program: &Path, out: &Path, umask: &str) {
     let line = format!("umask {umask}; exec \"$0\" --program \"$1\" --out \"$2\"");
     let mut script = Command::new("bash");
     script
         .args(["-c", &line])
         .arg(checkout("deploy/dist.sh"))
-        .arg(tollgate())
+        .arg(program)
         .arg(out);
     run(script.env("SOURCE_DATE_EPOCH", "1700000000"));
 }
@@ -37,9 +37,10 @@ fn script_is_clean() {
 fn archives_are_reproducible_and_complete() {
     let folder = tempfile::tempdir().unwrap();
     let (first, second) = (folder.path().join("first"), folder.path().join("second"));
-    dist(&first, "022");
+    let program = copy_program(folder.path());
+    dist(&program, &first, "022");
     // Neither the mask of modes nor the time of the files changes the bytes.
-    dist(&second, "077");
+    dist(&program, &second, "077");
     for suffix in ["SHA256SUMS", ".tar.gz", ".tgz"] {
         let same = fs::read(archive(&first, suffix)).unwrap()
             == fs::read(archive(&second, suffix)).unwrap();
@@ -73,11 +74,13 @@ fn archives_are_reproducible_and_complete() {
     }
 
     let mut unpack = Command::new("tar");
+    let unpacked = folder.path().join("unpacked");
+    fs::create_dir(&unpacked).unwrap();
     unpack.args(["--extract", "--strip-components=1", "--file"]);
     run(unpack
         .arg(archive(&first, ".tar.gz"))
-        .current_dir(folder.path()));
-    let version = run(Command::new(folder.path().join("tollgate")).arg("--version"));
+        .current_dir(&unpacked));
+    let version = run(Command::new(unpacked.join("tollgate")).arg("--version"));
     assert_eq!(
         version.trim(),
         concat!("tollgate ", env!("CARGO_PKG_VERSION"))

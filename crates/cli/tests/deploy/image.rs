@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{output, run, tollgate};
+use crate::{copy_program, output, run, tollgate};
 
 /// The programs that the container file runs after the compilation.
 const PROGRAMS: [&str; 5] = ["bash", "chmod", "grep", "install", "ldd"];
@@ -35,7 +35,7 @@ impl Images {
 
         let program = context.join("program");
         fs::create_dir_all(&program).unwrap();
-        fs::copy(tollgate(), program.join("tollgate")).unwrap();
+        copy_program(&program);
         // An empty context is enough: only the stage that compiles uses it.
         let empty = context.join("empty");
         fs::create_dir_all(&empty).unwrap();

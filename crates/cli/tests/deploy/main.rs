@@ -24,6 +24,14 @@ fn tollgate() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_tollgate"))
 }
 
+/// Copies the program under test into a directory, without its debug information: it would take a minute to pack.
+fn copy_program(directory: &Path) -> PathBuf {
+    let copy = directory.join("tollgate");
+    let mut strip = Command::new("strip");
+    run(strip.arg("-o").arg(&copy).arg(tollgate()));
+    copy
+}
+
 /// Returns a path of this checkout.
 fn checkout(path: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -35,7 +43,7 @@ fn output(command: &mut Command) -> Output {
     command.output().unwrap_or_else(|error| {
         panic!(
             "cannot run {command:?}: {error}\n    install: apt-get install -y --no-install-recommends \
-             buildah podman runc docker-compose systemd"
+             buildah podman runc docker-compose systemd binutils"
         )
     })
 }
