@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Serving, is_like};
+use common::{Serving, are_like};
 use tollgate_rig::{Postgres, Redis};
 
 const DOCS: &str = include_str!("../../../docs/production.md");
@@ -114,15 +114,6 @@ impl Guide {
     }
 }
 
-fn are_like(output: &str, expected: &str) -> bool {
-    let (output, expected) = (output.trim_end(), expected.trim_end());
-    output.lines().count() == expected.lines().count()
-        && output
-            .lines()
-            .zip(expected.lines())
-            .all(|(line, pattern)| is_like(line, pattern))
-}
-
 #[test]
 fn commands_of_the_page_give_the_shown_output() {
     let mut guide = Guide::new();
@@ -147,7 +138,7 @@ fn commands_of_the_page_give_the_shown_output() {
         for example in examples.strip_prefix("$ ").unwrap().split("\n$ ") {
             let (line, expected) = example.split_once('\n').unwrap_or((example, ""));
             let output = guide.run_line(line);
-            if !are_like(&output, expected) {
+            if !are_like(output.trim_end(), expected.trim_end()) {
                 writeln!(wrong, "$ {line}\n{output}").unwrap();
             }
             commands += 1;
