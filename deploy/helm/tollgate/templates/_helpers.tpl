@@ -122,6 +122,10 @@ admin door is open, clients that use all connections of the HTTP door cannot mak
 {{- end -}}
 {{- end -}}
 
+{{- define "tollgate.serverName" -}}
+{{- default (printf "%s.%s.svc" (include "tollgate.fullname" .) .Release.Namespace) .Values.tls.serverName -}}
+{{- end -}}
+
 {{/* A probe. Takes the root context and the path. The kubelet does not check certificates and has none of its own:
 if clients need one, the program in the pod asks with the certificate of the server. */}}
 {{- define "tollgate.probe" -}}
@@ -135,6 +139,8 @@ exec:
     - health
     - --server
     - https://127.0.0.1:{{ (index $root.Values.doors $door).port }}
+    - --server-name
+    - {{ include "tollgate.serverName" $root }}
     - --ca
     - /etc/tollgate/tls/ca.crt
     - --cert
