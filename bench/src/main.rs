@@ -2,6 +2,7 @@
 //!
 //! * The engine against governor, and the doors against no-op servers.
 //! * The Redis store against scripts of one check each.
+//! * The memory of Redis by kind of rule.
 //! * Quotas with and without a ledger.
 //! * Approximate algorithms against the exact one.
 
@@ -21,6 +22,7 @@ mod report;
 mod round;
 mod rules;
 mod server;
+mod sizes;
 mod tollgate;
 
 use std::error::Error;
@@ -68,6 +70,15 @@ enum Command {
     /// The Redis store against redis-benchmark with scripts of one check each (needs both programs)
     Redis {
         /// Run for a short time, as a smoke test
+        #[arg(long)]
+        quick: bool,
+        /// Write the figures to this document, between their markers
+        #[arg(long, value_name = "FILE")]
+        write: Option<PathBuf>,
+    },
+    /// The memory of Redis for each subject and hold, by kind of rule (needs redis-server)
+    Sizes {
+        /// Run with few subjects, as a smoke test
         #[arg(long)]
         quick: bool,
         /// Write the figures to this document, between their markers
@@ -124,6 +135,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Engine { quick } => engine::run(quick),
         Command::Http { quick, tollgate } => http::run(quick, tollgate),
         Command::Redis { quick, write } => redis::run(quick, write),
+        Command::Sizes { quick, write } => sizes::run(quick, write),
         Command::Rules { quick } => rules::run(quick),
         Command::Accuracy { quick } => accuracy::run(quick),
         Command::Quota { quick } => quota::run(quick),

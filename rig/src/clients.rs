@@ -35,11 +35,7 @@ pub fn python() -> Command {
 #[must_use]
 pub fn schemathesis() -> Command {
     needs("python3", "python3 python3-pip");
-    // Some modules of Schemathesis are compiled for one version of Python.
-    let abi = "import sysconfig; print(sysconfig.get_config_var('SOABI'))";
-    let abi = run(Command::new("python3").args(["-c", abi]));
-    let name = format!("{SCHEMATHESIS}-{}", abi.trim());
-    let home = python_package(&name, SCHEMATHESIS, &[]);
+    let home = compiled_python_package(SCHEMATHESIS);
     let mut schemathesis = Command::new("python3");
     schemathesis.args(["-m", "schemathesis.cli"]);
     schemathesis.env("PYTHONPATH", home);
@@ -65,6 +61,14 @@ pub fn node() -> Command {
     node
 }
 
+/// Installs a Python package with modules that are compiled for one version of Python, and returns its
+/// directory.
+pub(crate) fn compiled_python_package(package: &str) -> PathBuf {
+    let abi = "import sysconfig; print(sysconfig.get_config_var('SOABI'))";
+    let abi = run(Command::new("python3").args(["-c", abi]));
+    python_package(&format!("{package}-{}", abi.trim()), package, &[])
+}
+
 /// Installs a Python package into the cache, and returns its directory.
 fn python_package(name: &str, package: &str, options: &[&str]) -> PathBuf {
     cache::directory("python", name, |download| {
@@ -74,7 +78,7 @@ fn python_package(name: &str, package: &str, options: &[&str]) -> PathBuf {
     })
 }
 
-fn needs(program: &str, packages: &str) {
+pub(crate) fn needs(program: &str, packages: &str) {
     let there = Command::new(program).arg("--version").output();
     if let Err(error) = there {
         panic!("{program} does not run: {error}\n    install: apt-get install -y {packages}");

@@ -1,6 +1,6 @@
 //! Starts real servers for tests, benchmarks and fault runs: Redis (alone, as a cluster, with Sentinel, in
 //! several versions), PostgreSQL, nginx, Traefik, Caddy and Envoy, and a browser. A proxy can delay, drop or reset
-//! connections to them.
+//! connections to them. `tools` has programs that check files of a deployment.
 //!
 //! Everything runs on loopback, on ports that no other process of these tests uses. A server stops when its
 //! value is dropped. A `static` is never dropped: keep servers in local variables. A missing program or a
@@ -37,6 +37,7 @@ mod resp;
 mod reverse_proxy;
 mod sentinel;
 mod stopwatch;
+pub mod tools;
 pub mod versions;
 pub mod wait;
 

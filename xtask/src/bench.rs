@@ -25,6 +25,14 @@ pub(crate) enum Bench {
         #[arg(long, conflicts_with = "against")]
         write: bool,
     },
+    /// The memory of Redis for each subject and hold, by kind of rule (needs redis-server)
+    Sizes {
+        #[command(flatten)]
+        options: Options,
+        /// Write the figures to docs/production.md
+        #[arg(long, conflicts_with = "against")]
+        write: bool,
+    },
     /// Each door against a no-op server, and RESP against throttlecrab: decisions per second, latency,
     /// CPU time, memory (needs wrk, redis-server and redis-benchmark, and protoc to build throttlecrab)
     Doors {
@@ -73,6 +81,7 @@ impl<'a> Plan<'a> {
             Bench::Engine(options) => ("engine", options, &[]),
             Bench::Http(options) => ("http", options, components::BENCH_HTTP),
             Bench::Redis { options, .. } => ("redis", options, components::BENCH_REDIS),
+            Bench::Sizes { options, .. } => ("sizes", options, components::BENCH_SIZES),
             Bench::Doors { options, .. } => ("doors", options, components::BENCH_DOORS),
             Bench::Rules(options) => ("rules", options, &[]),
             Bench::Quota(options) => ("quota", options, components::BENCH_QUOTA),
@@ -88,6 +97,9 @@ impl<'a> Plan<'a> {
             }
             if let Bench::Redis { write: true, .. } | Bench::Doors { write: true, .. } = bench {
                 program.extend(["--write", "docs/performance.md"]);
+            }
+            if let Bench::Sizes { write: true, .. } = bench {
+                program.extend(["--write", "docs/production.md"]);
             }
             if let Bench::Doors { parts, .. } = bench {
                 program.extend(parts.iter().map(String::as_str));

@@ -17,18 +17,24 @@ const fn component(program: &'static str, package: &'static str) -> Component {
 
 /// For the tests.
 pub(crate) const TEST: &[Component] = &[
+    component("buildah", "buildah"),
     component("chromium", "chromium"),
     component("curl", "curl"),
+    component("docker-compose", "docker-compose"),
     component("nginx", "nginx"),
     component("node", "nodejs"),
     component("npm", "npm"),
+    component("podman", "podman"),
     component("initdb", "postgresql"),
     component("promtool", "prometheus"),
     component("redis-server", "redis-server"),
     component("redis-sentinel", "redis-sentinel"),
     component("redis-cli", "redis-tools"),
     component("libfaketimeMT.so.1", "libfaketime"),
-    // Downloads other versions of servers, and proxies that Debian does not package.
+    component("runc", "runc"),
+    component("sqlite3", "sqlite3"),
+    component("systemd-analyze", "systemd"),
+    // Downloads other versions of servers, and programs that Debian does not package.
     component("pip3", "python3-pip"),
 ];
 /// For the fault tests.
@@ -43,6 +49,8 @@ pub(crate) const BENCH_REDIS: &[Component] = &[
     component("redis-server", "redis-server"),
     component("redis-benchmark", "redis-tools"),
 ];
+/// For the memory of Redis.
+pub(crate) const BENCH_SIZES: &[Component] = &[component("redis-server", "redis-server")];
 /// For the benchmark of quotas.
 pub(crate) const BENCH_QUOTA: &[Component] = &[
     component("initdb", "postgresql"),

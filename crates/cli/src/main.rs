@@ -4,9 +4,9 @@
 //!
 //! * 0: success.
 //! * 1: a negative result. `check`, `explain`: denied. `validate`: a file has problems. `diff`: the configs
-//!   differ. `doctor`: a finding is bad. `why`: no denial was found. `reconcile`: counters differ from the
-//!   ledger. `import`: nothing could be converted. `serve`: a second signal ended the server before it had
-//!   answered all requests.
+//!   differ. `doctor`: a finding is bad. `health`: the server is not ready, or does not answer. `why`: no denial
+//!   was found. `reconcile`: counters differ from the ledger. `import`: nothing could be converted. `serve`: a
+//!   second signal ended the server before it had answered all requests.
 //! * 2: a failure, such as wrong usage, no usable config, or no server.
 
 #![allow(
@@ -29,6 +29,7 @@ mod diff;
 mod doctor;
 mod explain;
 mod export;
+mod health;
 mod import;
 mod logs;
 mod overrides;
@@ -84,6 +85,9 @@ enum Command {
     Diff(diff::Args),
     /// Check a config and its store for common mistakes. Exits with 1 if a finding is bad.
     Doctor(doctor::Args),
+    /// Ask a running server whether it takes requests, as a health check does. Exits with 1 if it does not, or
+    /// does not answer.
+    Health(health::Args),
     /// Make the store and the ledger belong to a config with another hash_secret or clock. State under secrets
     /// that the config does not list is forgotten. Stop all servers first.
     Adopt(adopt::Args),
@@ -137,6 +141,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => validate::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => block_on(doctor::run(&args)),
+        Command::Health(args) => health::run(&args),
         Command::Adopt(args) => block_on(adopt::run(&args)),
         Command::Reload(args) => reload::run(&args),
         Command::Override(args) => overrides::run(&args),

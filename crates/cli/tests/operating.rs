@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Serving, is_like};
+use common::{Serving, are_like};
 
 const DOCS: &str = include_str!("../../../docs/operating.md");
 
@@ -81,22 +81,6 @@ impl Guide {
         );
         String::from_utf8(output.stdout).unwrap()
     }
-}
-
-/// Whether the output matches; after a last line that ends with `…`, more lines may follow.
-fn are_like(output: &str, expected: &str) -> bool {
-    let (output, expected): (Vec<&str>, Vec<&str>) =
-        (output.lines().collect(), expected.lines().collect());
-    let open = expected.last().is_some_and(|line| line.ends_with('…'));
-    let enough = match open {
-        true => output.len() >= expected.len(),
-        false => output.len() == expected.len(),
-    };
-    enough
-        && output
-            .iter()
-            .zip(&expected)
-            .all(|(line, pattern)| is_like(line, pattern))
 }
 
 #[test]

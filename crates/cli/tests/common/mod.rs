@@ -117,3 +117,19 @@ pub(crate) fn is_like(line: &str, pattern: &str) -> bool {
     let same = |(byte, wanted): (u8, u8)| wanted == b'.' || byte == wanted;
     line.len() == pattern.len() && line.bytes().zip(pattern.bytes()).all(same)
 }
+
+/// Whether the output matches; after a last line that ends with `…`, more lines may follow.
+pub(crate) fn are_like(output: &str, expected: &str) -> bool {
+    let (output, expected): (Vec<&str>, Vec<&str>) =
+        (output.lines().collect(), expected.lines().collect());
+    let open = expected.last().is_some_and(|line| line.ends_with('…'));
+    let enough = match open {
+        true => output.len() >= expected.len(),
+        false => output.len() == expected.len(),
+    };
+    enough
+        && output
+            .iter()
+            .zip(&expected)
+            .all(|(line, pattern)| is_like(line, pattern))
+}
