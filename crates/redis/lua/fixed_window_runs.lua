@@ -1,52 +1,72 @@
--- The fast path for runs of fixed windows. `fixed_window.lua` describes limits and states.
+-- Columns of fixed windows. `fixed_window.lua` describes limits and states, and `runs.lua` the arguments.
 
-for _ = 1, runs do
-  local count, l, flags, cost
-  count, l, flags, cost, at = unpack_at('<I2I2BI7', plan, at)
-  local head = sub(plan, l + 1, l + 15)
-  local window, limit = unpack_at('<I7I7', head, 2)
-  local ending = now - now % window + window
+local function fixed_window_column(l, flags, cost, first, count, decides, writes)
+  local window, limit, number_format, format, size, length, from = unpack_at('<I7I7c3c3BB', plan, l + 1)
+  local head = sub(plan, from, from + size - 1)
+  local ending, most = now - now % window + window, limit - cost
   -- How states of the current window begin.
-  local running, lasts = head .. pack('<I7', ending), time_to_live(ending)
+  local running = head .. pack(number_format, ending / window)
+  local starts = #running
+  local room = flags >= 64 and most_anonymous or most_keys
+  -- The position of the usage as a text.
+  local offset = sub(plan, from + size, from + size + (starts > 9 and 1 or 0))
 
-  for k = in_runs + 1, in_runs + count do
-    local value, used, done = values[k], 0, nil
-    local is_running = value and #value == 29 and sub(value, 1, 22) == running
-    if is_running then
-      used = unpack_at('<I7', value, 23)
+  for r = 1, count do
+    local k = first + r - 1
+    if first == 0 then
+      k = unpack_at('<I2', plan, at + 2 * r - 2)
     end
-    used = used + cost
-    if used > limit then
-      done = false
-    elseif is_running then
-      -- SETRANGE keeps the expiry of the key.
-      done = call('SETRANGE', KEYS[k], '22', pack('<I7', used))
-    elseif not value then
-      -- The same as `has_room` in general.lua. Most calls end before that function is defined.
-      if not most_keys then
-        most_keys, most_anonymous = unpack_at('<I7I7', plan, BOUNDS)
+    local value, used = values[k], nil
+    local is_running = value and sub(value, 1, starts) == running
+
+    if not decides then
+      used = new_at[k]
+      new_at[k] = nil
+    elseif not failed[r] then
+      used = not writes and new_at[k]
+      if used then
+        -- An earlier request of the run has the same key.
+      elseif not value then
+        if most >= 0 and stored < room then
+          stored = stored + 1
+          used = 0
+        end
+      elseif #value == length then
+        if is_running then
+          used = unpack_at(format, value, starts + 1)
+        elseif
+          sub(value, 1, size) == head
+          and unpack_at(number_format, value, size + 1) * window < ending
+        then
+          used = 0
+        end
       end
-      local most = flags >= 64 and most_anonymous or most_keys
-      if most < NO_BOUND then
-        stored = stored or call('DBSIZE')
+      if used and used <= most then
+        reply[filled + 1], reply[filled + 2] = most - used, ending
+        filled = filled + 2
+        used = used + cost
+        if not writes then
+          new_at[k] = used
+        end
+      else
+        used = nil
+        failed[r], fails = true, fails + 1
       end
-      if most == NO_BOUND or stored < most then
-        -- NX: the key may hold a value that is not a string. MGET does not show such a value, and SET must
-        -- not replace it.
-        done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts, 'NX')
-        stored = stored and stored + 1
-      end
-    elseif #value == 29 and sub(value, 1, 15) == head and unpack_at('<I7', value, 16) < ending then
-      done = call('SET', KEYS[k], running .. pack('<I7', used), 'PX', lasts)
     end
-    if done then
-      reply[filled + 1], reply[filled + 2] = limit - used, ending
-      filled = filled + 2
-    else
-      postpone(k, l, flags, cost)
-      filled = filled + 1
-      reply[filled] = -1
+
+    if writes and used then
+      local text = pack(format, used)
+      if is_running then
+        -- SETRANGE keeps the expiry of the key.
+        call('SETRANGE', KEYS[k], offset, text)
+        if values_needed then
+          values[k] = running .. text
+        end
+      else
+        value = running .. text
+        call('SET', KEYS[k], value, 'PX', (time_to_live(ending)))
+        values[k] = value
+      end
     end
   end
-  in_runs = in_runs + count
 end

@@ -1,71 +1,94 @@
--- The fast path for runs of token buckets, GCRA, and leaky buckets that do not delay requests. The formulas
--- are those of `admits` and `charge` in meter.rs. `meter.lua` describes limits and states.
+-- Columns of token buckets, GCRA, and leaky buckets that do not delay requests. The formulas are those of `admits` and
+-- `charge` in meter.rs. `meter.lua` describes limits and states, and `runs.lua` the arguments.
 
-for _ = 1, runs do
-  local count, l, flags, cost
-  count, l, flags, cost, at = unpack_at('<I2I2BI7', plan, at)
-  local kind, tick, capacity, token, rate, size, first = unpack_at('<BI2I7I7I4B', plan, l + 1)
-  local numbers = sub(plan, first, first + size - 1)
+local function meter_column(l, flags, cost, first, count, decides, writes)
+  local base, tick, capacity, token, rate, size, from = unpack_at('<BI2I7I7I4B', plan, l + 1)
+  local numbers, has_part = sub(plan, from, from + size - 1), rate > 1
   local format, head = '<BI7', 8
-  if rate > 1 then
+  if has_part then
     format, head = '<BI7I4', 12
   end
   local here, units = (now - now % tick) / tick, cost * token
   local most = capacity * token - units
+  local room = flags >= 64 and most_anonymous or most_keys
 
-  for k = in_runs + 1, in_runs + count do
-    local value, done = values[k], nil
-    local from, whole_at, part = kind, here, 0
-    if value then
-      if #value == head + size and sub(value, head + 1) == numbers then
-        from, whole_at, part = unpack_at(format, value)
-      else
-        from = nil
-      end
-      if rate == 1 or whole_at < here then
-        part = 0
-      end
-      if whole_at < here then
-        whole_at = here
-      end
+  for r = 1, count do
+    local k = first + r - 1
+    if first == 0 then
+      k = unpack_at('<I2', plan, at + 2 * r - 2)
     end
+    -- The state as it is stored, and after the charges so far.
+    local value, kind, before, rest = values[k], nil, nil, 0
+    local whole_at, part
 
-    local missing = (whole_at - here) * rate + part
-    if from == kind and missing <= most then
-      part = part + units
-      local rest = part % rate
-      whole_at = whole_at + (part - rest) / rate
-      local reset = (rest > 0 and whole_at + 1 or whole_at) * tick
-      local text, lasts = pack(format, kind, whole_at, rest) .. numbers, time_to_live(reset)
-      if value then
-        done = call('SET', KEYS[k], text, 'PX', lasts)
-      else
-        -- The same as `has_room` in general.lua. Most calls end before that function is defined.
-        if not most_keys then
-          most_keys, most_anonymous = unpack_at('<I7I7', plan, BOUNDS)
+    if not decides then
+      whole_at, part = new_at[k], new_part[k]
+      if whole_at and value then
+        kind, before, rest = unpack_at(format, value)
+      end
+      new_at[k] = nil
+    elseif not failed[r] then
+      if not writes then
+        whole_at, part = new_at[k], new_part[k]
+      end
+      if whole_at then
+        -- An earlier request of the run has the same key.
+      elseif not value then
+        if most >= 0 and stored < room then
+          stored = stored + 1
+          whole_at, part = here, 0
         end
-        local most = flags >= 64 and most_anonymous or most_keys
-        if most < NO_BOUND then
-          stored = stored or call('DBSIZE')
-        end
-        if most == NO_BOUND or stored < most then
-          -- NX: the key may hold a value that is not a string. MGET does not show such a value, and SET must
-          -- not replace it.
-          done = call('SET', KEYS[k], text, 'PX', lasts, 'NX')
-          stored = stored and stored + 1
+      elseif #value == head + size and sub(value, head + 1) == numbers then
+        kind, before, rest = unpack_at(format, value)
+        if kind >= 128 and kind % 4 == base % 4 or kind == base - 31 then
+          whole_at, part = before, has_part and rest or 0
+          if whole_at < here then
+            whole_at, part = here, 0
+          end
         end
       end
-      if done then
+      local missing = whole_at and (whole_at - here) * rate + part
+      if missing and missing <= most then
+        if has_part then
+          local sum = part + units
+          part = sum % rate
+          whole_at = whole_at + (sum - part) / rate
+        else
+          whole_at = whole_at + units
+        end
         local left = most - missing
-        reply[filled + 1], reply[filled + 2] = (left - left % token) / token, reset
+        reply[filled + 1] = (left - left % token) / token
+        reply[filled + 2] = (part > 0 and whole_at + 1 or whole_at) * tick
         filled = filled + 2
+        if not writes then
+          new_at[k], new_part[k] = whole_at, part
+        end
+      else
+        whole_at = nil
+        failed[r], fails = true, fails + 1
       end
     end
-    if not done then
-      postpone(k, l, flags, cost)
-      filled = filled + 1
-      reply[filled] = -1
+
+    if writes and whole_at then
+      local reset, kept = (part > 0 and whole_at + 1 or whole_at) * tick, 0
+      if kind and kind >= 128 then
+        -- The point of the grid until which the key is kept.
+        kept = (has_part and rest > 0 and before + 1 or before) * tick
+        kept = kept - kept % -2 ^ ((kind - kind % 4) / 4 - 22)
+      end
+      if reset <= kept then
+        -- SETRANGE keeps the expiry of the key.
+        local text = pack(has_part and '<I7I4' or '<I7', whole_at, part)
+        call('SETRANGE', KEYS[k], '1', text)
+        if values_needed then
+          values[k] = sub(value, 1, 1) .. text .. numbers
+        end
+      else
+        local lasts, grid = time_to_live(reset)
+        value = pack(format, base + 4 * grid, whole_at, part) .. numbers
+        call('SET', KEYS[k], value, 'PX', lasts)
+        values[k] = value
+      end
     end
   end
-  in_runs = in_runs + count
 end

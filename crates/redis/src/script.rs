@@ -21,6 +21,7 @@ const LEAKY_BUCKET: &str = include_str!("../lua/leaky_bucket.lua");
 const METER: &str = include_str!("../lua/meter.lua");
 const METER_RUNS: &str = include_str!("../lua/meter_runs.lua");
 const MIXED: &str = include_str!("../lua/mixed.lua");
+const MIXED_RUNS: &str = include_str!("../lua/mixed_runs.lua");
 const QUOTA: &str = include_str!("../lua/quota.lua");
 const SLIDING_COUNTER: &str = include_str!("../lua/sliding_counter.lua");
 const SLIDING_LOG: &str = include_str!("../lua/sliding_log.lua");
@@ -28,6 +29,7 @@ const TWO_WINDOW: &str = include_str!("../lua/two_window.lua");
 const STATES: &str = include_str!("../lua/states.lua");
 const DECIDE: &str = include_str!("../lua/decide.lua");
 const REQUESTS: &str = include_str!("../lua/requests.lua");
+const RUNS: &str = include_str!("../lua/runs.lua");
 const RUN: &str = include_str!("../lua/run.lua");
 const HOLDS: &str = include_str!("../lua/holds.lua");
 const HOLD: &str = include_str!("../lua/hold.lua");
@@ -93,19 +95,18 @@ impl Family {
         !matches!(self, Family::SlidingLog | Family::Concurrency)
     }
 
-    /// Returns the letter of the family's keys, its name in metrics, its fast path for runs, and its files.
-    /// The fast path is "" if there is none.
-    fn facts(self) -> (u8, &'static str, &'static str, &'static [&'static str]) {
+    /// Returns the letter of the family's keys, its name in metrics, and its files.
+    fn facts(self) -> (u8, &'static str, &'static [&'static str]) {
         match self {
-            Family::Meter => (b'm', "meter", METER_RUNS, &[METER]),
-            Family::LeakyBucket => (b'b', "leaky-bucket", METER_RUNS, &[METER, LEAKY_BUCKET]),
-            Family::FixedWindow => (b'f', "fixed-window", FIXED_WINDOW_RUNS, &[FIXED_WINDOW]),
-            Family::SlidingCounter => (b'c', "sliding-counter", "", &[SLIDING_COUNTER]),
-            Family::TwoWindow => (b'w', "two-window", "", &[TWO_WINDOW]),
-            Family::SlidingLog => (b'l', "sliding-log", "", &[SLIDING_LOG]),
-            Family::Backoff => (b'o', "backoff", "", &[BACKOFF]),
-            Family::Quota => (b'q', "quota", "", &[QUOTA]),
-            Family::Concurrency => (b's', "concurrency", "", &[CONCURRENCY]),
+            Family::Meter => (b'm', "meter", &[METER]),
+            Family::LeakyBucket => (b'b', "leaky-bucket", &[METER, LEAKY_BUCKET]),
+            Family::FixedWindow => (b'f', "fixed-window", &[FIXED_WINDOW]),
+            Family::SlidingCounter => (b'c', "sliding-counter", &[SLIDING_COUNTER]),
+            Family::TwoWindow => (b'w', "two-window", &[TWO_WINDOW]),
+            Family::SlidingLog => (b'l', "sliding-log", &[SLIDING_LOG]),
+            Family::Backoff => (b'o', "backoff", &[BACKOFF]),
+            Family::Quota => (b'q', "quota", &[QUOTA]),
+            Family::Concurrency => (b's', "concurrency", &[CONCURRENCY]),
         }
     }
 }
@@ -153,11 +154,9 @@ impl Script {
         static SCRIPTS: [OnceLock<Script>; 1 << Family::ALL.len()] =
             [const { OnceLock::new() }; 1 << Family::ALL.len()];
         SCRIPTS[usize::from(families.0)].get_or_init(|| {
-            let (name, runs) = match families.only().map(Family::facts) {
-                Some((_, name, runs, _)) => (name, runs),
-                None => ("mixed", ""),
-            };
-            let common = [FRAME, runs, GENERAL, &algorithms(families), STATES];
+            let name = families.only().map_or("mixed", |it| it.facts().1);
+            let (runs, algorithms) = (runs(families), algorithms(families));
+            let common = [FRAME, &runs, GENERAL, &algorithms, STATES];
             Script::new(name, common.concat() + &[DECIDE, REQUESTS, RUN].concat())
         })
     }
@@ -197,10 +196,32 @@ impl Script {
     }
 }
 
+/// Returns the fast path for runs; "" if a family of the script cannot be in a run.
+fn runs(families: Families) -> String {
+    let (mut has_meter, mut has_window) = (false, false);
+    for family in families.iter() {
+        match family {
+            Family::Meter | Family::LeakyBucket => has_meter = true,
+            Family::FixedWindow => has_window = true,
+            _ => return String::new(),
+        }
+    }
+    match (has_meter, has_window) {
+        (true, true) => [METER_RUNS, FIXED_WINDOW_RUNS, MIXED_RUNS, RUNS].concat(),
+        (true, false) => [METER_RUNS, "local column = meter_column\n", RUNS].concat(),
+        _ => [
+            FIXED_WINDOW_RUNS,
+            "local column = fixed_window_column\n",
+            RUNS,
+        ]
+        .concat(),
+    }
+}
+
 /// Returns the algorithms of a script: one, or several with a dispatch between them.
 fn algorithms(families: Families) -> String {
     if let Some(only) = families.only() {
-        return only.facts().3.concat();
+        return only.facts().2.concat();
     }
     let mut text = String::from("local algorithms = {}\n");
     for family in families.iter() {
@@ -211,7 +232,7 @@ fn algorithms(families: Families) -> String {
         let _ = writeln!(
             text,
             "do\n{}algorithms[{}] = {{ {functions} }}\nend",
-            family.facts().3.concat(),
+            family.facts().2.concat(),
             family as u8,
         );
     }
