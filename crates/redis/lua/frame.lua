@@ -1,5 +1,5 @@
--- Decides requests. A script is this file, the fast path for runs if the algorithms have one (`meter_runs.lua`,
--- `fixed_window_runs.lua` and `runs.lua`), `general.lua`, the algorithms that the call needs, `states.lua`,
+-- Decides requests. A script is this file, the fast path for runs if the algorithms have one (`runs.lua` with
+-- `meter_column.lua` and `fixed_window_column.lua`), `general.lua`, the algorithms that the call needs, `states.lua`,
 -- `decide.lua`, `requests.lua` and `run.lua`. Each algorithm is a file with the formulas of the Rust file of the
 -- same name. All numbers are integers below 2^53. Positions count from 1.
 --
@@ -86,8 +86,10 @@ if now == 0 then
   now = time[1] * 1000000 + time[2]
 end
 
+-- Values that are not strings, which MGET does not show, are as false here as absent values.
 local values = whole > 0 and call('MGET', unpack(KEYS, 1, whole)) or {}
-local reply, filled = { now }, 1
+-- With room for the answer to one request that is in a run.
+local reply, filled = { now, nil, nil, nil }, 1
 
 -- Returns for how many milliseconds to keep a state that expires at `expires`, and the grid of this expiry.
 --
@@ -96,13 +98,14 @@ local reply, filled = { now }, 1
 -- not pass that point, the expiry of the key stays. A grid has 2^(10 + g) microseconds; g is from 0 to 31, so that
 -- states are kept at most twice as long as necessary. The time is rounded up to a multiple of the grid. There are few
 -- such times, so each is formatted once.
-local spelled = {}
+local spelled
 local function time_to_live(expires)
   local lasts = expires - now + margin
   local _, power = math.frexp(lasts)
   power = power < 12 and 10 or power > 43 and 41 or power - 2
   local grid = 2 ^ power
   lasts = lasts - lasts % -grid + grid
+  spelled = spelled or {}
   local text = spelled[lasts]
   if not text then
     text = string.format('%.0f', lasts / 1000 + 1)
@@ -131,6 +134,3 @@ end
 -- The runs with requests that are not allowed at once: where the columns of a run begin in the plan, the numbers of
 -- requests and charges, and the positions of those requests.
 local postponed
-
--- For the runs: see `runs.lua`.
-local new_at, new_part, failed, fails, values_needed

@@ -1,10 +1,13 @@
 -- The general path: for requests that are not in a run, and for requests in runs that were not allowed at
 -- once. Every call runs a script from its first line. So the code that most calls do not need comes after
--- these lines, which end the other calls.
+-- these lines, which end the other calls. It is in a function of its own, because a call clears the room that all local
+-- variables of a function may need.
 
 if at > #plan and not postponed then
   return reply
 end
+
+return (function()
 
 local floor = math.floor
 local ALLOWED, UNTIL, QUEUE_FULL, NEVER, UNRESTORED = 0, 1, 2, 3, 4

@@ -14,14 +14,13 @@ use crate::request::Operation;
 const BACKOFF: &str = include_str!("../lua/backoff.lua");
 const CONCURRENCY: &str = include_str!("../lua/concurrency.lua");
 const FIXED_WINDOW: &str = include_str!("../lua/fixed_window.lua");
-const FIXED_WINDOW_RUNS: &str = include_str!("../lua/fixed_window_runs.lua");
+const FIXED_WINDOW_COLUMN: &str = include_str!("../lua/fixed_window_column.lua");
 const FRAME: &str = include_str!("../lua/frame.lua");
 const GENERAL: &str = include_str!("../lua/general.lua");
 const LEAKY_BUCKET: &str = include_str!("../lua/leaky_bucket.lua");
 const METER: &str = include_str!("../lua/meter.lua");
-const METER_RUNS: &str = include_str!("../lua/meter_runs.lua");
+const METER_COLUMN: &str = include_str!("../lua/meter_column.lua");
 const MIXED: &str = include_str!("../lua/mixed.lua");
-const MIXED_RUNS: &str = include_str!("../lua/mixed_runs.lua");
 const QUOTA: &str = include_str!("../lua/quota.lua");
 const SLIDING_COUNTER: &str = include_str!("../lua/sliding_counter.lua");
 const SLIDING_LOG: &str = include_str!("../lua/sliding_log.lua");
@@ -38,6 +37,12 @@ const HOLD_FIND: &str = include_str!("../lua/hold_find.lua");
 const SETTLE: &str = include_str!("../lua/settle.lua");
 const EXTEND: &str = include_str!("../lua/extend.lua");
 const RECORDS: &str = include_str!("../lua/records.lua");
+
+/// The line of `runs.lua` that the code of a column replaces.
+const COLUMN: &str = "      -- The column.\n";
+
+/// The end of the function that `general.lua` begins.
+const END: &str = "end)()\n";
 
 /// The algorithms of the script. Limits of one family have the same kind of state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -157,7 +162,10 @@ impl Script {
             let name = families.only().map_or("mixed", |it| it.facts().1);
             let (runs, algorithms) = (runs(families), algorithms(families));
             let common = [FRAME, &runs, GENERAL, &algorithms, STATES];
-            Script::new(name, common.concat() + &[DECIDE, REQUESTS, RUN].concat())
+            Script::new(
+                name,
+                common.concat() + &[DECIDE, REQUESTS, RUN, END].concat(),
+            )
         })
     }
 
@@ -172,7 +180,7 @@ impl Script {
         };
         SCRIPTS[index][usize::from(families.0)].get_or_init(|| {
             let common = [FRAME, GENERAL, &algorithms(families), STATES, HOLDS];
-            Script::new("holds", common.concat() + &parts.concat())
+            Script::new("holds", common.concat() + &parts.concat() + END)
         })
     }
 
@@ -206,16 +214,16 @@ fn runs(families: Families) -> String {
             _ => return String::new(),
         }
     }
-    match (has_meter, has_window) {
-        (true, true) => [METER_RUNS, FIXED_WINDOW_RUNS, MIXED_RUNS, RUNS].concat(),
-        (true, false) => [METER_RUNS, "local column = meter_column\n", RUNS].concat(),
-        _ => [
-            FIXED_WINDOW_RUNS,
-            "local column = fixed_window_column\n",
-            RUNS,
-        ]
-        .concat(),
-    }
+    let column = match (has_meter, has_window) {
+        // The byte at the start of a limit is its family.
+        (true, true) => format!(
+            "if string.byte(plan, l) == {} then\n{FIXED_WINDOW_COLUMN}else\n{METER_COLUMN}end\n",
+            Family::FixedWindow as u8
+        ),
+        (true, false) => METER_COLUMN.to_owned(),
+        _ => FIXED_WINDOW_COLUMN.to_owned(),
+    };
+    RUNS.replace(COLUMN, &column)
 }
 
 /// Returns the algorithms of a script: one, or several with a dispatch between them.
@@ -245,6 +253,11 @@ mod tests {
 
     use super::*;
     use crate::holds::ABANDONED;
+
+    #[test]
+    fn runs_have_one_place_for_the_column() {
+        assert_eq!(RUNS.matches(COLUMN).count(), 1);
+    }
 
     #[test]
     fn the_index_outlives_the_longest_hold() {
