@@ -20,14 +20,14 @@ for r = 1, count do
   local whole_at, part
 
   if not decides then
-    whole_at, part = new_at[k], new_part[k]
+    whole_at, part = new_at[k], has_part and new_part[k] or 0
     if whole_at and value then
       kind, before, rest = unpack_at(format, value)
     end
     new_at[k] = nil
   elseif fails == 0 or not failed[r] then
     if not writes then
-      whole_at, part = new_at[k], new_part[k]
+      whole_at, part = new_at[k], has_part and new_part[k] or 0
     end
     if whole_at then
       -- An earlier request of the run has the same key.
@@ -59,7 +59,10 @@ for r = 1, count do
       reply[filled + 2] = (part > 0 and whole_at + 1 or whole_at) * tick
       filled = filled + 2
       if not writes then
-        new_at[k], new_part[k] = whole_at, part
+        new_at[k] = whole_at
+        if has_part then
+          new_part[k] = part
+        end
       end
     else
       whole_at = nil
