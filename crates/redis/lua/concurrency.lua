@@ -114,7 +114,7 @@ local function expires(k)
 end
 
 local function store(k, _, at)
-  call('PEXPIRE', KEYS[k], time_to_live(at))
+  call('PEXPIRE', KEYS[k], (time_to_live(at)))
 end
 
 local slots = { next_fence = next_fence }

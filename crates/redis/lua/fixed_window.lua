@@ -1,26 +1,63 @@
 -- Fixed window: see fixed_window.rs.
 --
--- Limit  The head of its states: 'f', the window, the limit (7 bytes each).
--- State  The head, the end of the window, the usage (7 bytes each).
+-- Limit  The window, the limit (7 bytes each); the formats of the number of a window and of the usage (3 characters
+--        each); the length of the head, the length of a state (1 byte each); the head; the length of a state without
+--        its usage, as a text.
+-- State  The head. The number of the window: its end divided by its length. It has as many bytes as 2^54 divided by the
+--        window needs. Then the usage. It has as many bytes as the limit needs, or more if the usage is larger.
+-- Head   1 byte: 128, plus 16 times the number of decimal zeros at the end of the limit (at most 7), plus the number of
+--        decimal zeros at the end of the window (at most 15). Then the limit and the window, both without these zeros,
+--        in groups of 7 bits: see `number_at`.
+--
+-- States of older versions have 29 bytes: 'f', the window, the limit, the end of the window, the usage (7 bytes each).
 
 local ends_at, used = {}, {}
--- By key: the end of the window of the stored state.
-local standing = {}
+-- By key: the end of the window of the stored state, how many bytes it has before its usage, and for its usage.
+local standing, before, width = {}, {}, {}
 
 local function end_of(window, time)
   return time - time % window + window
 end
 
--- Returns the numbers of a head.
-local function numbers_of(head)
-  local n = { head = head }
-  n.window, n.limit = unpack_at('<I7I7', head, 2)
-  n.ending = end_of(n.window, now)
+local function read(l)
+  local n, size, length, from = {}, nil, nil, nil
+  n.window, n.limit, n.number_format, n.format, size, length, from =
+    unpack_at('<I7I7c3c3BB', plan, l + 1)
+  n.head, n.ending = sub(plan, from, from + size - 1), end_of(n.window, now)
   return n
 end
 
-local function read(l)
-  return numbers_of(sub(plan, l + 1, l + 15))
+-- Returns the numbers of a state, or nil if they are invalid.
+local function numbers_in(value)
+  local kind, limit, window, place = string.byte(value), nil, nil, nil
+  if kind == 102 and #value == 29 then
+    window, limit = unpack_at('<I7I7', value, 2)
+    if window > 0 then
+      return { window = window, limit = limit, head = sub(value, 1, 15), is_old = true }
+    end
+  elseif kind and kind >= 128 then
+    limit, place = number_at(value, 2)
+    if limit then
+      window, place = number_at(value, place)
+    end
+    if window and window > 0 then
+      window, limit = window * 10 ^ (kind % 16), limit * 10 ^ (floor(kind / 16) - 8)
+      if window >= 2 ^ 53 or limit >= 2 ^ 53 then
+        return nil
+      end
+      local bytes = 1
+      while 256 ^ bytes <= 2 ^ 54 / window do
+        bytes = bytes + 1
+      end
+      return {
+        window = window,
+        limit = limit,
+        head = sub(value, 1, place - 1),
+        number_format = '<I' .. bytes,
+        format = '<I1',
+      }
+    end
+  end
 end
 
 -- Returns the current window, and its usage.
@@ -59,24 +96,40 @@ local function load(k, n, value, how)
     ends_at[k], used[k] = 0, 0
     return false
   end
-  if #value ~= 29 then
-    return nil
+  local own = n
+  if sub(value, 1, #n.head) ~= n.head then
+    own = numbers_in(value)
+    if not own then
+      return nil
+    end
   end
-  local head
-  head, ends_at[k], used[k] = unpack_at('<c15I7I7', value)
-  if head == n.head then
-    standing[k] = ends_at[k]
+  if own.is_old then
+    ends_at[k], used[k] = unpack_at('<I7I7', value, 16)
+    before[k], width[k] = 22, 7
+    if ends_at[k] % own.window ~= 0 then
+      return nil
+    end
+  else
+    local size = #own.head
+    before[k] = size + string.byte(own.number_format, 3) - 48
+    width[k] = #value - before[k]
+    if width[k] < 1 or width[k] > 7 then
+      return nil
+    end
+    ends_at[k] = unpack_at(own.number_format, value, size + 1) * own.window
+    used[k] = unpack_at('<I' .. width[k], value, before[k] + 1)
+  end
+  if own.window == n.window and own.limit == n.limit then
+    -- A state of an older version is written anew.
+    standing[k] = not own.is_old and ends_at[k]
     return false
   end
-  local kind, window, limit = unpack_at('<c1I7I7', head)
-  if kind ~= 'f' or window == 0 then
-    return nil
-  end
   if how == AS_WRITTEN then
+    own.ending = end_of(own.window, now)
     standing[k] = ends_at[k]
-    return false, numbers_of(head)
+    return false, own
   end
-  carry_over(k, n, window, limit, how)
+  carry_over(k, n, own.window, own.limit, how)
   return true
 end
 
@@ -121,10 +174,18 @@ local function expires(k)
 end
 
 local function store(k, n, at)
-  if standing[k] == ends_at[k] then
+  local spent = used[k]
+  if values[k] and standing[k] == ends_at[k] and spent < 256 ^ width[k] then
     -- SETRANGE keeps the expiry of the key.
-    call('SETRANGE', KEYS[k], '22', pack('<I7', used[k]))
+    call('SETRANGE', KEYS[k], before[k], pack('<I' .. width[k], spent))
+  elseif n.is_old then
+    keep(k, pack('<c15I7I7', n.head, ends_at[k], spent), at)
   else
-    keep(k, pack('<c15I7I7', n.head, ends_at[k], used[k]), at)
+    local bytes = string.byte(n.format, 3) - 48
+    while spent >= 256 ^ bytes do
+      bytes = bytes + 1
+    end
+    local number = pack(n.number_format, ends_at[k] / n.window)
+    keep(k, n.head .. number .. pack('<I' .. bytes, spent), at)
   end
 end

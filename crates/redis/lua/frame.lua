@@ -1,12 +1,13 @@
--- Decides requests. A script is this file, the fast path for runs if the algorithm has one, `general.lua`,
--- the algorithms that the call needs, `states.lua`, `decide.lua`, `requests.lua` and `run.lua`. Each
--- algorithm is a file with the formulas of the Rust file of the same name. All numbers are integers below
--- 2^53. Positions count from 1.
+-- Decides requests. A script is this file, the fast path for runs if the algorithms have one (`runs.lua` with
+-- `meter_column.lua` and `fixed_window_column.lua`), `general.lua`, the algorithms that the call needs, `states.lua`,
+-- `decide.lua`, `requests.lua` and `run.lua`. Each algorithm is a file with the formulas of the Rust file of the
+-- same name. All numbers are integers below 2^53. Positions count from 1.
 --
 -- Calls about holds have `holds.lua` and other files in place of `requests.lua` and `run.lua`. `holds.lua`
 -- describes what these calls add to KEYS, ARGV and the reply.
 --
--- A run is a list of requests that differ only in their keys, so that one loop can decide them.
+-- A run is a list of requests that differ only in their keys. The charges at one place in these requests, which differ
+-- only in their keys too, are a column. One loop decides a column.
 --
 -- KEYS     The keys of the states, each once, all in one cluster slot: first the keys of the runs, in order; then the
 --          other keys with states that are read whole; then the keys of sliding logs and of slots, which are not.
@@ -19,16 +20,21 @@
 --            whole      2 bytes  how many of KEYS, from the front, are read whole: states, and the record of a
 --                                hold if it follows them
 --            runs       2 bytes  how many runs there are
+--            in_runs    2 bytes  how many of KEYS belong to runs
 --            at         2 bytes  the position in the plan where the runs begin
 --            most       7 bytes  no new state is made while the server has this many keys or more
 --            anonymous  7 bytes  the same for anonymous subjects; at most `most`
 --          then the limits: one byte for the algorithm, and the numbers that its file describes. A limit is
 --          referred to by its position in the plan. Then the runs:
---            count      2 bytes  how many requests the run has. Each has one charge with the cost below, which is
---                                not 0, and a key that no other request has
+--            count      2 bytes  how many requests the run has
+--            charges    2 bytes  how many charges each of these requests has
+--          and for each charge, that is for each column:
 --            limit      2 bytes
---            flags      1 byte
---            cost       7 bytes
+--            flags      1 byte   as below
+--            cost       7 bytes  the cost of all units; not 0
+--            first      2 bytes  the position of the first key, if the requests have different keys, in order; or 0,
+--                                and then the position of each request's key (2 bytes each)
+--          A key is in one column of a run at most, but may be in several runs.
 --          Then the other requests:
 --            charges    2 bytes  how many charges follow
 --            manner     1 byte   1: fewer units than asked for are acceptable. 2: another cluster slot has denied
@@ -52,9 +58,9 @@
 --          charge. Restore: the end of the period, the usage, the amount beside the limit. Adjust: what to add to
 --          the usage, what to add to the amount beside the limit, and 0.
 -- ARGV[3]  For a refund that must not happen twice: for how many milliseconds the last of KEYS remembers it.
--- Returns  One flat list of integers: the time, then for each request of the runs `remaining, reset` if it is
---          allowed at once, or -1 if its answer comes later. Then the answers that come later, and the answers to
---          the other requests:
+-- Returns  One flat list of integers: the time. Then for each run: how many of its requests are not allowed at once; for
+--          each column, `remaining, reset` for each request that is allowed at once; the positions in the run of the
+--          requests that are not. Then the answers to those requests, and to the requests outside of runs:
 --            allowed at once    for each charge `remaining, reset`
 --            in detail          `-1, allowed, units`, and for each charge `verdict, when, remaining, reset`
 --            for quotas         `-1, known, 0`; for adjust and read also the usage, the amount beside the limit,
@@ -74,26 +80,38 @@
 local call, pack, unpack_at, sub = redis.call, struct.pack, struct.unpack, string.sub
 
 local plan = ARGV[1]
-local now, margin, operation, whole, runs, at = unpack_at('<I7I7BI2I2I2', plan)
+local now, margin, operation, whole, runs, in_runs, at = unpack_at('<I7I7BI2I2I2I2', plan)
 if now == 0 then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 
+-- Values that are not strings, which MGET does not show, are as false here as absent values.
 local values = whole > 0 and call('MGET', unpack(KEYS, 1, whole)) or {}
-local reply, filled = { now }, 1
+-- With room for the answer to one request that is in a run.
+local reply, filled = { now, nil, nil, nil }, 1
 
--- Returns for how many milliseconds to keep a state that expires at `expires`, including the margin. The time
--- is rounded up to a power of two of microseconds. There are few such times, so each is formatted once.
-local spelled = {}
+-- Returns for how many milliseconds to keep a state that expires at `expires`, and the grid of this expiry.
+--
+-- Most writes do not have to set a new expiry. For this, states expire at points of a grid: the state is kept at least
+-- until the first point of the grid that is not before `expires`, and then for the margin. As long as `expires` does
+-- not pass that point, the expiry of the key stays. A grid has 2^(10 + g) microseconds; g is from 0 to 31, so that
+-- states are kept at most twice as long as necessary. The time is rounded up to a multiple of the grid. There are few
+-- such times, so each is formatted once.
+local spelled
 local function time_to_live(expires)
-  local _, power = math.frexp(expires - now + margin)
-  local text = spelled[power]
+  local lasts = expires - now + margin
+  local _, power = math.frexp(lasts)
+  power = power < 12 and 10 or power > 43 and 41 or power - 2
+  local grid = 2 ^ power
+  lasts = lasts - lasts % -grid + grid
+  spelled = spelled or {}
+  local text = spelled[lasts]
   if not text then
-    text = string.format('%.0f', 2 ^ power / 1000 + 1)
-    spelled[power] = text
+    text = string.format('%.0f', lasts / 1000 + 1)
+    spelled[lasts] = text
   end
-  return text
+  return text, power - 10
 end
 
 -- Whether the server is out of memory. A server that is out of memory rejects the first write of a script if the
@@ -101,7 +119,7 @@ end
 -- writes. SETRANGE without bytes and GETEX without options are such commands, and change nothing.
 local full = false
 -- The bounds of the plan on keys, and how many keys the server has: nil until a new state needs them.
-local NO_BOUND, BOUNDS = 9007199254740991, 22
+local NO_BOUND, BOUNDS = 9007199254740991, 24
 local most_keys, most_anonymous, stored
 if operation >= 16 then
   operation = operation - 16
@@ -113,13 +131,6 @@ if operation >= 16 then
   end
 end
 
--- How many of KEYS belong to the runs.
-local in_runs = 0
-
--- The requests in runs that are not allowed at once: key, limit, flags and cost of each.
-local postponed = {}
-local function postpone(k, l, flags, cost)
-  local last = #postponed
-  postponed[last + 1], postponed[last + 2] = k, l
-  postponed[last + 3], postponed[last + 4] = flags, cost
-end
+-- The runs with requests that are not allowed at once: where the columns of a run begin in the plan, the numbers of
+-- requests and charges, and the positions of those requests.
+local postponed

@@ -1,10 +1,13 @@
 -- The general path: for requests that are not in a run, and for requests in runs that were not allowed at
 -- once. Every call runs a script from its first line. So the code that most calls do not need comes after
--- these lines, which end the other calls.
+-- these lines, which end the other calls. It is in a function of its own, because a call clears the room that all local
+-- variables of a function may need.
 
-if at > #plan and #postponed == 0 then
+if at > #plan and not postponed then
   return reply
 end
+
+return (function()
 
 local floor = math.floor
 local ALLOWED, UNTIL, QUEUE_FULL, NEVER, UNRESTORED = 0, 1, 2, 3, 4
@@ -53,6 +56,22 @@ local function same_share(used, from, to)
   return whole * to + quotient + (remainder > 0 and 1 or 0)
 end
 
+-- Returns the number at `place` of a text, and the place after it; or nil if there is no number. A number is in groups
+-- of 7 bits, the lowest first; all its bytes but the last have 128 added.
+local function number_at(text, place)
+  local sum, factor = 0, 1
+  while factor <= 2 ^ 49 do
+    local byte = string.byte(text, place)
+    if not byte then
+      return nil
+    end
+    sum, factor, place = sum + byte % 128 * factor, factor * 128, place + 1
+    if byte < 128 then
+      return sum, place
+    end
+  end
+end
+
 -- Returns whether there is room for one more state, and counts it as made.
 local function has_room(flags)
   if not most_keys then
@@ -72,7 +91,7 @@ end
 
 -- Writes a state that expires at `at`.
 local function keep(k, value, at)
-  call('SET', KEYS[k], value, 'PX', time_to_live(at))
+  call('SET', KEYS[k], value, 'PX', (time_to_live(at)))
 end
 
 -- Whether a refund undoes a charge that was made a moment ago, because another cluster slot has denied the

@@ -1,18 +1,21 @@
 -- Token bucket and GCRA, and most of a leaky bucket: see meter.rs.
 -- A state is the tick at which the allowance is whole again, and a fraction of a tick.
 --
--- Limit    The kind of its states (1 byte), microseconds in a tick (2 bytes), capacity, units in a token
---          (7 bytes each), units refilled per tick (4 bytes), and its numbers as they are in states: their
+-- Limit    The kind of its states without a grid (1 byte), microseconds in a tick (2 bytes), capacity, units in a
+--          token (7 bytes each), units refilled per tick (4 bytes), and its numbers as they are in states: their
 --          length (1 byte), and the bytes.
--- State    The kind: 'a' for ticks of a microsecond, 'b' for those of a millisecond, or, if more than one
---          unit is refilled per tick, 'c' and 'd'. The tick (7 bytes). For 'c' and 'd', the fraction (4
---          bytes). Then the numbers.
+-- State    The kind: 128, plus 4 times the grid of its expiry (see `time_to_live`), plus 0 for ticks of a microsecond
+--          or 1 for those of a millisecond, plus 2 if more than one unit is refilled per tick. The tick (7 bytes). If
+--          more than one unit is refilled per tick, the fraction (4 bytes). Then the numbers. States of older versions
+--          have no grid; their kinds are 97, 98, 99 and 100.
 -- Numbers  1 byte: the number of decimal zeros at the end of the capacity, times 16, plus the number of
 --          decimal zeros at the end of the units in a token. Then the capacity and the units in a token,
---          both without these zeros. Then, for 'c' and 'd', the units refilled per tick. Each of the three
---          is in groups of 7 bits, the lowest first; all its bytes but the last have 128 added.
+--          both without these zeros. Then, if it is more than one, the units refilled per tick. Each of the three
+--          is in groups of 7 bits: see `number_at`.
 
 local whole_at, fraction = {}, {}
+-- By key: the point of the grid until which the stored state is kept.
+local kept = {}
 
 local function read_meter(l)
   local n, size, first = {}, nil, nil
@@ -25,27 +28,16 @@ local read = read_meter
 
 -- Returns the numbers of a state: capacity, units in a token, units refilled per tick. Returns nil if they are invalid.
 local function numbers_in(value, at, has_rate)
-  local bytes = { string.byte(value, at, -1) }
-  local zeros, place = bytes[1], 1
-  local function number()
-    local sum, factor, byte = 0, 1, nil
-    repeat
-      place = place + 1
-      byte = bytes[place]
-      if not byte or factor > 2 ^ 49 then
-        return 0
-      end
-      sum, factor = sum + byte % 128 * factor, factor * 128
-    until byte < 128
-    return sum
+  local zeros, capacity, token, rate = string.byte(value, at), nil, nil, 1
+  capacity, at = number_at(value, at + 1)
+  if capacity then
+    token, at = number_at(value, at)
   end
-  if zeros then
-    local capacity = number() * 10 ^ floor(zeros / 16)
-    local token = number() * 10 ^ (zeros % 16)
-    local rate = has_rate and number() or 1
-    if place == #bytes and token > 0 and rate > 0 then
-      return capacity, token, rate
-    end
+  if token and has_rate then
+    rate, at = number_at(value, at)
+  end
+  if token and rate and token > 0 and rate > 0 and at == #value + 1 then
+    return capacity * 10 ^ floor(zeros / 16), token * 10 ^ (zeros % 16), rate
   end
 end
 
@@ -68,6 +60,7 @@ local function put_later(k, at, part, units, rate)
 end
 
 local function carry_over(k, n, at, part, token, rate, capacity, tick, how)
+  kept[k] = nil
   if how == FORGET then
     whole_at[k], fraction[k] = 0, 0
     return
@@ -103,22 +96,30 @@ local function load(k, n, value, how)
     return nil
   end
   local kind, at = unpack_at('<BI7', value)
-  local part, head, has_rate = 0, 8, kind == 99 or kind == 100
+  if kind < 97 or kind > 100 and kind < 128 then
+    return nil
+  end
+  -- The grid of the expiry, in microseconds.
+  local grid = kind >= 128 and 2 ^ (floor(kind / 4) - 22)
+  kind = 128 + (grid and kind or kind - 97) % 4
+  local part, head, has_rate = 0, 8, kind >= 130
   if has_rate then
     if #value < 12 then
       return nil
     end
     part, head = unpack_at('<I4', value, 9), 12
   end
+  local tick = kind % 2 == 0 and 1 or 1000
+  local ends = (part > 0 and at + 1 or at) * tick
+  kept[k] = grid and ends - ends % -grid
   if kind == n.kind and sub(value, head + 1) == n.numbers then
     whole_at[k], fraction[k] = at, part
     return false
   end
   local capacity, token, rate = numbers_in(value, head + 1, has_rate)
-  if not capacity or kind < 97 or kind > 100 or at >= 2 ^ 53 then
+  if not capacity or at >= 2 ^ 53 then
     return nil
   end
-  local tick = kind % 2 == 1 and 1 or 1000
   if how == AS_WRITTEN then
     whole_at[k], fraction[k] = at, part
     local own = { kind = kind, tick = tick, capacity = capacity, token = token, rate = rate }
@@ -222,6 +223,13 @@ end
 
 local function store(k, n, at)
   -- Kinds without a fraction always have 0, which is left out.
-  local format = n.rate == 1 and '<BI7' or '<BI7I4'
-  keep(k, pack(format, n.kind, whole_at[k], fraction[k]) .. n.numbers, at)
+  local format = n.rate == 1 and '<I7' or '<I7I4'
+  local text = pack(format, whole_at[k], fraction[k])
+  if values[k] and kept[k] and at <= kept[k] then
+    -- SETRANGE keeps the expiry of the key.
+    call('SETRANGE', KEYS[k], '1', text)
+  else
+    local lasts, grid = time_to_live(at)
+    call('SET', KEYS[k], string.char(n.kind + 4 * grid) .. text .. n.numbers, 'PX', lasts)
+  end
 end

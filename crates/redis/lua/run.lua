@@ -1,26 +1,6 @@
 -- Answers all requests, and writes the changed states.
 
--- The requests in runs that were not allowed at once.
-for i = 1, #postponed, 4 do
-  local k = postponed[i]
-  crowded = false
-  local n = prepare(k, postponed[i + 1], postponed[i + 2], 0)
-  if crowded then
-    report_crowded()
-  elseif n then
-    local cost = postponed[i + 3]
-    count = 1
-    keys[1], limits[1], flags[1], costs[1], totals[1] = k, n, postponed[i + 2], cost, cost
-    insteads[1], watches[1] = 0, 0
-    answer(1, false, false)
-  else
-    report_foreign(k)
-  end
-end
-
-local length = #plan
-while at <= length do
-  local units, manner, foreign = next_request()
+local function answer_or_report(units, manner, foreign)
   if foreign then
     report_foreign(foreign)
   elseif crowded then
@@ -28,6 +8,34 @@ while at <= length do
   else
     answer(units, manner % 2 == 1, manner >= 2)
   end
+end
+
+-- The requests in runs that were not allowed at once.
+for p = 1, postponed and #postponed or 0 do
+  local columns, members, charges, is_postponed = unpack(postponed[p])
+  for r = 1, members do
+    if is_postponed[r] then
+      local place, foreign = columns, nil
+      count, crowded = charges, false
+      for i = 1, charges do
+        local l, first, k
+        l, flags[i], costs[i], first, place = unpack_at('<I2BI7I2', plan, place)
+        k = first + r - 1
+        if first == 0 then
+          k = unpack_at('<I2', plan, place + 2 * r - 2)
+          place = place + 2 * members
+        end
+        totals[i], insteads[i], watches[i] = costs[i], 0, 0
+        foreign = prepare_charge(i, k, l, 0) or foreign
+      end
+      answer_or_report(1, 0, foreign)
+    end
+  end
+end
+
+local length = #plan
+while at <= length do
+  answer_or_report(next_request())
 end
 
 if writing then

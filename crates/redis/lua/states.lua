@@ -6,7 +6,8 @@
 local hidden
 local function is_hidden(k)
   if k <= in_runs then
-    return call('EXISTS', KEYS[k]) == 1
+    -- `runs.lua` has found the hidden keys of runs.
+    return false
   end
   if not hidden then
     hidden = {}
@@ -137,6 +138,18 @@ local function use_shared(i, k)
   filled = filled + 2
 end
 
+-- Prepares charge i of the current request: its flags and costs are set, and its limit is at position l. Returns k if
+-- another program wrote the value of this key.
+local function prepare_charge(i, k, l, shared)
+  local n = prepare(k, l, flags[i], shared)
+  keys[i], limits[i] = k, n
+  if places[k] then
+    use_shared(i, k)
+  elseif not n then
+    return k
+  end
+end
+
 -- Reads the next request of the plan. Returns its units, its manner, and the position of a key with a foreign value.
 local function next_request()
   local manner, units, foreign
@@ -149,13 +162,7 @@ local function next_request()
       plan,
       at
     )
-    local n = prepare(k, l, flags[i], makes_states and shared)
-    keys[i], limits[i] = k, n
-    if places[k] then
-      use_shared(i, k)
-    elseif not n then
-      foreign = foreign or k
-    end
+    foreign = prepare_charge(i, k, l, makes_states and shared) or foreign
   end
   return units, manner, foreign
 end

@@ -15,18 +15,20 @@ use crate::room::Ceilings;
 use crate::script::Family;
 
 /// The length of the header before the limits.
-const HEADER: usize = 35;
+const HEADER: usize = 37;
 
 /// Requests of the same operation, cluster slot and families, in the order of the plan.
 #[derive(Debug, Default)]
 pub(crate) struct CallPlan {
-    /// The indexes of the requests, in the order of the plan and of the replies. Requests in runs come first.
-    pub(crate) order: Vec<usize>,
-    pub(crate) in_runs: usize,
+    /// The runs, each with the indexes of its requests, in the order of the plan and of the replies.
+    pub(crate) runs: Vec<Vec<usize>>,
+    /// The indexes of the other requests, in the same order.
+    pub(crate) others: Vec<usize>,
     pub(crate) keys: Vec<PlanKey>,
+    /// How many keys, from the front, belong to runs.
+    in_runs: usize,
     /// How many keys, from the front, are states that are read whole.
     whole: usize,
-    runs: usize,
     limits: Vec<u8>,
     requests: Vec<u8>,
 }
@@ -58,18 +60,19 @@ pub(crate) struct Sharing<'s> {
     pub(crate) names_shared: &'s dyn Fn(&Item) -> bool,
 }
 
-/// A run: requests that differ only in their keys.
+/// A run: requests that differ only in their keys. The first request stands for all.
 struct Run<'r> {
-    item: &'r Item,
-    cost: u64,
-    members: Vec<usize>,
+    first: &'r Request,
+    /// Each request, and the index of its first charge among all charges of the call.
+    members: Vec<(usize, usize)>,
 }
 
-/// A key: the first charge that uses it, how often it is used, and its position among the keys of the call.
+/// A key: the first charge that uses it, and its position among the keys of the call.
 struct UsedKey {
     first_use: (usize, usize),
     is_whole: bool,
-    uses: usize,
+    /// The last run that uses the key, and the column.
+    column: Option<(usize, usize)>,
     position: Option<usize>,
 }
 
@@ -92,40 +95,48 @@ impl CallPlan {
         for (number, request) in requests.iter().enumerate() {
             let first = next;
             next += request.charges.len();
-            match cost_in_run(request) {
-                Some((item, cost))
-                    if used_keys[of_charges[first]].uses == 1 && !names_shared(request, item) =>
-                {
-                    let same = |run: &&mut Run<'_>| {
-                        run.cost == cost
-                            && run.item.flags == item.flags
-                            && run.item.limit == item.limit
-                    };
-                    match runs.iter_mut().rev().find(same) {
-                        Some(run) => run.members.push(number),
-                        None => runs.push(Run {
-                            item,
-                            cost,
-                            members: vec![number],
-                        }),
-                    }
-                }
-                _ => others.push((number, first)),
+            let keys = &of_charges[first..next];
+            let shares = |item: &Item| names_shared(request, item);
+            if !is_plain(request) || request.charges.iter().any(shares) {
+                others.push((number, first));
+                continue;
             }
+            let same = |run: &Run<'_>| are_alike(run.first, request);
+            let run = runs.iter().rposition(same).unwrap_or(runs.len());
+            // A key is in one column of a run only: a column is decided before the next one.
+            let fits = |(column, key): (usize, &usize)| {
+                let used = used_keys[*key].column;
+                used.is_none_or(|used| used.0 != run || used.1 == column)
+            };
+            if !keys.iter().enumerate().all(fits) {
+                others.push((number, first));
+                continue;
+            }
+            for (column, key) in keys.iter().enumerate() {
+                used_keys[*key].column = Some((run, column));
+            }
+            if run == runs.len() {
+                runs.push(Run {
+                    first: request,
+                    members: Vec::new(),
+                });
+            }
+            runs[run].members.push((number, first));
         }
 
-        plan.runs = runs.len();
-        for run in runs {
-            let limit = plan.limit(&mut known, run.item, now);
+        for run in &runs {
             put(&mut plan.requests, run.members.len() as u64, 2);
-            put(&mut plan.requests, limit, 2);
-            plan.requests.push(run.item.flags);
-            put(&mut plan.requests, run.cost, 7);
-            let keys = run.members.iter().map(|it| PlanKey::own((*it, 0)));
-            plan.keys.extend(keys);
-            plan.order.extend(run.members);
+            put(&mut plan.requests, run.first.charges.len() as u64, 2);
+            for (column, item) in run.first.charges.iter().enumerate() {
+                let limit = plan.limit(&mut known, item, now);
+                put(&mut plan.requests, limit, 2);
+                plan.requests.push(item.flags);
+                put(&mut plan.requests, item.cost * run.first.ask.units(), 7);
+                plan.put_column(run, column, &of_charges, &mut used_keys);
+            }
+            plan.runs.push(run.members.iter().map(|it| it.0).collect());
         }
-        plan.in_runs = plan.order.len();
+        plan.in_runs = plan.keys.len();
 
         let others_charges = |(number, first): &(usize, usize)| {
             let charges = requests[*number].charges.len();
@@ -161,7 +172,7 @@ impl CallPlan {
         }
         for (number, first) in others {
             let request = requests[number];
-            plan.order.push(number);
+            plan.others.push(number);
             put(&mut plan.requests, request.charges.len() as u64, 2);
             let up_to = u8::from(matches!(request.ask, Ask::UpTo(_)));
             plan.requests.push(up_to | u8::from(request.denied) << 1);
@@ -186,6 +197,35 @@ impl CallPlan {
             }
         }
         plan
+    }
+
+    /// Appends the keys of a column: the position of the first if they are new and different, or 0 and the position of
+    /// each.
+    fn put_column(
+        &mut self,
+        run: &Run<'_>,
+        column: usize,
+        of_charges: &[usize],
+        used_keys: &mut [UsedKey],
+    ) {
+        let first = self.keys.len();
+        let mut positions = Vec::with_capacity(run.members.len());
+        for (_, charge) in &run.members {
+            let used = &mut used_keys[of_charges[charge + column]];
+            let position = *used.position.get_or_insert(self.keys.len());
+            if position == self.keys.len() {
+                self.keys.push(PlanKey::own(used.first_use));
+            }
+            positions.push(position as u64 + 1);
+        }
+        if self.keys.len() - first == positions.len() {
+            put(&mut self.requests, first as u64 + 1, 2);
+        } else {
+            put(&mut self.requests, 0, 2);
+            for position in positions {
+                put(&mut self.requests, position, 2);
+            }
+        }
     }
 
     /// Returns the offset of the limit of `item` in the plan, and adds the limit if it is new.
@@ -227,7 +267,8 @@ impl CallPlan {
         );
         let with_record = usize::from(of_hold && self.whole == self.keys.len());
         put(&mut bytes, (self.whole + with_record) as u64, 2);
-        put(&mut bytes, self.runs as u64, 2);
+        put(&mut bytes, self.runs.len() as u64, 2);
+        put(&mut bytes, self.in_runs as u64, 2);
         put(&mut bytes, (HEADER + self.limits.len() + 1) as u64, 2);
         put(&mut bytes, ceilings.keys, 7);
         put(&mut bytes, ceilings.anonymous, 7);
@@ -252,33 +293,45 @@ fn used_keys(requests: &[&Request]) -> (Vec<UsedKey>, Vec<usize>) {
                 used_keys.push(UsedKey {
                     first_use: (number, charge),
                     is_whole: item.family.is_whole(),
-                    uses: 0,
+                    column: None,
                     position: None,
                 });
             }
-            used_keys[index].uses += 1;
             of_charges.push(index);
         }
     }
     (used_keys, of_charges)
 }
 
-/// Returns the charge of a request and its cost, if the request may go into a run.
-fn cost_in_run(request: &Request) -> Option<(&Item, u64)> {
-    let [item] = request.charges.as_slice() else {
-        return None;
-    };
+/// Whether a request may be in a run.
+fn is_plain(request: &Request) -> bool {
     let Ask::Exactly(units) = request.ask else {
-        return None;
+        return false;
     };
-    let may = request.operation == Operation::Apply && !request.denied;
-    let has_runs = match &item.limit {
-        Limit::TokenBucket(_) | Limit::Gcra(_) | Limit::FixedWindow(_) => true,
-        Limit::LeakyBucket(bucket) => bucket.leaky() == Leaky::Police,
-        _ => false,
+    let is_plain = |item: &Item| {
+        let has_runs = match &item.limit {
+            Limit::TokenBucket(_) | Limit::Gcra(_) | Limit::FixedWindow(_) => true,
+            Limit::LeakyBucket(bucket) => bucket.leaky() == Leaky::Police,
+            _ => false,
+        };
+        let cost = item.cost.checked_mul(units);
+        has_runs
+            && cost.is_some_and(|cost| (1..=MAX).contains(&cost))
+            // No earlier charge of the request has the same key.
+            && item.total == item.cost
+            && item.instead.is_none()
+            && item.watches.is_none()
     };
-    let cost = item.cost.checked_mul(units)?;
-    (may && has_runs && (1..=MAX).contains(&cost)).then_some((item, cost))
+    request.operation == Operation::Apply && !request.denied && request.charges.iter().all(is_plain)
+}
+
+/// Whether two requests that may be in a run differ only in their keys.
+fn are_alike(one: &Request, other: &Request) -> bool {
+    let (units, others) = (one.ask.units(), other.ask.units());
+    let alike = |(a, b): (&Item, &Item)| {
+        a.cost * units == b.cost * others && a.flags == b.flags && a.limit == b.limit
+    };
+    one.charges.len() == other.charges.len() && one.charges.iter().zip(&other.charges).all(alike)
 }
 
 /// Appends a little-endian number of `width` bytes.
@@ -300,9 +353,7 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family, now: &dyn Fn() 
             put(bytes, wait, 7);
         }
         Limit::FixedWindow(_) => {
-            bytes.push(b'f');
-            put(bytes, limit.window().as_micros(), 7);
-            put(bytes, limit.capacity(), 7);
+            put_fixed_window(bytes, limit.window().as_micros(), limit.capacity());
         }
         Limit::SlidingLog(_) => {
             put(bytes, limit.window().as_micros(), 7);
@@ -352,13 +403,43 @@ fn put_quota(bytes: &mut Vec<u8>, quota: &Quota, now: Time) {
     put(bytes, Time::from_micros(three).as_micros(), 7);
 }
 
+fn put_fixed_window(bytes: &mut Vec<u8>, window: u64, limit: u64) {
+    put(bytes, window, 7);
+    put(bytes, limit, 7);
+    // A window ends before 2^54, because a window and the current time are below 2^53.
+    let width_of_number = width((1 << 54) / window.max(1));
+    let width_of_usage = width(limit);
+    for width in [width_of_number, width_of_usage] {
+        bytes.extend([b'<', b'I', b'0' + width]);
+    }
+    let at = bytes.len();
+    bytes.extend([0, 0]);
+    let (limit, zeros_of_limit) = without_zeros(limit, 7);
+    let (window, zeros_of_window) = without_zeros(window, 15);
+    bytes.push(128 + zeros_of_limit * 16 + zeros_of_window);
+    put_in_groups(bytes, limit);
+    put_in_groups(bytes, window);
+    // At most 17: a number has up to 53 bits.
+    let size = u8::try_from(bytes.len() - at - 2).unwrap_or(u8::MAX);
+    let before_usage = size + width_of_number;
+    bytes[at] = size;
+    bytes[at + 1] = before_usage + width_of_usage;
+    bytes.extend_from_slice(before_usage.to_string().as_bytes());
+}
+
+/// Returns how many bytes a number has: at least 1, and at most 7 for a number below 2^56.
+fn width(number: u64) -> u8 {
+    let bits = u64::BITS - number.leading_zeros();
+    u8::try_from(bits.div_ceil(8)).map_or(1, |width| width.max(1))
+}
+
 fn put_meter(bytes: &mut Vec<u8>, meter: &Meter) {
     let (capacity, per_tick, token, tick) = meter.parts();
     let kind = match (tick, per_tick) {
-        (Tick::Micro, 1) => b'a',
-        (Tick::Milli, 1) => b'b',
-        (Tick::Micro, _) => b'c',
-        (Tick::Milli, _) => b'd',
+        (Tick::Micro, 1) => 128,
+        (Tick::Milli, 1) => 129,
+        (Tick::Micro, _) => 130,
+        (Tick::Milli, _) => 131,
     };
     bytes.push(kind);
     put(bytes, tick.micros(), 2);
@@ -367,8 +448,8 @@ fn put_meter(bytes: &mut Vec<u8>, meter: &Meter) {
     put(bytes, per_tick.into(), 4);
     let at = bytes.len();
     bytes.extend([0, 0]);
-    let (capacity, zeros_of_capacity) = without_zeros(capacity);
-    let (token, zeros_of_token) = without_zeros(token);
+    let (capacity, zeros_of_capacity) = without_zeros(capacity, 15);
+    let (token, zeros_of_token) = without_zeros(token, 15);
     bytes[at + 1] = zeros_of_capacity * 16 + zeros_of_token;
     put_in_groups(bytes, capacity);
     put_in_groups(bytes, token);
@@ -380,10 +461,10 @@ fn put_meter(bytes: &mut Vec<u8>, meter: &Meter) {
     bytes[at] = u8::try_from(size).unwrap_or(u8::MAX);
 }
 
-/// Removes up to 15 decimal zeros from the end of a number. Returns the rest and the count of zeros.
-fn without_zeros(mut number: u64) -> (u64, u8) {
+/// Removes up to `most` decimal zeros from the end of a number. Returns the rest and the count of zeros.
+fn without_zeros(mut number: u64, most: u8) -> (u64, u8) {
     let mut zeros = 0;
-    while number > 0 && zeros < 15 && number.is_multiple_of(10) {
+    while number > 0 && zeros < most && number.is_multiple_of(10) {
         number /= 10;
         zeros += 1;
     }

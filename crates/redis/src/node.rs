@@ -531,19 +531,24 @@ impl Call<'_> {
             _ => None,
         });
         let mut reply = Reply::new(numbers);
-        let (in_runs, others) = plan.order.split_at(plan.in_runs);
         let mut answers: Vec<Option<Result<Applied, StoreError>>> = vec![None; self.group.len()];
         let mut later = Vec::new();
-        for number in in_runs {
-            let request = &self.group[*number].request;
-            match reply.as_mut().and_then(|it| it.next_in_run(request)) {
-                Some(Answer::Later) => later.push(*number),
-                Some(answer) => answers[*number] = self.answer(plan, answer),
-                None => break,
+        for run in &plan.runs {
+            let requests: Vec<&Request> = run.iter().map(|it| &self.group[*it].request).collect();
+            let Some(of_run) = reply.as_mut().and_then(|it| it.next_run(&requests)) else {
+                // The rest of the reply cannot be read.
+                reply = None;
+                break;
+            };
+            for (number, answer) in run.iter().zip(of_run) {
+                match answer {
+                    Some(applied) => answers[*number] = Some(Ok(applied)),
+                    None => later.push(*number),
+                }
             }
         }
         let mut crowded = vec![false; self.group.len()];
-        for number in later.iter().chain(others) {
+        for number in later.iter().chain(&plan.others) {
             let request = &self.group[*number].request;
             match reply.as_mut().and_then(|it| it.next(request)) {
                 Some(Answer::NoRoom) => {
@@ -608,7 +613,7 @@ impl Call<'_> {
                 let name = String::from_utf8_lossy(&name);
                 Some(Err(StoreError::Foreign(name.into())))
             }
-            Answer::Later | Answer::NoRoom => None,
+            Answer::NoRoom => None,
         }
     }
 }

@@ -24,8 +24,6 @@ pub(crate) enum Answer {
     Applied(Applied),
     /// The index of a key whose value another program has written.
     Foreign(usize),
-    /// The answer comes later in the reply.
-    Later,
     /// There is no room for a state, and the call did not name the shared state.
     NoRoom,
 }
@@ -41,12 +39,39 @@ impl<I: Iterator<Item = i64>> Reply<I> {
         })
     }
 
-    /// Reads the answer to a request in a run. Returns `None` if the reply is malformed.
-    pub(crate) fn next_in_run(&mut self, request: &Request) -> Option<Answer> {
-        match self.numbers.next()? {
-            -1 => Some(Answer::Later),
-            remaining => self.at_once(request, remaining),
+    /// Reads the answers to the requests of a run. A request without an answer is answered later in the reply. Returns
+    /// `None` if the reply is malformed.
+    pub(crate) fn next_run(&mut self, requests: &[&Request]) -> Option<Vec<Option<Applied>>> {
+        let first = requests.first()?;
+        let later = usize::try_from(self.numbers.next()?).ok()?;
+        let allowed = requests.len().checked_sub(later)?;
+        let mut answers = Vec::with_capacity(allowed);
+        for column in 0..first.charges.len() {
+            for number in 0..allowed {
+                let outcome = Outcome {
+                    admission: Admission::Allowed { delay: Span::ZERO },
+                    limit: first.charges[column].limit.capacity(),
+                    remaining: self.number()?,
+                    reset_at: Time::from_micros(self.number()?),
+                };
+                if column == 0 {
+                    answers.push(self.applied(true, 0));
+                }
+                answers.get_mut(number)?.outcomes.push(outcome);
+            }
         }
+        let mut is_later = vec![false; requests.len()];
+        for _ in 0..later {
+            let position = usize::try_from(self.numbers.next()?).ok()?;
+            *is_later.get_mut(position.checked_sub(1)?)? = true;
+        }
+        let mut answers = answers.into_iter().peekable();
+        let answers = requests.iter().zip(is_later).map(|(request, is_later)| {
+            let mut applied = answers.next_if(|_| !is_later)?;
+            applied.granted = request.ask.units();
+            Some(applied)
+        });
+        Some(answers.collect())
     }
 
     /// Reads the answer to a request outside the runs, or the later answer to a request in a run.

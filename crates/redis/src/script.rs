@@ -14,12 +14,12 @@ use crate::request::Operation;
 const BACKOFF: &str = include_str!("../lua/backoff.lua");
 const CONCURRENCY: &str = include_str!("../lua/concurrency.lua");
 const FIXED_WINDOW: &str = include_str!("../lua/fixed_window.lua");
-const FIXED_WINDOW_RUNS: &str = include_str!("../lua/fixed_window_runs.lua");
+const FIXED_WINDOW_COLUMN: &str = include_str!("../lua/fixed_window_column.lua");
 const FRAME: &str = include_str!("../lua/frame.lua");
 const GENERAL: &str = include_str!("../lua/general.lua");
 const LEAKY_BUCKET: &str = include_str!("../lua/leaky_bucket.lua");
 const METER: &str = include_str!("../lua/meter.lua");
-const METER_RUNS: &str = include_str!("../lua/meter_runs.lua");
+const METER_COLUMN: &str = include_str!("../lua/meter_column.lua");
 const MIXED: &str = include_str!("../lua/mixed.lua");
 const QUOTA: &str = include_str!("../lua/quota.lua");
 const SLIDING_COUNTER: &str = include_str!("../lua/sliding_counter.lua");
@@ -28,6 +28,7 @@ const TWO_WINDOW: &str = include_str!("../lua/two_window.lua");
 const STATES: &str = include_str!("../lua/states.lua");
 const DECIDE: &str = include_str!("../lua/decide.lua");
 const REQUESTS: &str = include_str!("../lua/requests.lua");
+const RUNS: &str = include_str!("../lua/runs.lua");
 const RUN: &str = include_str!("../lua/run.lua");
 const HOLDS: &str = include_str!("../lua/holds.lua");
 const HOLD: &str = include_str!("../lua/hold.lua");
@@ -36,6 +37,12 @@ const HOLD_FIND: &str = include_str!("../lua/hold_find.lua");
 const SETTLE: &str = include_str!("../lua/settle.lua");
 const EXTEND: &str = include_str!("../lua/extend.lua");
 const RECORDS: &str = include_str!("../lua/records.lua");
+
+/// The line of `runs.lua` that the code of a column replaces.
+const COLUMN: &str = "      -- The column.\n";
+
+/// The end of the function that `general.lua` begins.
+const END: &str = "end)()\n";
 
 /// The algorithms of the script. Limits of one family have the same kind of state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,19 +100,18 @@ impl Family {
         !matches!(self, Family::SlidingLog | Family::Concurrency)
     }
 
-    /// Returns the letter of the family's keys, its name in metrics, its fast path for runs, and its files.
-    /// The fast path is "" if there is none.
-    fn facts(self) -> (u8, &'static str, &'static str, &'static [&'static str]) {
+    /// Returns the letter of the family's keys, its name in metrics, and its files.
+    fn facts(self) -> (u8, &'static str, &'static [&'static str]) {
         match self {
-            Family::Meter => (b'm', "meter", METER_RUNS, &[METER]),
-            Family::LeakyBucket => (b'b', "leaky-bucket", METER_RUNS, &[METER, LEAKY_BUCKET]),
-            Family::FixedWindow => (b'f', "fixed-window", FIXED_WINDOW_RUNS, &[FIXED_WINDOW]),
-            Family::SlidingCounter => (b'c', "sliding-counter", "", &[SLIDING_COUNTER]),
-            Family::TwoWindow => (b'w', "two-window", "", &[TWO_WINDOW]),
-            Family::SlidingLog => (b'l', "sliding-log", "", &[SLIDING_LOG]),
-            Family::Backoff => (b'o', "backoff", "", &[BACKOFF]),
-            Family::Quota => (b'q', "quota", "", &[QUOTA]),
-            Family::Concurrency => (b's', "concurrency", "", &[CONCURRENCY]),
+            Family::Meter => (b'm', "meter", &[METER]),
+            Family::LeakyBucket => (b'b', "leaky-bucket", &[METER, LEAKY_BUCKET]),
+            Family::FixedWindow => (b'f', "fixed-window", &[FIXED_WINDOW]),
+            Family::SlidingCounter => (b'c', "sliding-counter", &[SLIDING_COUNTER]),
+            Family::TwoWindow => (b'w', "two-window", &[TWO_WINDOW]),
+            Family::SlidingLog => (b'l', "sliding-log", &[SLIDING_LOG]),
+            Family::Backoff => (b'o', "backoff", &[BACKOFF]),
+            Family::Quota => (b'q', "quota", &[QUOTA]),
+            Family::Concurrency => (b's', "concurrency", &[CONCURRENCY]),
         }
     }
 }
@@ -153,12 +159,13 @@ impl Script {
         static SCRIPTS: [OnceLock<Script>; 1 << Family::ALL.len()] =
             [const { OnceLock::new() }; 1 << Family::ALL.len()];
         SCRIPTS[usize::from(families.0)].get_or_init(|| {
-            let (name, runs) = match families.only().map(Family::facts) {
-                Some((_, name, runs, _)) => (name, runs),
-                None => ("mixed", ""),
-            };
-            let common = [FRAME, runs, GENERAL, &algorithms(families), STATES];
-            Script::new(name, common.concat() + &[DECIDE, REQUESTS, RUN].concat())
+            let name = families.only().map_or("mixed", |it| it.facts().1);
+            let (runs, algorithms) = (runs(families), algorithms(families));
+            let common = [FRAME, &runs, GENERAL, &algorithms, STATES];
+            Script::new(
+                name,
+                common.concat() + &[DECIDE, REQUESTS, RUN, END].concat(),
+            )
         })
     }
 
@@ -173,7 +180,7 @@ impl Script {
         };
         SCRIPTS[index][usize::from(families.0)].get_or_init(|| {
             let common = [FRAME, GENERAL, &algorithms(families), STATES, HOLDS];
-            Script::new("holds", common.concat() + &parts.concat())
+            Script::new("holds", common.concat() + &parts.concat() + END)
         })
     }
 
@@ -197,10 +204,32 @@ impl Script {
     }
 }
 
+/// Returns the fast path for runs; "" if a family of the script cannot be in a run.
+fn runs(families: Families) -> String {
+    let (mut has_meter, mut has_window) = (false, false);
+    for family in families.iter() {
+        match family {
+            Family::Meter | Family::LeakyBucket => has_meter = true,
+            Family::FixedWindow => has_window = true,
+            _ => return String::new(),
+        }
+    }
+    let column = match (has_meter, has_window) {
+        // The byte at the start of a limit is its family.
+        (true, true) => format!(
+            "if string.byte(plan, l) == {} then\n{FIXED_WINDOW_COLUMN}else\n{METER_COLUMN}end\n",
+            Family::FixedWindow as u8
+        ),
+        (true, false) => METER_COLUMN.to_owned(),
+        _ => FIXED_WINDOW_COLUMN.to_owned(),
+    };
+    RUNS.replace(COLUMN, &column)
+}
+
 /// Returns the algorithms of a script: one, or several with a dispatch between them.
 fn algorithms(families: Families) -> String {
     if let Some(only) = families.only() {
-        return only.facts().3.concat();
+        return only.facts().2.concat();
     }
     let mut text = String::from("local algorithms = {}\n");
     for family in families.iter() {
@@ -211,7 +240,7 @@ fn algorithms(families: Families) -> String {
         let _ = writeln!(
             text,
             "do\n{}algorithms[{}] = {{ {functions} }}\nend",
-            family.facts().3.concat(),
+            family.facts().2.concat(),
             family as u8,
         );
     }
@@ -224,6 +253,11 @@ mod tests {
 
     use super::*;
     use crate::holds::ABANDONED;
+
+    #[test]
+    fn runs_have_one_place_for_the_column() {
+        assert_eq!(RUNS.matches(COLUMN).count(), 1);
+    }
 
     #[test]
     fn the_index_outlives_the_longest_hold() {

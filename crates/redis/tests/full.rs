@@ -101,6 +101,29 @@ fn subjects_with_a_state_are_decided_exactly_while_the_server_is_out_of_memory()
     }
 }
 
+/// Once there is room again, a new subject starts with a copy of the shared state, and its charge is written.
+#[test]
+fn a_copy_of_a_shared_state_is_a_state_of_its_own() {
+    for kind in Kind::ALL {
+        let redis = Redis::start();
+        let store = connect(options(&redis));
+        let limit = kind.limit(CAPACITY, LONG);
+        block_on(async {
+            take(&store, 1, &limit).await.unwrap();
+            fill(&redis);
+            assert_eq!(drain(&store, INVENTED, &limit, 3).await, 3, "{kind:?}");
+            empty(&redis, &store);
+            for left_after in [6, 5] {
+                let applied = take(&store, INVENTED, &limit).await.unwrap();
+                assert!(applied.allowed, "{kind:?}");
+                assert_eq!(applied.outcomes[0].remaining, left_after, "{kind:?}");
+                assert_eq!(left(&store, INVENTED, &limit).await, left_after, "{kind:?}");
+            }
+        });
+        common::every_key_expires(&redis);
+    }
+}
+
 /// A request is all or nothing, even if one of its subjects is new and shares a state.
 #[test]
 fn requests_stay_all_or_nothing_while_the_server_is_out_of_memory() {

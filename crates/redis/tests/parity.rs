@@ -202,6 +202,23 @@ fn number(bytes: &[u8], at: usize, width: usize) -> u64 {
     u64::from_le_bytes(whole)
 }
 
+/// Reads the number at `at` that is in groups of 7 bits, the lowest first. Returns it and the place after it.
+fn groups(bytes: &[u8], mut at: usize) -> (u64, usize) {
+    let (mut sum, mut shift) = (0, 0);
+    loop {
+        sum |= u64::from(bytes[at] % 128) << shift;
+        (at, shift) = (at + 1, shift + 7);
+        if bytes[at - 1] < 128 {
+            return (sum, at);
+        }
+    }
+}
+
+/// Returns how many bytes a number needs.
+fn number_width(number: u64) -> usize {
+    (1..8).find(|width| number < 1 << (8 * width)).unwrap()
+}
+
 mod meter {
     use tollgate_core::leaky_bucket::LeakyBucket;
     use tollgate_core::meter::Meter;
@@ -209,10 +226,10 @@ mod meter {
     use super::*;
 
     fn decode(bytes: &[u8]) -> Numbers {
-        let fraction = match bytes[0] {
-            b'a' | b'b' => 0,
-            b'c' | b'd' => number(bytes, 8, 4),
-            other => unreachable!("{other}"),
+        assert!(bytes[0] >= 128, "{bytes:?}");
+        let fraction = match bytes[0] % 4 {
+            0 | 1 => 0,
+            _ => number(bytes, 8, 4),
         };
         vec![number(bytes, 1, 7), fraction]
     }
@@ -261,7 +278,15 @@ fn fixed_window() {
         let (ends_at, used) = state.parts();
         vec![ends_at, used]
     };
-    let decode = |bytes: &[u8]| vec![number(bytes, 15, 7), number(bytes, 22, 7)];
+    let decode = |bytes: &[u8]| {
+        assert!(bytes[0] >= 128, "{bytes:?}");
+        let (_, at) = groups(bytes, 1);
+        let (window, at) = groups(bytes, at);
+        let window = window * 10_u64.pow(u32::from(bytes[0] % 16));
+        let width = number_width((1 << 54) / window);
+        let end = number(bytes, at, width) * window;
+        vec![end, number(bytes, at + width, bytes.len() - at - width)]
+    };
     same_in_both(Kind::FixedWindow, inner, parts, decode);
 }
 
