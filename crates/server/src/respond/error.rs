@@ -215,6 +215,8 @@ impl RequestError {
     /// Returns why the request is bad; `None` if the request is not at fault.
     fn fault(&self) -> Option<Fault> {
         Some(match self {
+            // The body is JSON, but a value in it is wrong.
+            Self::Json(error) if error.is_data() => Fault::Question,
             Self::Json(_) | Self::NotAnObject { .. } => Fault::Body,
             Self::Question(BadQuestion::LongBatch { .. })
             | Self::BodyTooLarge { .. }
