@@ -16,7 +16,7 @@ use crate::terminal::printable;
 use crate::tls::{Tls, TlsConnector};
 
 /// How to connect to a door: the token to show, and the certificates to trust and to present.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct ConnectArgs {
     /// The token for the door, if it needs one; safer in the environment than on the command line

@@ -266,7 +266,7 @@ impl RuleSet {
             && let Some(value) = request.values[source.id as usize]
         {
             let name = self.symbols.name(source.id);
-            let changed = self.changed_for_subject(rule, compiled, &own_overrides, request);
+            let changed = self.changed_for_subject(rule, compiled, own_overrides, request);
             let resolved = changed
                 .as_ref()
                 .unwrap_or_else(|| self.resolved(compiled, self.tier(request)));

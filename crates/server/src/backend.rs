@@ -459,7 +459,7 @@ rules:
 
     fn delayed() -> Backend {
         let engine = Engine::from_yaml("rules.yaml", DELAYED).unwrap();
-        Backend::new(Arc::new(engine))
+        Backend::new(Arc::new(engine), Arc::default())
     }
 
     fn check(action: &str) -> Question<'_> {
@@ -478,7 +478,9 @@ rules:
         let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown("test"));
         let started = Instant::now();
         let question = check(action);
-        let answer = backend.answer_or_delay(&snapshot, &question, &origin).await;
+        let began = backend.metrics.start();
+        let answer = backend.answer_or_delay(began, &snapshot, &question, &origin);
+        let answer = answer.await;
         let Ok(Answer::Decision(decision)) = answer else {
             panic!("a check is answered by a decision");
         };
@@ -542,8 +544,9 @@ rules:
             panic!("it is a check");
         };
         for question in [Question::Peek(peeked), Question::Batch(vec![batched])] {
-            let answer = backend.answer_or_delay(&snapshot, &question, &origin).await;
-            assert!(answer.is_ok());
+            let began = backend.metrics.start();
+            let answer = backend.answer_or_delay(began, &snapshot, &question, &origin);
+            assert!(answer.await.is_ok());
         }
         assert_eq!(started.elapsed().as_micros(), 0);
     }

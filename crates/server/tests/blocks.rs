@@ -58,7 +58,10 @@ impl Instance {
         let control = ControlPlane::new(engine, None, audit).with_overrides(data);
         let control = Arc::new(control);
         let (stop, stopped) = oneshot::channel::<()>();
-        tokio::spawn(doors.serve(Arc::clone(&control), async { drop(stopped.await) }));
+        tokio::spawn(doors.serve(Arc::clone(&control), async {
+            drop(stopped.await);
+            Duration::ZERO
+        }));
         Instance {
             doors: addresses.iter().map(|it| (it.door, it.address)).collect(),
             control,

@@ -7,6 +7,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{Answer, get, post};
 use serde_json::{Value, json};
@@ -64,7 +65,10 @@ rules:
             let addresses = doors.addresses().unwrap();
             let journal = Journal::start(&engine).unwrap();
             let control = ControlPlane::of(engine).with_journal(journal);
-            tokio::spawn(doors.serve(Arc::new(control), async { drop(stopped.await) }));
+            tokio::spawn(doors.serve(Arc::new(control), async {
+                drop(stopped.await);
+                Duration::ZERO
+            }));
             addresses
         });
         let of = |door: &str| addresses.iter().find(|it| it.door == door).unwrap().address;

@@ -138,7 +138,12 @@ fn page_of_all_doors() -> String {
         tell.send(doors.addresses().unwrap()[0].address).unwrap();
         let webhook = Webhook::start(&engine).unwrap();
         let control = Arc::new(ControlPlane::of(engine).with_webhook(webhook));
-        doors.serve(control, async { drop(stopped.await) }).await;
+        doors
+            .serve(control, async {
+                drop(stopped.await);
+                Duration::ZERO
+            })
+            .await;
     });
     let http = told.recv().unwrap();
     let url = |path: &str| format!("http://{http}{path}");

@@ -107,8 +107,7 @@ mod tests {
     use crate::access::{Access, DataDoor};
     use crate::grpc::service::Health;
 
-    const PEER: SocketAddr =
-        SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+    const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
     #[test]
     fn content_length_of_the_http_1_answer_is_right() {
@@ -117,8 +116,6 @@ mod tests {
         let length = format!("Content-Length: {}\r\n", body.len());
         assert!(head.contains(&length), "{text}");
     }
-
-    const PEER: Peer = Peer(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1));
 
     async fn services() -> Services {
         let config = tollgate_config::parse("rules.yaml", "version: 1\nrules: []\n", &|_| None);
