@@ -35,7 +35,7 @@ struct ListArgs {
 #[derive(clap::Args)]
 struct ShowArgs {
     /// The version, as `tollgate config versions` shows it
-    #[arg(value_name = "VERSION")]
+    #[arg(id = "config_version", value_name = "VERSION")]
     version: String,
 
     #[command(flatten)]
@@ -45,7 +45,7 @@ struct ShowArgs {
 #[derive(clap::Args)]
 pub(crate) struct RollbackArgs {
     /// The version, as `tollgate config versions` shows it
-    #[arg(value_name = "VERSION")]
+    #[arg(id = "config_version", value_name = "VERSION")]
     version: String,
 
     /// The reason, for the audit trail
