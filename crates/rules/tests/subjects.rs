@@ -12,7 +12,7 @@ version: 1
 plans: { pro: { api: { limit: 100 } } }
 tenants: { acme: { plan: pro } }
 rules:
-  - { id: api, per: [tenant, user], algorithm: fixed-window, limit: 10, window: 1m, limit_from: { attribute: rate_limit, ceiling: 500 } }
+  - { id: api, per: [tenant, user], algorithm: fixed-window, limit: 10, window: 1m, limit_from: rate_limit, ceiling: 500 }
   - { id: address, per: [ip], algorithm: fixed-window, limit: 30, window: 1m }
   - { id: all, algorithm: fixed-window, limit: 1000, window: 1m }
 ";
@@ -27,12 +27,12 @@ fn policy() -> Policy {
 
 fn overriding(text: &str) -> Arc<Override> {
     let read = Override::parse_request(text, 1_000, &keyring());
-    stored(&read.unwrap_or_else(|error| panic!("{error}")))
+    stored(&read.unwrap_or_else(|error| panic!("{error}")).by("ops"))
 }
 
 fn block(text: &str) -> Arc<Override> {
     let read = Override::parse_block(text, 1_000, &keyring());
-    stored(&read.unwrap_or_else(|error| panic!("{error}")))
+    stored(&read.unwrap_or_else(|error| panic!("{error}")).by("ops"))
 }
 
 /// Returns an override after it was written and read again.

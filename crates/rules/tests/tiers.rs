@@ -463,7 +463,7 @@ fn wrong_overrides_are_rejected_with_the_reason() {
         ),
         (
             r#"{ "tenant": "a", "plan": "b", "scale": "1%", "reason": "x" }"#,
-            "an override is for a tenant or a plan",
+            "an override is for a tenant, a plan or a subject",
         ),
         (
             r#"{ "tenant": "a", "state": "shadow", "reason": "x" }"#,

@@ -229,7 +229,7 @@ async fn block_at_one_and_ask_the_other(store: &str, other_follows: bool) {
         false => Instance::start(store, &data.path().join("unused")).await,
     };
     assert_eq!(one.check(BLOCKED).status, 200);
-    for subject in [&*format!("ip={BLOCKED}"), "key=user:bob"] {
+    for subject in ["key=user:bob", &*format!("ip={BLOCKED}")] {
         let block = json!({ "subject": subject, "for": "1h", "reason": SECRET_REASON });
         let set = one.send("admin", "POST", "/v1/blocks", Some(block));
         assert_eq!(set.status, 200, "{}", set.body);

@@ -311,9 +311,9 @@ async fn unreadable_file_is_left_alone() {
     assert_eq!(kept, r#"{"tenant:acme/api":{"ten"#);
     // A file that is too large is not read.
     let large = std::fs::File::create(&file).unwrap();
-    large.set_len(32 * 1024 * 1024 + 1).unwrap();
+    large.set_len(64 * 1024 * 1024 + 1).unwrap();
     let error = it.overrides.set(MORE, "ann").await.unwrap_err();
-    assert!(error.to_string().contains("larger than 32 MiB"), "{error}");
+    assert!(error.to_string().contains("larger than 64 MiB"), "{error}");
     // A repaired file.
     let right = r#"{"everyone/*":{"scale":"50%","reason":"x","setAtEpochMillis":0,"expiresAtEpochMillis":9000000000000}}"#;
     std::fs::write(&file, right).unwrap();
@@ -372,13 +372,13 @@ async fn overrides_beyond_the_bound_are_not_read() {
     let it = Instance::start(&on(&redis), data.path(), &clock).await;
     it.overrides.set(MORE, "ann").await.unwrap();
     let keys = redis.cli(&["KEYS", "*:overrides:*"]);
-    let more = "for i = 1, 1000 do redis.call('HSET', KEYS[1], i, 'x') end \
+    let more = "for i = 1, 11001 do redis.call('HSET', KEYS[1], i, 'x') end \
                 redis.call('HINCRBY', KEYS[1], '#', 1)";
     redis.cli(&["EVAL", more, "1", keys.trim()]);
     it.overrides.refresh().await;
     assert_eq!(it.names(), ["tenant:acme/api"], "those known stay");
     let error = it.overrides.set(LESS, "ann").await.unwrap_err();
-    assert!(error.to_string().contains("has 1002 fields"), "{error}");
+    assert!(error.to_string().contains("has 11003 fields"), "{error}");
 }
 
 #[tokio::test]

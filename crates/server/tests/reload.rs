@@ -108,7 +108,7 @@ fn operators_reload_and_everything_follows() {
     let mut entry = trail[0].clone();
     assert!(entry.as_object_mut().unwrap().remove("at").is_some());
     let expected = json!({
-        "who": "anonymous", "what": "config.reload", "why": "more room for ann",
+        "who": "anonymous", "what": "config.reload", "why": "more room for ann", "v": 1,
         "from": { "version": before },
         "to": { "version": version, "rules": changes, "differences": reloaded.json()["differences"] },
     });

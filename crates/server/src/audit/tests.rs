@@ -57,7 +57,7 @@ async fn entry_is_one_line_and_is_found_again() {
         .because(Some("more \"room\"\nfor acme"));
     setup.audit.write(entry.clone()).await;
     let text = fs::read_to_string(setup.path()).unwrap();
-    let expected = r#"{"at":"2026-02-02T02:40:00.000Z","who":"ops","what":"config.reload","from":"a","to":{"version":"b"},"why":"more \"room\"\nfor acme"}"#;
+    let expected = r#"{"at":"2026-02-02T02:40:00.000Z","who":"ops","what":"config.reload","from":"a","to":{"version":"b"},"why":"more \"room\"\nfor acme","v":1}"#;
     assert_eq!(text, format!("{expected}\n"));
     let found = setup.audit.find(Query::default()).await.unwrap();
     let at = "2026-02-02T02:40:00.000Z".to_owned();
