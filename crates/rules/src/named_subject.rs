@@ -45,10 +45,10 @@ impl NamedSubject {
     /// use tollgate_rules::NamedSubject;
     ///
     /// let keyring = Keyring::new(b"a secret of 16 bytes", "default");
-    /// let key = NamedSubject::parse("api_key=k1", &keyring)?;
-    /// assert!(!key.to_string().contains("k1"));
-    /// assert_eq!(NamedSubject::parse("ip=10.0.0.0/8", &keyring)?.to_string(), "ip:10.0.0.0/8");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// let shown = |text| NamedSubject::parse(text, &keyring).map(|it| it.to_string()).ok();
+    /// assert_eq!(shown("ip=10.0.0.0/8").as_deref(), Some("ip:10.0.0.0/8"));
+    /// assert!(shown("api_key=k1").is_some_and(|shown| !shown.contains("k1")));
+    /// assert_eq!(shown("api_key"), None);
     /// ```
     ///
     /// # Errors

@@ -12,7 +12,7 @@ version: 1
 plans: { pro: { api: { limit: 100 } } }
 tenants: { acme: { plan: pro } }
 rules:
-  - { id: api, per: [tenant, user], algorithm: fixed-window, limit: 10, window: 1m, limit_from: rate_limit, ceiling: 500 }
+  - { id: api, per: [tenant, user], algorithm: fixed-window, limit: 10, window: 1m, limit_from: attributes.rate_limit, ceiling: 500 }
   - { id: address, per: [ip], algorithm: fixed-window, limit: 30, window: 1m }
   - { id: all, algorithm: fixed-window, limit: 1000, window: 1m }
 ";

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use tollgate::Engine;
 use tollgate_rig::{Redis, wait};
 use tollgate_server::events::Webhook;
+use tollgate_server::journal::Journal;
 use tollgate_server::{ControlPlane, Doors};
 
 const RULES: &str = r"
@@ -122,9 +123,11 @@ fn page_of_all_doors() -> String {
     std::fs::write(&key_file, key.serialize_pem()).unwrap();
     let any = "127.0.0.1:0";
     let yaml = format!(
-        "version: 1\nserver:\n  http: {any}\n  grpc: {any}\n  admin: {any}\n  \
+        "version: 1\nsubjects: {{ hash_secret: sixteen bytes or more }}\n\
+         telemetry: {{ denials: {{ directory: {} }} }}\nserver:\n  http: {any}\n  grpc: {any}\n  admin: {any}\n  \
          resp: {{ address: \"{any}\", tls: {{ cert: {}, key: {} }} }}{RULES}  \
          - {{ id: next, candidate_of: user, algorithm: fixed-window, limit: 3, window: 10d }}\n",
+        folder.path().join("denials").display(),
         cert_file.display(),
         key_file.display(),
     );
@@ -137,7 +140,9 @@ fn page_of_all_doors() -> String {
         let doors = Doors::open(&config).await.unwrap();
         tell.send(doors.addresses().unwrap()[0].address).unwrap();
         let webhook = Webhook::start(&engine).unwrap();
-        let control = Arc::new(ControlPlane::of(engine).with_webhook(webhook));
+        let journal = Journal::start(&engine).unwrap();
+        let control = ControlPlane::of(engine).with_journal(journal);
+        let control = Arc::new(control.with_webhook(webhook));
         doors
             .serve(control, async {
                 drop(stopped.await);
@@ -239,7 +244,7 @@ fn documented() -> BTreeMap<String, BTreeSet<String>> {
     };
     let mut all = BTreeMap::new();
     for row in metrics.lines().filter(|line| line.starts_with("| `")) {
-        let mut cells = row.split(" | ");
+        let mut cells = row.split('|').skip(1);
         let (names, labels) = (cells.next().unwrap(), cells.next().unwrap());
         for name in words(names) {
             let is_metric = ["rate_limit_", "tollgate_", "process_"];
