@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use crate::address;
 use crate::attributes::Attributes;
 use crate::layers::{Layer, is_by_tenant};
 use crate::overrides::Override;
@@ -118,6 +119,17 @@ impl RuleSet {
         let resolved = self.resolved(compiled, self.tier(&request));
         let value = request.values[source.id as usize];
         !resolved.fixed && value.is_some_and(|value| source.limit(resolved, value).is_some())
+    }
+
+    /// Returns the subject of one attribute, as a rule with only this attribute in `per` has it.
+    #[must_use]
+    pub fn subject_of(&self, attribute: &str, value: &str) -> tollgate_core::Subject {
+        let network = match attribute {
+            address::ATTRIBUTE => address::subject(value, self.ipv6_prefix),
+            _ => None,
+        };
+        let kind = self.keyring.kind([attribute]);
+        kind.subject([network.as_deref().unwrap_or(value)])
     }
 
     /// Returns the subjects that requests with these attributes have: one for each `per` whose attributes are

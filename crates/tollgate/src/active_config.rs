@@ -138,14 +138,30 @@ impl ActiveConfig {
         &self.keyed
     }
 
+    /// Returns whether a subject is blocked.
+    #[must_use]
+    pub fn has_blocks(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
     /// Returns the hashed subjects that these attributes make: one for each `per` of a rule whose attributes are
-    /// all given. The attribute `key` also makes the subject of an ad-hoc limit.
+    /// all given, and one for each attribute alone. The attribute `key` also makes the subject of an ad-hoc
+    /// limit.
     #[must_use]
     pub fn subjects_of(&self, attributes: &Attributes<'_>) -> Vec<Subject> {
         let subjects = self.rules.subjects_of(attributes).into_iter();
         let key = attributes.get("key");
         let key = key.map(|key| self.keyed.throttle.subject(key.as_bytes()));
-        subjects.map(|(_, subject)| subject).chain(key).collect()
+        let each = attributes
+            .iter()
+            .map(|(name, value)| self.rules.subject_of(name, value));
+        let mut subjects: Vec<Subject> = subjects.map(|(_, subject)| subject).collect();
+        for subject in key.into_iter().chain(each) {
+            if !subjects.contains(&subject) {
+                subjects.push(subject);
+            }
+        }
+        subjects
     }
 
     /// Returns how many denials each rule has recorded in the current second.

@@ -141,6 +141,13 @@ impl DeniedRequest {
         let in_attribute = || rules.brings_limit(index, attributes);
         let brought = brought.or_else(|| in_attribute().then_some(RequestSource::Attribute));
         let own = deciding.subject();
+        // A subject of several attributes is also found by each of them.
+        let per = deciding.rule().per();
+        let several = if per.len() > 1 { per } else { &[] };
+        let each = several.iter().filter_map(|name| {
+            let value = attributes.get(name)?;
+            Some(rules.subject_of(name, value))
+        });
         let others = decision.rules().filter_map(|rule| rule.subject());
         DeniedRequest {
             at,
@@ -160,7 +167,7 @@ impl DeniedRequest {
             own_overrides: rules.own_overrides(index, attributes),
             tenant: CutText::new(attributes.get(TENANT)),
             action: CutText::new(attributes.get(ACTION)),
-            subjects: distinct(own.into_iter().chain(others)),
+            subjects: distinct(own.into_iter().chain(each).chain(others)),
             has_own_subject: own.is_some(),
         }
     }

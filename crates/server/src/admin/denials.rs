@@ -71,8 +71,12 @@ fn add_subjects(
         .map(|(name, value)| (name.as_str(), value.as_str()));
     let attributes: Attributes<'_> = pairs.collect();
     let active = admin.control.engine().active();
-    let subjects = active.subjects_of(&attributes);
-    if subjects.is_empty() {
+    // An attribute that no rule has in `per` may be that of a block.
+    let has_subjects = |(name, _): &(String, String)| {
+        let mut rules = active.rules().rules().iter();
+        name == "key" || rules.any(|rule| rule.per().contains(name))
+    };
+    if !active.has_blocks() && !subject.iter().any(has_subjects) {
         let rules = active.rules().rules().iter();
         let mut types: Vec<&str> = rules.map(tollgate::Rule::subject_type).collect();
         types.sort_unstable();
@@ -80,7 +84,7 @@ fn add_subjects(
         types.retain(|it| *it != "global");
         let names: Vec<&str> = subject.iter().map(|(name, _)| name.as_str()).collect();
         return Err(RequestError::Query(format!(
-            "no rule has subjects that {} alone names; the rules have subjects of {}",
+            "no rule has {} in `per`; the rules have subjects of {}",
             names.join("+"),
             match types.as_slice() {
                 [] => "no kind".to_owned(),
@@ -88,7 +92,7 @@ fn add_subjects(
             }
         )));
     }
-    for subject in subjects {
+    for subject in active.subjects_of(&attributes) {
         wanted.add_subject(subject);
     }
     Ok(())
