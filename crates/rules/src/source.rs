@@ -123,7 +123,7 @@ impl RuleSet {
 
     /// Returns the subject of one attribute, as a rule with only this attribute in `per` has it.
     #[must_use]
-    pub fn subject_of(&self, attribute: &str, value: &str) -> tollgate_core::Subject {
+    pub fn single_subject(&self, attribute: &str, value: &str) -> tollgate_core::Subject {
         let network = match attribute {
             address::ATTRIBUTE => address::subject(value, self.ipv6_prefix),
             _ => None,

@@ -154,7 +154,7 @@ impl ActiveConfig {
         let key = key.map(|key| self.keyed.throttle.subject(key.as_bytes()));
         let each = attributes
             .iter()
-            .map(|(name, value)| self.rules.subject_of(name, value));
+            .map(|(name, value)| self.rules.single_subject(name, value));
         let mut subjects: Vec<Subject> = subjects.map(|(_, subject)| subject).collect();
         for subject in key.into_iter().chain(each) {
             if !subjects.contains(&subject) {

@@ -146,7 +146,7 @@ impl DeniedRequest {
         let several = if per.len() > 1 { per } else { &[] };
         let each = several.iter().filter_map(|name| {
             let value = attributes.get(name)?;
-            Some(rules.subject_of(name, value))
+            Some(rules.single_subject(name, value))
         });
         let others = decision.rules().filter_map(|rule| rule.subject());
         DeniedRequest {
