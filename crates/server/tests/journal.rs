@@ -239,7 +239,7 @@ fn bad_queries_and_clients_without_a_role_are_refused() {
     for (query, expected) in [
         ("?subject=k1-is-secret", "NAME=VALUE"),
         (
-            "?subject=user%3Dk1-is-secret",
+            "?subject=nobody%3Dk1-is-secret",
             "subjects of api_key, ip, tenant",
         ),
         ("?subject=a%20b%3Dk1-is-secret", "NAME=VALUE"),
