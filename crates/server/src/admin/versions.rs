@@ -37,7 +37,7 @@ pub(super) struct VersionBody {
     /// When it was last put in force.
     #[schema(format = "date-time")]
     at: String,
-    /// Who put it in force: the name of a token, or `file`, `signal` or `rollback`.
+    /// The author of the change: the name of a token, or `file`, `signal` or `rollback`.
     who: String,
     #[schema(required = true)]
     why: Option<String>,

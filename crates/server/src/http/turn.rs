@@ -10,8 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::net::Stream;
 
-/// Whose turn it is on an HTTP/1 connection: that of the server if it has read something since its last
-/// answer.
+/// Says whether the server owes an answer on an HTTP/1 connection: it does if it has read something since its
+/// last answer.
 #[derive(Clone, Default)]
 pub(super) struct Turn(Arc<AtomicBool>);
 
