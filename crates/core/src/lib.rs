@@ -44,6 +44,7 @@ pub mod calendar;
 mod carry_over;
 mod charge;
 pub mod concurrency;
+pub mod fair;
 pub mod fixed_window;
 pub mod gcra;
 mod hold;
