@@ -46,7 +46,7 @@ use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict};
 use crate::meter::Meter;
 use crate::param::ParamProblem;
-use crate::units::{EXACT, Scale, Span, Tick, Time};
+use crate::units::{EXACT, Span, Tick, Time};
 use crate::{Inexact, ParamError, Rate};
 
 /// The most lanes of a bucket.
@@ -179,7 +179,9 @@ fn of_meter(meter: Meter, lanes: &[Lane]) -> Option<Result<Fair, ParamError>> {
     let sum: u64 = lanes.iter().map(|it| u64::from(it.share)).sum();
     if sum != u64::from(WHOLE) || lanes.len() > MAX_LANES {
         let whole = u64::from(WHOLE);
-        return Some(Err(ParamProblem::OutOfRange(sum, whole..=whole).of("shares")));
+        return Some(Err(
+            ParamProblem::OutOfRange(sum, whole..=whole).of("shares")
+        ));
     }
     let (capacity, per_tick, token, tick) = meter.parts();
     let full = capacity * token;
@@ -252,21 +254,6 @@ impl Fair {
         &self.numbers.lanes
     }
 
-    pub(crate) fn scaled(&self, scale: Scale) -> Fair {
-        let meter = self.numbers.meter.scaled(scale);
-        match of_meter(meter, &self.numbers.lanes) {
-            Some(Ok(scaled)) => scaled.for_client(self.client),
-            // Smaller numbers are exact if the larger ones are. Without that, the limit stays.
-            _ => self.clone(),
-        }
-    }
-
-    /// Returns the same lanes over another bucket.
-    pub(crate) fn renumbered(&self, amount: u64, refill: Rate) -> Result<Fair, ParamError> {
-        let fair = with_lanes(amount, refill, &self.numbers.lanes)?;
-        Ok(fair.for_client(self.client))
-    }
-
     fn lane(&self) -> usize {
         usize::from(self.client.lane)
     }
@@ -314,17 +301,16 @@ impl Fair {
 
     /// Returns the units that have refilled in a lane between two sums of refilled units.
     fn refilled(&self, lane: usize, remainder: u64, units: u64) -> u64 {
-        let (share, whole) = (
-            u64::from(self.numbers.lanes[lane].share),
-            u64::from(WHOLE),
-        );
+        let (share, whole) = (u64::from(self.numbers.lanes[lane].share), u64::from(WHOLE));
         (remainder + units) * share / whole - remainder * share / whole
     }
 
     /// Returns the units that the whole bucket refills in `ticks`, but not more than it holds.
     fn refill(&self, ticks: u64) -> u64 {
         let (capacity, per_tick, token, _) = self.numbers.meter.parts();
-        ticks.saturating_mul(u64::from(per_tick)).min(capacity * token)
+        ticks
+            .saturating_mul(u64::from(per_tick))
+            .min(capacity * token)
     }
 
     /// Refills all lanes up to `now`. Returns how far the virtual time of each lane was moved back, if a new
@@ -404,7 +390,9 @@ impl Fair {
             let contending = seen.weights.contending();
             let ahead = seen.mark.got - lane.virtual_time;
             let surplus = ahead.saturating_mul(contending).saturating_mul(token);
-            needed = surplus_from.saturating_add(surplus.div_ceil(scale)).min(full);
+            needed = surplus_from
+                .saturating_add(surplus.div_ceil(scale))
+                .min(full);
             if level >= needed {
                 lane.virtual_time = seen.mark.got;
             } else if level > surplus_from {
@@ -472,7 +460,11 @@ impl Fair {
         let (full, _, surplus_from) = self.levels(self.lane());
         let needs = cost.min(full / self.token()) * self.token();
         self.borrow(&mut pool, state, surplus_from.saturating_add(needs));
-        let look = self.ask(&mut pool.lanes[self.lane()], &mut seen, needs / self.token());
+        let look = self.ask(
+            &mut pool.lanes[self.lane()],
+            &mut seen,
+            needs / self.token(),
+        );
         (pool, seen, shifts, look)
     }
 
@@ -493,7 +485,9 @@ impl Fair {
         let lane = self.lane();
         let (_, per_tick, _, tick) = self.numbers.meter.parts();
         let level = self.numbers.full[lane].saturating_sub(pool.lanes[lane].missing);
-        let debt = pool.lanes[lane].missing.saturating_sub(self.numbers.full[lane]);
+        let debt = pool.lanes[lane]
+            .missing
+            .saturating_sub(self.numbers.full[lane]);
         let lacks = needed.saturating_sub(level).saturating_add(debt);
         let share = u64::from(self.numbers.lanes[lane].share);
         let ticks = if share == u64::from(WHOLE) {
@@ -527,7 +521,10 @@ impl Limiting for Fair {
             return Verdict::denied(Denial::Never, look.available);
         }
         let at = self.when(&pool, look.needed);
-        Verdict::denied(Denial::Until(at.max(now + Span::from_micros(1))), look.available.min(cost - 1))
+        Verdict::denied(
+            Denial::Until(at.max(now + Span::from_micros(1))),
+            look.available.min(cost - 1),
+        )
     }
 
     fn charge(&self, state: &mut State, cost: u64, now: Time) {
@@ -541,7 +538,9 @@ impl Limiting for Fair {
         let (mut pool, mut seen, shifts, _) = self.look(state, 0, now);
         let lane = &mut pool.lanes[self.lane()];
         let full = self.numbers.full[self.lane()];
-        let deepest = full.saturating_add(most.saturating_mul(self.token())).min(EXACT / 2);
+        let deepest = full
+            .saturating_add(most.saturating_mul(self.token()))
+            .min(EXACT / 2);
         let room = deepest.saturating_sub(lane.missing) / self.token();
         let taken = cost.min(room);
         lane.missing += taken * self.token();
@@ -555,7 +554,10 @@ impl Limiting for Fair {
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
         let (mut pool, mut seen, shifts, _) = self.look(state, 0, now);
         let cost = cost.min(self.capacity());
-        let ticks = self.tick().of(now).saturating_sub(self.tick().of(charged_at));
+        let ticks = self
+            .tick()
+            .of(now)
+            .saturating_sub(self.tick().of(charged_at));
         let back = self.refilled(self.lane(), 0, self.refill(ticks));
         let units = (cost * self.token()).saturating_sub(back);
         let lane = &mut pool.lanes[self.lane()];
@@ -576,7 +578,9 @@ impl Limiting for Fair {
             0 => 0,
             missing => {
                 let share = u64::from(per_tick).saturating_mul(u64::from(lane.share.max(1)));
-                (missing + 1).saturating_mul(u64::from(WHOLE)).div_ceil(share)
+                (missing + 1)
+                    .saturating_mul(u64::from(WHOLE))
+                    .div_ceil(share)
             }
         });
         tick.start(state.pool.tick + ticks.max().unwrap_or(0))
