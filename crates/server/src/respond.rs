@@ -40,6 +40,7 @@ const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json"
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const CSV: HeaderValue = HeaderValue::from_static("text/csv; charset=utf-8; header=present");
 const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
+const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
 const PROMETHEUS: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
@@ -75,6 +76,11 @@ pub(crate) fn csv(body: Body) -> Response {
 /// Makes a response with a JSON object on each line. The body is made while it is sent.
 pub(crate) fn lines(body: Body) -> Response {
     with_body(StatusCode::OK, LINES, body)
+}
+
+/// Makes a response of server-sent events.
+pub(crate) fn events(body: Body) -> Response {
+    with_body(StatusCode::OK, EVENTS, body)
 }
 
 /// Makes the response of `/healthz`.

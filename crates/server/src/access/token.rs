@@ -15,6 +15,13 @@ pub(crate) type Hash = [u8; 32];
 /// The hashes of all tokens of a door, and what each token grants.
 pub(crate) struct Tokens<G>(Vec<(Hash, G)>);
 
+impl<G> Tokens<G> {
+    /// Returns what each token grants.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &G> {
+        self.0.iter().map(|(_, grant)| grant)
+    }
+}
+
 impl<G> FromIterator<(Hash, G)> for Tokens<G> {
     fn from_iter<I: IntoIterator<Item = (Hash, G)>>(tokens: I) -> Tokens<G> {
         Tokens(tokens.into_iter().collect())

@@ -1,7 +1,6 @@
 //! Recorded denials at the admin door.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use axum::extract::{RawQuery, State};
 use tollgate::Attributes;
@@ -30,7 +29,7 @@ pub(super) async fn list(State(admin): State<Arc<Admin>>, RawQuery(query): RawQu
     checked.map_err(|error| RequestError::Query(error.to_string()))?;
     add_subjects(&admin, &subject, &mut wanted)?;
     if wanted.after.is_some() {
-        let is_draining = || admin.draining.load(Ordering::Relaxed);
+        let is_draining = || admin.is_draining();
         let found = journal.follow(&wanted, is_draining).await;
         return Ok(respond::report(&found));
     }

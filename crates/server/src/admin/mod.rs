@@ -1,6 +1,6 @@
 //! The admin door: the API for operators, on its own listener.
 //!
-//! Every path except `/healthz`, `/readyz` and `/openapi.json` needs a bearer token. A token has a role. The role
+//! Every path except `/healthz`, `/readyz`, `/openapi.json` and the files of the dashboard needs a bearer token. A token has a role. The role
 //! `read` allows queries, `operate` also allows resets, refunds and overrides, and `admin` also allows
 //! changes of the rules. Every write is logged with the name of the token, and is in the [audit
 //! trail](crate::audit) before it is answered. A write always runs to its end, even if the client stops
@@ -9,10 +9,12 @@
 mod blocks;
 mod body;
 mod candidates;
+mod dashboard;
 mod denials;
 mod ledger;
 mod openapi;
 mod overrides;
+mod overview;
 mod versions;
 
 use std::sync::Arc;
@@ -62,6 +64,8 @@ struct Admin {
     /// How many comparisons of the ledger with the counters may run at a time. Further comparisons get
     /// an error at once.
     ledger_comparisons: Semaphore,
+    /// How many live readers there may be. Further readers get an error at once.
+    live_readers: Arc<Semaphore>,
 }
 
 /// The response of a handler, or why there is none.
@@ -111,9 +115,28 @@ impl Admin {
             metrics: Pages::default(),
             ledger_reads: Arc::new(Semaphore::new(4)),
             ledger_comparisons: Semaphore::new(1),
+            live_readers: Arc::new(Semaphore::new(overview::MAX_READERS)),
         })
     }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether a client with this token and role may still read.
+    fn is_known(&self, who: &Operator) -> bool {
+        let tokens = self.tokens.of(&self.control.engine().active());
+        match tokens.is_empty() {
+            true => who.name.as_ref() == ANONYMOUS,
+            false => tokens
+                .iter()
+                .any(|it| it.name == who.name && it.role == who.role),
+        }
+    }
 }
+
+/// The name of every client of a door without tokens.
+const ANONYMOUS: &str = "anonymous";
 
 /// The client of a request, and its role.
 #[derive(Clone, Debug)]
@@ -138,7 +161,7 @@ fn operators(live: &ActiveConfig) -> Tokens<Operator> {
 fn who(tokens: &Tokens<Operator>, headers: &HeaderMap) -> Option<Operator> {
     if tokens.is_empty() {
         return Some(Operator {
-            name: "anonymous".into(),
+            name: ANONYMOUS.into(),
             role: Role::Admin,
         });
     }
@@ -164,6 +187,8 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .route("/v1/candidates", get(candidates::list))
         .route("/v1/audit", get(trail))
         .route("/v1/denials", get(denials::list))
+        .route("/v1/overview", get(overview::once))
+        .route("/v1/live", get(overview::live))
         .route("/v1/ledger", get(ledger::status))
         .route("/v1/ledger/usage", get(ledger::usage))
         .route("/v1/ledger/entries", get(ledger::entries))
@@ -191,6 +216,9 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .merge(changing)
         .route("/healthz", get(|| async { respond::alive() }))
         .route("/readyz", get(readyz))
+        .route("/ui", get(dashboard::redirect))
+        .route("/ui/", get(dashboard::index))
+        .route("/ui/{file}", get(dashboard::asset))
         .route(
             "/openapi.json",
             get(|| async move { respond::rendered(description) }),

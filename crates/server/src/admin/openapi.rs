@@ -15,7 +15,7 @@ use super::candidates::{CandidateBody, Compared};
 use super::overrides::{OverrideBody, OverridesBody};
 use super::versions::{RollbackBody, TextBody, VersionBody, VersionsBody};
 use super::{ExplainedBody, Role, RuleBody, Rules};
-use super::{denials, ledger};
+use super::{denials, ledger, overview};
 use crate::audit::{Concerned, Entry, MAX_WHY, Trail};
 use crate::control::{Change, Changes, Named};
 use crate::describe::{
@@ -36,7 +36,7 @@ pub(super) fn render() -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate, for operators")
         .version(env!("CARGO_PKG_VERSION"));
-    let guarded: [Guarded; 19] = [
+    let guarded: [Guarded; 21] = [
         ("/v1/rules", Get, Role::Read, rules()),
         ("/v1/explain", Post, Role::Read, explain()),
         ("/v1/peek", Post, Role::Read, peek()),
@@ -55,6 +55,8 @@ pub(super) fn render() -> Bytes {
         ("/v1/rollback", Post, Role::Admin, rollback()),
         ("/v1/audit", Get, Role::Read, audit()),
         ("/v1/denials", Get, Role::Read, denials::describe()),
+        ("/v1/overview", Get, Role::Read, overview::describe()),
+        ("/v1/live", Get, Role::Read, overview::describe_live()),
         ("/metrics", Get, Role::Read, metrics()),
     ];
     let mut paths = PathsBuilder::new();
@@ -108,6 +110,15 @@ pub(super) fn render() -> Bytes {
         .schema_from::<Ready<'_>>()
         .schema_from::<ReadyConfig<'_>>()
         .schema_from::<ErrorBody>()
+        .schema_from::<overview::Overview>()
+        .schema_from::<overview::RuleFigures>()
+        .schema_from::<overview::DoorFigures>()
+        .schema_from::<overview::Histogram>()
+        .schema_from::<overview::StoreFigures>()
+        .schema_from::<overview::RuleKeys>()
+        .schema_from::<overview::HotKeyFigures>()
+        .schema_from::<overview::LedgerFigures>()
+        .schema_from::<overview::ProcessFigures>()
         .security_scheme(TOKEN, SecurityScheme::Http(bearer));
     let components = ledger::openapi::components(components);
     let document = OpenApiBuilder::new()

@@ -120,6 +120,8 @@ pub(crate) enum RequestError {
     Audit(std::io::Error),
     #[error("the server has no journal of denials")]
     NoJournal,
+    #[error("too many clients follow this instance; retry, or use `/v1/overview`")]
+    TooManyReaders,
     #[error("the journal of denials cannot be read: {0}")]
     Journal(std::io::Error),
     #[error(
@@ -183,6 +185,7 @@ impl RequestError {
             Self::NotRestorable(_) => (409, "NOT_RESTORABLE"),
             Self::NoLedger => (409, "NO_LEDGER"),
             Self::NoJournal => (409, "NO_JOURNAL"),
+            Self::TooManyReaders => (503, "TOO_MANY_READERS"),
             Self::PostedOtherwise(_) => (409, "POSTING_CONFLICT"),
             Self::BodyTooLarge { .. } => (413, "TOO_LARGE"),
             Self::BadConfig(_) => (422, "BAD_CONFIG"),
@@ -258,6 +261,7 @@ impl RequestError {
             | Self::NotRestorable(_)
             | Self::VersionsUnavailable
             | Self::NoJournal
+            | Self::TooManyReaders
             | Self::Journal(_)
             | Self::OverridesUnavailable
             | Self::Audit(_)

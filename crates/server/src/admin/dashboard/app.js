@@ -1,0 +1,93 @@
+// The dashboard: signs in, follows the live figures, and shows the page that the address names.
+
+import { ApiError, call, events, token } from "./api.js";
+import { h, show, time } from "./dom.js";
+import { history } from "./history.js";
+import { overview, rulePage } from "./overview.js";
+import { denials, explain } from "./subjects.js";
+import { changes, quotas } from "./changes.js";
+
+const main = document.getElementById("main");
+const nav = document.getElementById("nav");
+const status = document.getElementById("status");
+const signOut = document.getElementById("sign-out");
+
+const PAGES = [
+  ["", "Now", (place) => overview(place)],
+  ["denials", "Denials", (place, rest, given) => denials(place, given)],
+  ["explain", "Explain", (place, rest, given) => explain(place, given)],
+  ["quotas", "Quotas", (place) => quotas(place)],
+  ["changes", "Changes", (place, rest, given) => changes(place, given)],
+];
+
+let update = () => {};
+
+function open() {
+  const [path, text = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, ...rest] = path.split("/");
+  const given = new URLSearchParams(text);
+  update.end?.();
+  const page = PAGES.find(([key]) => key === name);
+  show(nav, PAGES.map(([key, label]) => h("a", { href: `#/${key}`, "aria-current": key === name ? "page" : null }, label)));
+  document.title = `Tollgate: ${page ? page[1] : name === "rule" ? "rule" : "not found"}`;
+  if (name === "rule") update = rulePage(main, decodeURIComponent(rest.join("/")));
+  else if (page) update = page[2](main, rest, given);
+  else { show(main, h("p", {}, "There is no such page.")); update = () => {}; }
+  update();
+}
+
+function signIn(message) {
+  const form = h("form", { class: "panel sign-in", submit: (event) => {
+    event.preventDefault();
+    token.set(new FormData(form).get("token").trim());
+    begin();
+  } },
+    h("h1", {}, "Sign in"), message ? h("p", { class: "notice bad", role: "alert" }, message) : null,
+    h("p", { class: "dim" }, "With a token of this admin door. The token stays in this tab and ends with it."),
+    h("label", {}, "Token", h("input", { name: "token", type: "password", required: true, autocomplete: "off", autofocus: true })),
+    h("p", {}, h("button", { class: "main" }, "Sign in")));
+  show(nav);
+  show(main, form);
+  form.querySelector("input").focus();
+}
+
+async function follow() {
+  for (;;) {
+    const ended = new AbortController();
+    const hidden = () => { if (document.hidden) ended.abort(); };
+    document.addEventListener("visibilitychange", hidden);
+    try {
+      for await (const document of events("/v1/live", ended.signal)) {
+        history.add(document);
+        status.textContent = `${document.who} (${document.role}), config ${document.configVersion}, ${time(document.atEpochMillis)}`;
+        update();
+      }
+      status.textContent = "The server ended the stream.";
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 401) { token.set(null); signIn(error.message); return; }
+      if (error.name !== "AbortError") status.textContent = `Not connected: ${error.message}`;
+    } finally {
+      document.removeEventListener("visibilitychange", hidden);
+    }
+    // A page that nobody sees asks for nothing.
+    if (document.hidden) await new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
+    else await new Promise((done) => setTimeout(done, 2000));
+  }
+}
+
+async function begin() {
+  try {
+    history.add(await call("/v1/overview"));
+  } catch (error) {
+    signIn(error.status === 401 && !token.get() ? null : error.message);
+    return;
+  }
+  signOut.hidden = !token.get();
+  open();
+  main.focus();
+  follow();
+}
+
+signOut.addEventListener("click", () => { token.set(null); location.reload(); });
+window.addEventListener("hashchange", () => { if (history.last()) { open(); main.focus(); } });
+begin();

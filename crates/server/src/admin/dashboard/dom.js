@@ -1,0 +1,95 @@
+// Makes elements. Text always goes through text nodes, so nothing that a server or a client says is markup.
+
+/** Makes an element. Attributes that are functions become listeners; `null` and `false` are left out. */
+export function h(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  set(element, attributes);
+  element.append(...children.flat().filter((it) => it !== null && it !== undefined && it !== false));
+  return element;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function s(name, attributes = {}, ...children) {
+  const element = document.createElementNS(SVG, name);
+  set(element, attributes);
+  element.append(...children);
+  return element;
+}
+
+function set(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") element.addEventListener(name, value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+}
+
+/** Replaces the content of an element, if it differs from what is shown. */
+export function show(element, ...children) {
+  element.replaceChildren(...children.flat().filter((it) => it !== null && it !== undefined && it !== false));
+}
+
+/** A table with a caption for screen readers. `columns` are names; a name that ends with # is a number. */
+export function table(caption, columns, rows, empty = "Nothing yet.") {
+  if (rows.length === 0) return h("p", { class: "dim" }, empty);
+  const kind = (name) => (name.endsWith("#") ? { class: "number" } : {});
+  const head = columns.map((name) => h("th", { scope: "col", ...kind(name) }, name.replace(/#$/, "")));
+  const body = rows.map((cells) =>
+    h("tr", {}, cells.map((cell, place) => h("td", kind(columns[place]), cell ?? ""))));
+  return h("table", { "aria-label": caption }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
+}
+
+/** A line of one or more series over the same time. Each series has a class and values. */
+export function chart(label, series, { kind = "chart", width = 600, height = 140 } = {}) {
+  const all = series.flatMap((it) => it.values);
+  const most = Math.max(1e-9, ...all);
+  const spark = kind === "spark";
+  const points = (values) => {
+    const step = values.length > 1 ? width / (values.length - 1) : width;
+    const at = (value, place) => `${(place * step).toFixed(1)} ${(height - 2 - (value / most) * (height - (spark ? 4 : 22))).toFixed(1)}`;
+    return values.map((value, place) => `${place === 0 ? "M" : "L"}${at(value, place)}`).join("");
+  };
+  const lines = series.map((it) => s("path", { class: it.class, d: points(it.values) }));
+  const scale = spark ? [] : [
+    s("line", { x1: 0, y1: height - 2, x2: width, y2: height - 2 }),
+    s("text", { x: 4, y: 13 }, `${short(most)}/s`),
+  ];
+  return s("svg", { class: kind, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label }, ...scale, ...lines);
+}
+
+/** A number as a person reads it. */
+export function short(value) {
+  if (value === null || value === undefined) return "–";
+  if (!Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  for (const [unit, name] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+    if (size >= unit) return `${(value / (name === "k" ? 1e3 : unit)).toFixed(1)}${name}`;
+  }
+  return size !== 0 && size < 10 && !Number.isInteger(value) ? value.toFixed(1) : String(Math.round(value));
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let place = 0;
+  while (value >= 1024 && place < units.length - 1) { value /= 1024; place += 1; }
+  return `${place === 0 ? value : value.toFixed(1)} ${units[place]}`;
+}
+
+export function time(millis) {
+  return new Date(millis).toLocaleTimeString();
+}
+
+export function wait(millis) {
+  if (millis === null || millis === undefined) return "–";
+  for (const [size, name] of [[86400000, "d"], [3600000, "h"], [60000, "min"], [1000, "s"]]) {
+    if (millis >= size) return `${(millis / size).toFixed(millis % size ? 1 : 0)} ${name}`;
+  }
+  return `${Math.round(millis)} ms`;
+}
+
+/** A field of a form. */
+export function field(label, name, attributes = {}) {
+  return h("label", {}, label, h("input", { name, autocomplete: "off", spellcheck: "false", ...attributes }));
+}
