@@ -41,6 +41,7 @@ pub(super) struct Overview {
     /// The time of this document, in milliseconds since the epoch.
     at_epoch_millis: u64,
     /// The name of the reader's token, and its role.
+    #[schema(value_type = String)]
     who: Arc<str>,
     role: &'static str,
     /// The version of the program.
@@ -122,7 +123,7 @@ pub(super) struct DoorFigures {
     bad_requests: u64,
     /// Requests that no rule applied to.
     unmatched: u64,
-    open_connections: u64,
+    open_connections: usize,
     /// The time of all decisions, in nanoseconds.
     decisions: Histogram,
 }
