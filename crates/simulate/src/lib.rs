@@ -1,11 +1,20 @@
 //! Runs rules on a virtual clock: the production limiter in memory, without a server, a store or secrets.
 //!
 //! * [`rule_tests`]: tests of rules, read from a file.
+//! * [`Simulation`]: requests through one config or two, and a [`report`].
+//! * [`log`] and [`traffic`]: where the requests of a simulation come from.
 //! * [`VirtualLimiter`]: a limiter whose time the caller sets.
 //!
 //! Nothing here reads a clock or listens. The same input always gives the same output.
 
+pub mod log;
+mod number;
+pub mod report;
 pub mod rule_tests;
+mod simulation;
+mod stats;
+pub mod traffic;
 mod virtual_limiter;
 
+pub use simulation::Simulation;
 pub use virtual_limiter::{VirtualLimiter, offline};

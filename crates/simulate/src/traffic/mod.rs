@@ -13,6 +13,8 @@ pub use stream::{BadStream, Stream};
 
 use random::Random;
 
+use crate::number::floor;
+
 /// Streams of requests that run at the same time.
 #[derive(Debug)]
 pub struct Traffic {
@@ -101,7 +103,7 @@ impl Running {
     fn after(&mut self, at: u64) -> Option<u64> {
         let stream = &self.stream;
         let next = match stream.kind {
-            stream::Kind::Steady => at.checked_add(stream.gap().max(1.0) as u64)?,
+            stream::Kind::Steady => at.checked_add(floor(stream.gap()).max(1))?,
             stream::Kind::Bursts { .. } if self.left > 0 => {
                 self.left -= 1;
                 at
@@ -119,7 +121,7 @@ impl Running {
                         return None;
                     }
                     if self.random.unit() * stream.highest() < stream.level(at) {
-                        break at as u64;
+                        break floor(at);
                     }
                 }
             }
