@@ -5,7 +5,7 @@
 //! * 0: success.
 //! * 1: a negative result. `check`, `explain`: denied. `validate`: a file has problems. `diff`: the configs
 //!   differ. `doctor`: a finding is bad. `health`: the server is not ready, or does not answer. `why`: no denial
-//!   was found. `test`: a test failed. `reconcile`: counters differ from the ledger. `import`: nothing could be converted. `serve`: a
+//!   was found. `test`: a test failed. `simulate`: more is denied than `--max-denied`. `reconcile`: counters differ from the ledger. `import`: nothing could be converted. `serve`: a
 //!   second signal ended the server before it had answered all requests.
 //! * 2: a failure, such as wrong usage, no usable config, or no server.
 
@@ -38,6 +38,7 @@ mod reconcile;
 mod reload;
 mod request;
 mod serve;
+mod simulate;
 mod tail;
 mod terminal;
 mod testing;
@@ -85,6 +86,9 @@ enum Command {
     /// Run tests of rules on a virtual clock, without a store and without secrets. Exits with 1 if a test
     /// fails.
     Test(testing::Args),
+    /// Send an access log or described traffic through rules on a virtual clock, and show what they would
+    /// allow and deny.
+    Simulate(simulate::Args),
     /// Show what changes from one config to another, and who is affected. Exits with 1 if they differ.
     Diff(diff::Args),
     /// Check a config and its store for common mistakes. Exits with 1 if a finding is bad.
@@ -144,6 +148,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => block_on(explain::run(&args)),
         Command::Validate(args) => validate::run(&args),
         Command::Test(args) => testing::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => block_on(doctor::run(&args)),
         Command::Health(args) => health::run(&args),

@@ -10,11 +10,12 @@ use tollgate::Time;
 
 use crate::log::LogSummary;
 use crate::number::share;
-use crate::stats::series::Bucket;
 use crate::stats::subjects::Subjects;
-use crate::stats::tally::{Counts, Tally};
+use crate::stats::tally::Tally;
 use crate::stats::{OfRule, Stats};
 
+pub use crate::stats::series::Bucket;
+pub use crate::stats::tally::Counts;
 pub use html::html;
 
 /// The rows of a table of tenants and of subjects.
