@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use tollgate::{Span, Time, wait_in_words};
-use tollgate_simulate::report::{Counts, Report, Row, RuleFigures};
+use tollgate::{Span, wait_in_words};
+use tollgate_simulate::report::{Counts, Report, Row, RuleFigures, utc as time};
 
 use crate::terminal::table;
 
@@ -77,12 +77,6 @@ fn log(report: &Report, text: &mut String) {
             log.out_of_order
         );
     }
-}
-
-/// Writes a time to the second.
-fn time(micros: u64) -> String {
-    let text = Time::from_micros(micros).to_string();
-    text.get(..19).map_or(text.clone(), |text| format!("{text}Z"))
 }
 
 fn percent(part: u64, whole: u64) -> String {

@@ -267,6 +267,7 @@ impl LineReader {
             attributes.push(name, value);
         }
         let subject = subject(&attributes, config);
+        let mut attributes = attributes;
         if let Some((kind, subject)) = &subject {
             attributes.push("subject_type", kind);
             attributes.push("subject", subject);

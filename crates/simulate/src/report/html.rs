@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 
 use super::svg::{Bar, Curve, bars, curves, escaped, short};
-use super::{Report, Row, RuleFigures, SideFigures};
+use super::{Report, Row, RuleFigures, SideFigures, utc as time};
 use crate::number::share;
 
 const STYLE: &str = include_str!("page.css");
@@ -32,13 +32,6 @@ pub fn html(report: &Report, title: &str) -> String {
     page += &calls(&report.new);
     page += &tables(report);
     page + "</main></body></html>\n"
-}
-
-/// Writes a time to the second.
-fn time(micros: u64) -> String {
-    let micros = i64::try_from(micros).unwrap_or(i64::MAX);
-    let time = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
-    time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
 }
 
 fn percent(part: u64, whole: u64) -> String {

@@ -5,6 +5,7 @@
 mod html;
 mod svg;
 
+use jiff::Timestamp;
 use serde::Serialize;
 use tollgate::Time;
 
@@ -22,6 +23,14 @@ pub use html::html;
 const TOP: usize = 20;
 /// The points of a curve of subjects.
 const POINTS: usize = 50;
+
+/// Writes a time, in microseconds since 1970, to the second: `2026-01-01 00:00:00 UTC`.
+#[must_use]
+pub fn utc(micros: u64) -> String {
+    let micros = i64::try_from(micros).unwrap_or(i64::MAX);
+    let time = Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
+    time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
+}
 
 /// The outcome of a simulation.
 #[derive(Clone, Debug, Serialize)]

@@ -113,11 +113,6 @@ impl Subjects {
     pub(crate) fn get(&self, subject: u128) -> Option<&Asked> {
         self.rows.get(&subject)
     }
-
-    /// Whether some subjects have no row.
-    pub(crate) fn is_full(&self) -> bool {
-        self.other.0 > 0
-    }
 }
 
 /// The most that one subject was allowed in any window, against its limit.

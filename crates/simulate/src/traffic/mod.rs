@@ -80,6 +80,7 @@ impl Traffic {
             attributes.push(&running.stream.per, &subject);
             let time = Time::from_micros(self.start.as_micros().saturating_add(micros));
             each(time, &attributes, running.stream.cost);
+            drop(attributes);
             requests += 1;
             running.next = running.after(micros);
         }
