@@ -54,6 +54,7 @@ mod pattern;
 mod period;
 mod placement;
 mod policy;
+mod practices;
 mod raw;
 mod request_limits;
 mod resolution;

@@ -3,6 +3,7 @@
 //! * [`rule_tests`]: tests of rules, read from a file.
 //! * [`Simulation`]: requests through one config or two, and a [`report`].
 //! * [`log`] and [`traffic`]: where the requests of a simulation come from.
+//! * [`redis_bytes`]: the memory of Redis for a subject of a rule.
 //! * [`VirtualLimiter`]: a limiter whose time the caller sets.
 //!
 //! Nothing here reads a clock or listens. The same input always gives the same output.
@@ -12,9 +13,11 @@ mod number;
 pub mod report;
 pub mod rule_tests;
 mod simulation;
+mod sizes;
 mod stats;
 pub mod traffic;
 mod virtual_limiter;
 
 pub use simulation::Simulation;
+pub use sizes::redis_bytes;
 pub use virtual_limiter::{VirtualLimiter, offline};

@@ -64,7 +64,7 @@ pub(super) fn text(report: &Report) -> String {
 fn log(report: &Report, text: &mut String) {
     let Some(log) = &report.log else { return };
     if log.malformed > 0 {
-        let _ = writeln!(text, "{} lines could not be read:", log.malformed);
+        let _ = writeln!(text, "{} could not be read:", lines(log.malformed));
         for place in &log.first_malformed {
             let _ = writeln!(text, "  {place}");
         }
@@ -73,10 +73,14 @@ fn log(report: &Report, text: &mut String) {
         let back = wait_in_words(Span::from_millis(log.furthest_back_millis));
         let _ = writeln!(
             text,
-            "{} lines are up to {back} before an earlier line, and got its time",
-            log.out_of_order
+            "{} up to {back} before an earlier line, with the time of that line",
+            lines(log.out_of_order)
         );
     }
+}
+
+fn lines(count: u64) -> String {
+    format!("{count} line{}", if count == 1 { "" } else { "s" })
 }
 
 fn percent(part: u64, whole: u64) -> String {
@@ -99,7 +103,7 @@ fn rules(report: &Report) -> String {
             before(rule).unwrap_or_default(),
             format!("{more}{}", rule.subjects),
             rule.largest_burst.map_or("-".to_owned(), |burst| {
-                let window = wait_in_words(Span::from_millis(burst.window_millis));
+                let window = Span::from_millis(burst.window_millis);
                 format!("{} of {} in {window}", burst.admitted, burst.limit)
             }),
         ]

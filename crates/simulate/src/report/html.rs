@@ -155,10 +155,10 @@ fn over_time(report: &Report) -> String {
 
 fn rules(report: &Report) -> String {
     let largest = |rule: &RuleFigures| match rule.largest_burst {
-        Some(burst) => format!(
-            "{} of {} in {} ms",
-            burst.admitted, burst.limit, burst.window_millis
-        ),
+        Some(burst) => {
+            let window = tollgate::Span::from_millis(burst.window_millis);
+            format!("{} of {} in {window}", burst.admitted, burst.limit)
+        }
         None => "-".to_owned(),
     };
     let rows = report.new.rules.iter().map(|rule| {
