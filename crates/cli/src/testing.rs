@@ -89,7 +89,11 @@ fn read(path: &Path) -> Result<String, String> {
 /// Prints a line for each test, then all failures with their lines.
 fn report(outcome: &FileOutcome) {
     for test in &outcome.tests {
-        let word = if test.failures.is_empty() { "ok" } else { "failed" };
+        let word = if test.failures.is_empty() {
+            "ok"
+        } else {
+            "failed"
+        };
         println!("{word:<6}  {}", printable(&test.name));
     }
     if let Some(failures) = &outcome.failures {

@@ -45,7 +45,11 @@ fn every_pattern_is_valid_and_passes_its_tests() {
     assert!(configs.len() >= 7, "{configs:?}");
     for config in &configs {
         let test = config.with_extension("test.yaml");
-        assert!(tests.contains(&test), "{} has no test file", config.display());
+        assert!(
+            tests.contains(&test),
+            "{} has no test file",
+            config.display()
+        );
     }
     for (command, paths) in [("validate", &configs), ("test", &tests)] {
         let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
@@ -66,9 +70,18 @@ fn exit_codes_tell_failed_tests_from_wrong_files() {
         std::fs::write(folder.path().join(name), text).unwrap();
     };
     write("rules.yaml", "version: 1\nrules: []\n");
-    write("fails.yaml", "version: 1\nconfig: rules.yaml\ntests: [{ name: a, steps: [{ expect: denied }] }]\n");
-    write("wrong.yaml", "version: 1\nconfig: rules.yaml\ntests: [{ nme: a }]\n");
-    write("lost.yaml", "version: 1\nconfig: none.yaml\ntests: [{ name: a, steps: [] }]\n");
+    write(
+        "fails.yaml",
+        "version: 1\nconfig: rules.yaml\ntests: [{ name: a, steps: [{ expect: denied }] }]\n",
+    );
+    write(
+        "wrong.yaml",
+        "version: 1\nconfig: rules.yaml\ntests: [{ nme: a }]\n",
+    );
+    write(
+        "lost.yaml",
+        "version: 1\nconfig: none.yaml\ntests: [{ name: a, steps: [] }]\n",
+    );
     write("free.yaml", "version: 1\ntests: [{ name: a, steps: [] }]\n");
     let run = |args: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
@@ -82,13 +95,25 @@ fn exit_codes_tell_failed_tests_from_wrong_files() {
     };
     let (code, printed) = run(&["fails.yaml", "--junit", "report.xml"]);
     assert_eq!(code, Some(1), "{printed}");
-    assert!(printed.starts_with("fails.yaml:3:38: expected denied"), "{printed}");
+    assert!(
+        printed.starts_with("fails.yaml:3:38: expected denied"),
+        "{printed}"
+    );
     let report = std::fs::read_to_string(folder.path().join("report.xml")).unwrap();
-    assert!(report.contains("<failure message=\"expected denied, but"), "{report}");
+    assert!(
+        report.contains("<failure message=\"expected denied, but"),
+        "{report}"
+    );
     for (file, problem) in [
-        ("wrong.yaml", "wrong.yaml:3:11: `nme` is not a field of a test"),
+        (
+            "wrong.yaml",
+            "wrong.yaml:3:11: `nme` is not a field of a test",
+        ),
         ("lost.yaml", "none.yaml: "),
-        ("free.yaml", "error: free.yaml does not say which config to test"),
+        (
+            "free.yaml",
+            "error: free.yaml does not say which config to test",
+        ),
         ("none.test.yaml", "error: failed to read none.test.yaml"),
     ] {
         let (code, printed) = run(&[file]);
@@ -96,5 +121,9 @@ fn exit_codes_tell_failed_tests_from_wrong_files() {
         assert!(printed.contains(problem), "{file}: {printed}");
     }
     let (code, printed) = run(&["free.yaml", "--config", "rules.yaml", "--filter", "b"]);
-    assert_eq!((code, printed.contains("no test has \"b\"")), (Some(2), true), "{printed}");
+    assert_eq!(
+        (code, printed.contains("no test has \"b\"")),
+        (Some(2), true),
+        "{printed}"
+    );
 }

@@ -12,8 +12,8 @@ const MOST_BURST: u64 = 5;
 const LONG_LOG: u64 = 1_000;
 /// Parts of the names of actions and paths that guess secrets.
 const GUESSED: [&str; 11] = [
-    "login", "log-in", "log_in", "signin", "sign-in", "sign_in", "otp", "password", "passwd", "2fa",
-    "mfa",
+    "login", "log-in", "log_in", "signin", "sign-in", "sign_in", "otp", "password", "passwd",
+    "2fa", "mfa",
 ];
 
 impl Policy {
@@ -31,7 +31,11 @@ impl Policy {
     /// ```
     #[must_use]
     pub fn practices(&self) -> Vec<Warning> {
-        let active = || self.rules.iter().filter(|it| it.state != RuleState::Disabled);
+        let active = || {
+            self.rules
+                .iter()
+                .filter(|it| it.state != RuleState::Disabled)
+        };
         let mut found = Vec::new();
         for rule in active() {
             found.extend(large_burst(rule));
@@ -87,7 +91,8 @@ fn large_burst(rule: &Rule) -> Option<Warning> {
     let times = burst / rate.amount();
     (burst > rate.amount().saturating_mul(MOST_BURST)).then(|| {
         let message = format!("the burst of {burst} is {times} times the rate of {rate}");
-        let help = "check that the service behind can take such a burst; 1 to 5 times the rate is usual";
+        let help =
+            "check that the service behind can take such a burst; 1 to 5 times the rate is usual";
         warning(rule, message, help)
     })
 }
@@ -97,7 +102,8 @@ fn long_log(rule: &Rule) -> Option<Warning> {
     let is_log = rule.algorithm() == Algorithm::SlidingLog;
     (is_log && (LONG_LOG + 1..=tollgate_core::MAX_AMOUNT).contains(&limit)).then(|| {
         let message = format!("the log keeps up to {limit} entries for each subject");
-        let help = "use `sliding-counter`: it needs the same memory for any limit, and its error is small";
+        let help =
+            "use `sliding-counter`: it needs the same memory for any limit, and its error is small";
         warning(rule, message, help)
     })
 }
@@ -129,7 +135,11 @@ mod tests {
     fn found(rules: &str) -> Vec<String> {
         let text = format!("version: 1\nrules:\n{rules}");
         let policy = Policy::parse("rules.yaml", &text).unwrap();
-        policy.practices().iter().map(|it| it.message.clone()).collect()
+        policy
+            .practices()
+            .iter()
+            .map(|it| it.message.clone())
+            .collect()
     }
 
     #[test]
@@ -140,25 +150,40 @@ mod tests {
             burst("algorithm: gcra, rate: 10/s, burst: 51"),
             ["the burst of 51 is 5 times the rate of 10/s"]
         );
-        assert_eq!(burst("algorithm: token-bucket, capacity: 100, refill: 60/m"), [""; 0]);
-        assert_eq!(burst("algorithm: token-bucket, capacity: 100, refill: 1/s").len(), 1);
+        assert_eq!(
+            burst("algorithm: token-bucket, capacity: 100, refill: 60/m"),
+            [""; 0]
+        );
+        assert_eq!(
+            burst("algorithm: token-bucket, capacity: 100, refill: 1/s").len(),
+            1
+        );
         assert_eq!(burst("algorithm: gcra, rate: unlimited"), [""; 0]);
-        assert_eq!(burst("algorithm: gcra, rate: 1/s, burst: 99, state: disabled"), [""; 0]);
+        assert_eq!(
+            burst("algorithm: gcra, rate: 1/s, burst: 99, state: disabled"),
+            [""; 0]
+        );
     }
 
     #[test]
     fn long_log_is_found() {
         let log = |limit: &str| {
-            found(&format!("  - {{ id: r, per: [user], algorithm: sliding-log, limit: {limit}, window: 1m }}\n"))
+            found(&format!(
+                "  - {{ id: r, per: [user], algorithm: sliding-log, limit: {limit}, window: 1m }}\n"
+            ))
         };
         assert_eq!(log("1000"), [""; 0]);
-        assert_eq!(log("1001"), ["the log keeps up to 1001 entries for each subject"]);
+        assert_eq!(
+            log("1001"),
+            ["the log keeps up to 1001 entries for each subject"]
+        );
         assert_eq!(log("unlimited"), [""; 0]);
     }
 
     #[test]
     fn weak_limits_of_logins_are_found() {
-        let by_ip = "  - { id: ip, match: { action: login }, per: [ip], algorithm: gcra, rate: 9/m }\n";
+        let by_ip =
+            "  - { id: ip, match: { action: login }, per: [ip], algorithm: gcra, rate: 9/m }\n";
         let user = |numbers: &str| {
             format!("  - {{ id: r, match: {{ action: login }}, per: [user], {numbers} }}\n")
         };

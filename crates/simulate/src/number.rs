@@ -12,5 +12,9 @@ pub(crate) fn floor(number: f64) -> u64 {
 
 /// Returns `part` of `whole` as a number from 0 to 1; 0 if `whole` is 0.
 pub(crate) fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64
+    }
 }

@@ -121,7 +121,10 @@ impl Simulation {
         }
         let times = (self.first, self.last);
         let new = (&self.new.stats, self.new.version.as_str());
-        let old = self.old.as_ref().map(|old| (&old.stats, old.version.as_str()));
+        let old = self
+            .old
+            .as_ref()
+            .map(|old| (&old.stats, old.version.as_str()));
         Report::new(self.requests, times, new, old, self.changes)
     }
 }

@@ -54,7 +54,10 @@ mod tests {
 
     #[test]
     fn logs_are_interpolated_between_measured_sizes() {
-        assert_eq!([1, 10, 100, 1_000].map(log_bytes), [245, 388, 3_351, 14_939]);
+        assert_eq!(
+            [1, 10, 100, 1_000].map(log_bytes),
+            [245, 388, 3_351, 14_939]
+        );
         assert_eq!([0, 55, 10_000].map(log_bytes), [245, 1_869, 149_390]);
     }
 }

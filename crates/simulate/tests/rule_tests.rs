@@ -150,9 +150,15 @@ fn errors_of_steps_are_failures_unless_they_are_expected() {
       - { do: acquire, as: two, expect: denied }
       - { do: release, of: two }
 ");
-    assert!(failures.contains("x.test.yaml:8:9: this request failed"), "{failures}");
+    assert!(
+        failures.contains("x.test.yaml:8:9: this request failed"),
+        "{failures}"
+    );
     assert!(failures.contains("help: `one` is a lease"), "{failures}");
-    assert!(failures.contains("help: `two` was not granted"), "{failures}");
+    assert!(
+        failures.contains("help: `two` was not granted"),
+        "{failures}"
+    );
 }
 
 #[test]

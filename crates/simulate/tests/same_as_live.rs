@@ -1,7 +1,11 @@
 //! A simulation decides as a live limiter does, with the same requests at the same times: a limiter on a real
 //! Redis whose clock is the caller's. All algorithms, several rules of a request, random requests.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed helper fails its test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a failed helper fails its test"
+)]
 
 use std::io::Cursor;
 
@@ -28,7 +32,8 @@ const RULES: &str = "
   - { id: counts, match: { action: counts }, per: [user], algorithm: fixed-window, limit: 3, window: 10m, charge_denied: true }
 ";
 const ACTIONS: [&str; 12] = [
-    "fixed", "log", "counter", "two", "bucket", "gcra", "leaky", "shape", "quota", "backoff", "pair", "counts",
+    "fixed", "log", "counter", "two", "bucket", "gcra", "leaky", "shape", "quota", "backoff",
+    "pair", "counts",
 ];
 
 fn config(store: &str) -> Config {
@@ -66,7 +71,12 @@ fn describe(decision: &tollgate::Decision) -> String {
         .rules()
         .map(|rule| {
             let delay = rule.delay();
-            format!("{} {:?} {:?} {delay}", rule.rule().id(), rule.remaining(), rule.retry_after())
+            format!(
+                "{} {:?} {:?} {delay}",
+                rule.rule().id(),
+                rule.remaining(),
+                rule.retry_after()
+            )
         })
         .collect();
     format!("{} {}", decision.is_allowed(), rules.join(", "))
@@ -76,7 +86,10 @@ fn describe(decision: &tollgate::Decision) -> String {
 fn simulation_decides_as_a_live_limiter_on_redis() {
     let redis = Redis::start();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let store = format!("{{ redis: {{ url: \"{}\", clock: caller, timeout: 10s, denial_cache: off }} }}", redis.url());
+    let store = format!(
+        "{{ redis: {{ url: \"{}\", clock: caller, timeout: 10s, denial_cache: off }} }}",
+        redis.url()
+    );
     let live = config(&store);
     let engine = runtime.block_on(Engine::start(&live)).unwrap();
     let offline = config("memory");
@@ -98,14 +111,18 @@ fn simulation_decides_as_a_live_limiter_on_redis() {
                 // Each case has users of its own, so that it starts without usage.
                 let (action, user) = (ACTIONS[action], format!("{case}-{user}"));
                 let micros = at.as_micros();
-                log += &format!("{{\"time\":{micros},\"user\":\"{user}\",\"action\":\"{action}\"}}\n");
+                log +=
+                    &format!("{{\"time\":{micros},\"user\":\"{user}\",\"action\":\"{action}\"}}\n");
                 let attributes = Attributes::from([("user", user.as_str()), ("action", action)]);
                 let snapshot = engine.snapshot().at(at);
                 let decision = runtime.block_on(snapshot.ask(&attributes, Ask::Exactly(1)));
                 prop_assert!(!decision.store_failed());
                 said.push((at, decision));
             }
-            let live: Vec<String> = said.iter().map(|(_, decision)| describe(decision)).collect();
+            let live: Vec<String> = said
+                .iter()
+                .map(|(_, decision)| describe(decision))
+                .collect();
             prop_assert_eq!(live, simulated(&offline, log));
             Ok(())
         })

@@ -73,7 +73,8 @@ pub(crate) struct Args {
 }
 
 fn stream(text: &str) -> Result<Stream, String> {
-    text.parse().map_err(|error: tollgate_simulate::traffic::BadStream| error.to_string())
+    text.parse()
+        .map_err(|error: tollgate_simulate::traffic::BadStream| error.to_string())
 }
 
 fn hundredths(text: &str) -> Result<u32, String> {
@@ -145,7 +146,9 @@ fn replay(
     for path in &args.log {
         let failed = |error| format!("error: failed to read {}: {error}", path.display());
         sources.push(Source::open(path, &progress).map_err(failed)?);
-        let length = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file);
+        let length = std::fs::metadata(path)
+            .ok()
+            .filter(std::fs::Metadata::is_file);
         size = size.zip(length).map(|(size, it)| size + it.len());
     }
     let format = args.format.as_deref();
@@ -175,4 +178,3 @@ fn replay(
     }
     Ok(summary)
 }
-

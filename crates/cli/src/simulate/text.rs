@@ -20,12 +20,29 @@ pub(super) fn text(report: &Report) -> String {
         time(report.first),
         time(report.last)
     );
-    let _ = writeln!(text, "allowed {} ({}), denied {} ({})", side.allowed, of(side.allowed), side.denied, of(side.denied));
+    let _ = writeln!(
+        text,
+        "allowed {} ({}), denied {} ({})",
+        side.allowed,
+        of(side.allowed),
+        side.denied,
+        of(side.denied)
+    );
     if side.shadow_denied > 0 {
-        let _ = writeln!(text, "denied in shadow {} ({})", side.shadow_denied, of(side.shadow_denied));
+        let _ = writeln!(
+            text,
+            "denied in shadow {} ({})",
+            side.shadow_denied,
+            of(side.shadow_denied)
+        );
     }
     if side.without_rule > 0 {
-        let _ = writeln!(text, "no rule applies to {} ({})", side.without_rule, of(side.without_rule));
+        let _ = writeln!(
+            text,
+            "no rule applies to {} ({})",
+            side.without_rule,
+            of(side.without_rule)
+        );
     }
     if let Some(changes) = report.changes {
         let (more, less) = (changes.newly_denied, changes.newly_allowed);
@@ -89,11 +106,20 @@ fn percent(part: u64, whole: u64) -> String {
 
 fn rules(report: &Report) -> String {
     let before = |rule: &RuleFigures| {
-        let old = report.old.as_ref()?.rules.iter().find(|it| it.id == rule.id);
+        let old = report
+            .old
+            .as_ref()?
+            .rules
+            .iter()
+            .find(|it| it.id == rule.id);
         Some(old.map_or("-".to_owned(), |it| it.denied.to_string()))
     };
     let rows = report.new.rules.iter().map(|rule| {
-        let more = if rule.requests_of_other_subjects > 0 { ">" } else { "" };
+        let more = if rule.requests_of_other_subjects > 0 {
+            ">"
+        } else {
+            ""
+        };
         [
             rule.id.clone() + if rule.is_shadow { " (shadow)" } else { "" },
             rule.algorithm.to_owned(),
@@ -131,7 +157,9 @@ fn rows_of(heading: &str, rows: &[Row], most: usize) -> String {
     }
     let has_old = rows.iter().any(|row| row.old.is_some());
     let shown = rows.iter().take(most).map(|row| {
-        let old = row.old.map(|old| (old.denied.to_string(), change(row.counts, old)));
+        let old = row
+            .old
+            .map(|old| (old.denied.to_string(), change(row.counts, old)));
         let (before, change) = old.unwrap_or_default();
         [
             row.name.clone(),
@@ -142,13 +170,27 @@ fn rows_of(heading: &str, rows: &[Row], most: usize) -> String {
         ]
     });
     let shown: Vec<[String; 5]> = shown.collect();
-    let (before, change) = if has_old { ("before", "change") } else { ("", "") };
-    let columns = [("", false), ("allowed", true), ("denied", true), (before, true), (change, true)];
+    let (before, change) = if has_old {
+        ("before", "change")
+    } else {
+        ("", "")
+    };
+    let columns = [
+        ("", false),
+        ("allowed", true),
+        ("denied", true),
+        (before, true),
+        (change, true),
+    ];
     format!("\n{heading}\n{}", table(columns, &shown))
 }
 
 fn change(now: Counts, before: Counts) -> String {
-    let sign = if now.denied >= before.denied { "+" } else { "-" };
+    let sign = if now.denied >= before.denied {
+        "+"
+    } else {
+        "-"
+    };
     format!("{sign}{}", now.denied.abs_diff(before.denied))
 }
 

@@ -217,7 +217,11 @@ fn memory(info: &str) -> Finding {
         );
     };
     let percent = used.saturating_mul(100) / most;
-    let found = format!("{} of {} used, {percent}%", mebibytes(used), mebibytes(most));
+    let found = format!(
+        "{} of {} used, {percent}%",
+        mebibytes(used),
+        mebibytes(most)
+    );
     let level = if percent > 80 { Level::Warn } else { Level::Ok };
     let help = "raise `maxmemory`, or add servers: a full server rejects writes or evicts states";
     Finding {

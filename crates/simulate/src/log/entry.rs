@@ -61,22 +61,66 @@ impl Format {
     pub const fn fields(self) -> &'static [&'static str] {
         match self {
             Format::Combined => &[
-                "ip", "ident", "user", "time", "request", "status", "bytes", "referer",
-                "user_agent", "field10", "field11", "field12", "field13", "field14", "field15",
+                "ip",
+                "ident",
+                "user",
+                "time",
+                "request",
+                "status",
+                "bytes",
+                "referer",
+                "user_agent",
+                "field10",
+                "field11",
+                "field12",
+                "field13",
+                "field14",
+                "field15",
                 "field16",
             ],
             Format::Json => &[],
             Format::Envoy => &[
-                "time", "request", "status", "flags", "bytes_received", "bytes_sent", "duration",
-                "upstream_time", "forwarded_for", "user_agent", "request_id", "authority",
-                "upstream_host", "field14", "field15", "field16",
+                "time",
+                "request",
+                "status",
+                "flags",
+                "bytes_received",
+                "bytes_sent",
+                "duration",
+                "upstream_time",
+                "forwarded_for",
+                "user_agent",
+                "request_id",
+                "authority",
+                "upstream_host",
+                "field14",
+                "field15",
+                "field16",
             ],
             Format::Alb => &[
-                "type", "time", "elb", "client", "target", "request_processing_time",
-                "target_processing_time", "response_processing_time", "status", "target_status",
-                "received_bytes", "sent_bytes", "request", "user_agent", "ssl_cipher",
-                "ssl_protocol", "target_group", "trace_id", "domain_name", "certificate",
-                "rule_priority", "request_creation_time", "actions",
+                "type",
+                "time",
+                "elb",
+                "client",
+                "target",
+                "request_processing_time",
+                "target_processing_time",
+                "response_processing_time",
+                "status",
+                "target_status",
+                "received_bytes",
+                "sent_bytes",
+                "request",
+                "user_agent",
+                "ssl_cipher",
+                "ssl_protocol",
+                "target_group",
+                "trace_id",
+                "domain_name",
+                "certificate",
+                "rule_priority",
+                "request_creation_time",
+                "actions",
             ],
         }
     }
@@ -127,7 +171,11 @@ impl LineReader {
     /// # Errors
     /// If the format has no field of a name.
     pub(super) fn new(format: Format, fields: &Fields) -> Result<LineReader, String> {
-        let names: Vec<&str> = fields.mapped.iter().map(|(_, field)| field.as_str()).collect();
+        let names: Vec<&str> = fields
+            .mapped
+            .iter()
+            .map(|(_, field)| field.as_str())
+            .collect();
         let mut mapped = Vec::new();
         for (place, (attribute, field)) in fields.mapped.iter().enumerate() {
             let place = match format {
@@ -157,7 +205,9 @@ impl LineReader {
     /// Reads the time of a line, and nothing else if that is possible.
     pub(super) fn stamp(&self, line: &str) -> Result<Stamp, &'static str> {
         let text = match self.format {
-            Format::Combined => line.split_once('[').and_then(|(_, rest)| rest.split_once(']')),
+            Format::Combined => line
+                .split_once('[')
+                .and_then(|(_, rest)| rest.split_once(']')),
             Format::Envoy => line.strip_prefix('[').and_then(|rest| rest.split_once(']')),
             Format::Alb | Format::Json => {
                 return self.read(line)?.stamp.ok_or("the line has no time");
@@ -223,7 +273,11 @@ impl LineReader {
             Some(_) => rest.split_at(rest.find('/').unwrap_or(rest.len())),
             None => ("", rest),
         };
-        let host = if authority.is_empty() { &entry.host } else { authority };
+        let host = if authority.is_empty() {
+            &entry.host
+        } else {
+            authority
+        };
         let host = host.rsplit_once(':').map_or(host, |(name, port)| {
             let is_port = port.bytes().all(|byte| byte.is_ascii_digit());
             if is_port { name } else { host }
@@ -290,14 +344,20 @@ fn subject(attributes: &Attributes<'_>, config: &Config) -> Option<(&'static str
     }
     let ip = attributes.get("ip")?;
     match ip.parse() {
-        Ok(IpAddr::V6(ip)) => Some(("ip", format!("ip:{}", config.subjects.network_of(ip.into())))),
+        Ok(IpAddr::V6(ip)) => Some((
+            "ip",
+            format!("ip:{}", config.subjects.network_of(ip.into())),
+        )),
         _ => Some(("ip", format!("ip:{ip}"))),
     }
 }
 
 /// Returns a field, empty if it is absent.
 fn present<'l>(token: Option<&&'l str>) -> &'l str {
-    token.copied().filter(|text| *text != "-").unwrap_or_default()
+    token
+        .copied()
+        .filter(|text| *text != "-")
+        .unwrap_or_default()
 }
 
 fn combined<'l>(tokens: &Tokens<'l>) -> Result<Entry<'l>, &'static str> {
@@ -361,6 +421,8 @@ fn request_line(text: &str) -> (&str, &str) {
     if method.is_empty() || method.len() > 32 || !method.bytes().all(is_method) {
         return ("", "");
     }
-    let target = rest.rsplit_once(" HTTP/").map_or(rest, |(target, _)| target);
+    let target = rest
+        .rsplit_once(" HTTP/")
+        .map_or(rest, |(target, _)| target);
     (method, target)
 }

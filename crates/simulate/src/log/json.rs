@@ -9,12 +9,54 @@ use smallvec::SmallVec;
 /// The usual names of the fields that a request has: time, address, user, method, target, host, scheme, and the
 /// first line of the request. Earlier names win.
 const USUAL: [&[&str]; 8] = [
-    &["time", "timestamp", "@timestamp", "ts", "start_time", "time_iso8601", "time_local", "msec", "date"],
-    &["ip", "remote_addr", "client_ip", "clientip", "remote_ip", "clientIp", "ClientHost", "client.ip"],
+    &[
+        "time",
+        "timestamp",
+        "@timestamp",
+        "ts",
+        "start_time",
+        "time_iso8601",
+        "time_local",
+        "msec",
+        "date",
+    ],
+    &[
+        "ip",
+        "remote_addr",
+        "client_ip",
+        "clientip",
+        "remote_ip",
+        "clientIp",
+        "ClientHost",
+        "client.ip",
+    ],
     &["user", "remote_user", "username", "user_id", "userId"],
-    &["method", "request_method", "http_method", "RequestMethod", "http.method", "http.request.method"],
-    &["path", "uri", "request_uri", "url", "RequestPath", "request_path", "http.path", "url.path"],
-    &["host", "http_host", "authority", "server_name", "RequestHost", "url.domain"],
+    &[
+        "method",
+        "request_method",
+        "http_method",
+        "RequestMethod",
+        "http.method",
+        "http.request.method",
+    ],
+    &[
+        "path",
+        "uri",
+        "request_uri",
+        "url",
+        "RequestPath",
+        "request_path",
+        "http.path",
+        "url.path",
+    ],
+    &[
+        "host",
+        "http_host",
+        "authority",
+        "server_name",
+        "RequestHost",
+        "url.domain",
+    ],
     &["scheme", "proto", "request_scheme", "url.scheme"],
     &["request", "request_line"],
 ];
@@ -48,7 +90,10 @@ impl JsonFields {
             ranks: [usize::MAX; 8],
             values: Values::default(),
         };
-        found.values.mapped.resize(self.mapped.len(), Cow::default());
+        found
+            .values
+            .mapped
+            .resize(self.mapped.len(), Cow::default());
         let mut json = serde_json::Deserializer::from_str(line);
         let object = Object {
             found: &mut found,
@@ -134,7 +179,8 @@ impl<'l> Visitor<'l> for Object<'_, '_, 'l> {
                 "" => key,
                 prefix => format!("{prefix}.{key}").into(),
             };
-            if self.found.wants(&name) || (self.depth < MAX_DEPTH && self.found.wants_below(&name)) {
+            if self.found.wants(&name) || (self.depth < MAX_DEPTH && self.found.wants_below(&name))
+            {
                 map.next_value_seed(Wanted {
                     found: self.found,
                     name: &name,

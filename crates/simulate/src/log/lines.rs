@@ -49,7 +49,9 @@ pub struct Source {
 
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Source").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Source")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -76,11 +78,7 @@ impl Source {
     ///
     /// # Errors
     /// If the first bytes cannot be read.
-    pub fn new(
-        name: &str,
-        reader: impl Read + 'static,
-        progress: &Progress,
-    ) -> io::Result<Source> {
+    pub fn new(name: &str, reader: impl Read + 'static, progress: &Progress) -> io::Result<Source> {
         let counted = Counted {
             inner: reader,
             progress: progress.clone(),

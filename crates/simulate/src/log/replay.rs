@@ -125,7 +125,9 @@ impl<'c> Replay<'c> {
             }
             let second = micros / SECOND;
             if !batch.lines.is_empty()
-                && (batch.second != second || !stamp.is_whole || batch.lines.len() >= MOST_IN_SECOND)
+                && (batch.second != second
+                    || !stamp.is_whole
+                    || batch.lines.len() >= MOST_IN_SECOND)
             {
                 last = self.flush(&mut batch, last, each);
                 micros = micros.max(last);

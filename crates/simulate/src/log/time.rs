@@ -58,7 +58,12 @@ fn iso(bytes: &[u8]) -> Option<Stamp> {
         }
         _ => (None, rest),
     };
-    stamp(date, seconds_of_day(time?)?, fraction, offset_seconds(offset)?)
+    stamp(
+        date,
+        seconds_of_day(time?)?,
+        fraction,
+        offset_seconds(offset)?,
+    )
 }
 
 /// Reads a number since 1970: seconds with an optional fraction, milliseconds, microseconds or nanoseconds, by

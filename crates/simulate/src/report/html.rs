@@ -46,8 +46,16 @@ fn summary(report: &Report) -> String {
     let side = &report.new;
     let mut cards = vec![
         ("requests", short(report.requests as f64), String::new()),
-        ("allowed", short(side.allowed as f64), percent(side.allowed, report.requests)),
-        ("denied", short(side.denied as f64), percent(side.denied, report.requests)),
+        (
+            "allowed",
+            short(side.allowed as f64),
+            percent(side.allowed, report.requests),
+        ),
+        (
+            "denied",
+            short(side.denied as f64),
+            percent(side.denied, report.requests),
+        ),
     ];
     if side.shadow_denied > 0 {
         let of = percent(side.shadow_denied, report.requests);
@@ -97,7 +105,11 @@ fn summary(report: &Report) -> String {
 fn ticks(side: &SideFigures, first: u64) -> Vec<(f64, String)> {
     let count = side.series.len();
     let length = side.bucket_micros * count as u64;
-    let form = if length > 2 * 86_400_000_000 { "%b %d" } else { "%H:%M:%S" };
+    let form = if length > 2 * 86_400_000_000 {
+        "%b %d"
+    } else {
+        "%H:%M:%S"
+    };
     let places = (1..5_u64).map(|part| {
         let place = count as u64 * part / 5;
         let micros = first + place * side.bucket_micros;
@@ -112,7 +124,9 @@ fn ticks(side: &SideFigures, first: u64) -> Vec<(f64, String)> {
 fn per_second(side: &SideFigures, of: impl Fn(&super::Bucket) -> u64) -> Vec<(f64, f64)> {
     let seconds = side.bucket_micros as f64 / 1e6;
     let points = side.series.iter().enumerate();
-    points.map(|(place, bucket)| (place as f64, of(bucket) as f64 / seconds)).collect()
+    points
+        .map(|(place, bucket)| (place as f64, of(bucket) as f64 / seconds))
+        .collect()
 }
 
 fn over_time(report: &Report) -> String {
@@ -147,7 +161,11 @@ fn over_time(report: &Report) -> String {
             is_area: false,
         });
     }
-    let plot = curves("Requests per second, allowed and denied", &lines, &ticks(side, report.first));
+    let plot = curves(
+        "Requests per second, allowed and denied",
+        &lines,
+        &ticks(side, report.first),
+    );
     let seconds = side.bucket_micros / 1_000_000;
     let text = format!("Requests per second, as the mean of {seconds} s.");
     section("Allowed and denied over time", &text, &plot)
@@ -183,7 +201,11 @@ fn rules(report: &Report) -> String {
         )
     });
     let rows: String = rows.collect();
-    let old = if report.old.is_some() { "<th class=\"n\">denied before</th>" } else { "" };
+    let old = if report.old.is_some() {
+        "<th class=\"n\">denied before</th>"
+    } else {
+        ""
+    };
     let table = format!(
         "<table><thead><tr><th>rule</th><th>algorithm</th><th class=\"n\">allowed</th><th class=\"n\">denied</th>{old}\
          <th class=\"n\">share</th><th class=\"n\">subjects</th><th>largest burst</th></tr></thead><tbody>{rows}</tbody></table>"
@@ -209,7 +231,11 @@ fn bursts(side: &SideFigures) -> String {
     let text = "The most that one subject was allowed in any window of the rule's length, against the limit. An exact \
                 sliding log never exceeds 1. Fixed windows reach up to 2 at their edges, buckets and GCRA up to 2 after a \
                 pause. Up to 256 subjects of each rule are traced.";
-    section("Bursts, against the ideal", text, &bars("Largest burst of each rule", &rows))
+    section(
+        "Bursts, against the ideal",
+        text,
+        &bars("Largest burst of each rule", &rows),
+    )
 }
 
 fn fairness(side: &SideFigures) -> String {
@@ -219,7 +245,9 @@ fn fairness(side: &SideFigures) -> String {
     };
     let curve = |of: fn(&(f64, f64, f64)) -> f64| {
         let points = rule.concentration.iter();
-        points.map(|point| (point.0 * 100.0, of(point) * 100.0)).collect::<Vec<_>>()
+        points
+            .map(|point| (point.0 * 100.0, of(point) * 100.0))
+            .collect::<Vec<_>>()
     };
     let even = Curve {
         class: "old",
@@ -240,7 +268,11 @@ fn fairness(side: &SideFigures) -> String {
         is_area: false,
     };
     let ticks = [0.0, 25.0, 50.0, 75.0, 100.0].map(|at| (at, format!("{at:.0}%")));
-    let plot = curves("Requests by subject, the busiest first", &[even, asked, allowed], &ticks);
+    let plot = curves(
+        "Requests by subject, the busiest first",
+        &[even, asked, allowed],
+        &ticks,
+    );
     let text = format!(
         "The rule {}: the busiest subjects, from the left, made this share of requests (in percent). A rule that protects \
          quiet subjects pulls the allowed curve towards the diagonal. Fairness index {:.3} (1: all subjects get the same \
@@ -286,7 +318,11 @@ fn waits(report: &Report) -> String {
         "How long denied requests are told to wait. The longest wait is {}.",
         wait(side.longest_wait_millis)
     );
-    section("Retry-After", &text, &bars("Waits of denied requests", &rows))
+    section(
+        "Retry-After",
+        &text,
+        &bars("Waits of denied requests", &rows),
+    )
 }
 
 fn memory(side: &SideFigures) -> String {
@@ -367,7 +403,10 @@ fn tables(report: &Report) -> String {
     let side = &report.new;
     let mut tables = table("Plans", &side.plans) + &table("Tenants", &side.tenants);
     for rule in &side.rules {
-        tables += &table(&format!("Subjects that {} denies most", rule.id), &rule.most_denied);
+        tables += &table(
+            &format!("Subjects that {} denies most", rule.id),
+            &rule.most_denied,
+        );
     }
     let old = report.old.as_ref();
     let hours = side.hours.iter().map(|(hour, counts)| Row {
@@ -380,5 +419,9 @@ fn tables(report: &Report) -> String {
     });
     let hours: Vec<Row> = hours.take(MOST_HOURS).collect();
     tables += &table("Hours", &hours);
-    section("Who is denied", "The rows with the most denials, or with the largest change.", &tables)
+    section(
+        "Who is denied",
+        "The rows with the most denials, or with the largest change.",
+        &tables,
+    )
 }

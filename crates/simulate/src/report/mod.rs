@@ -387,19 +387,28 @@ fn most_denied(subjects: &Subjects, old: Option<&Subjects>) -> Vec<Row> {
 /// Returns Jain's index of the shares that subjects got of what they asked for: 1 if all shares are the same,
 /// 1/n if one of n subjects got everything.
 fn fairness(subjects: &Subjects) -> f64 {
-    let shares = subjects.rows().map(|(_, row)| share(row.allowed, row.asked));
+    let shares = subjects
+        .rows()
+        .map(|(_, row)| share(row.allowed, row.asked));
     let (mut count, mut sum, mut squares) = (0.0, 0.0, 0.0);
     for share in shares {
         count += 1.0;
         sum += share;
         squares += share * share;
     }
-    if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
+    if squares == 0.0 {
+        1.0
+    } else {
+        sum * sum / (count * squares)
+    }
 }
 
 /// Returns how requests are spread over subjects, the busiest first.
 fn concentration(subjects: &Subjects) -> Vec<(f64, f64, f64)> {
-    let mut rows: Vec<(u64, u64)> = subjects.rows().map(|(_, it)| (it.asked, it.allowed)).collect();
+    let mut rows: Vec<(u64, u64)> = subjects
+        .rows()
+        .map(|(_, it)| (it.asked, it.allowed))
+        .collect();
     rows.sort_unstable_by_key(|(asked, _)| std::cmp::Reverse(*asked));
     let asked: u64 = rows.iter().map(|(asked, _)| asked).sum();
     let allowed: u64 = rows.iter().map(|(_, allowed)| allowed).sum();

@@ -116,7 +116,10 @@ pub(super) fn curves(title: &str, curves: &[Curve<'_>], ticks: &[(f64, String)])
         let (class, label) = (curve.class, escaped(curve.label));
         format!("<span class=\"key {class}\">{label}</span>")
     });
-    format!("{svg}<p class=\"legend\">{}</p>", legend.collect::<String>())
+    format!(
+        "{svg}<p class=\"legend\">{}</p>",
+        legend.collect::<String>()
+    )
 }
 
 fn open(title: &str, height: f64) -> String {
@@ -182,7 +185,10 @@ mod tests {
     fn axes_end_at_round_numbers() {
         let ends = [0.0, 1.0, 3.0, 7.0, 11.0, 499.0, 1_000_000.0].map(round_up);
         assert_eq!(ends, [1.0, 1.0, 5.0, 10.0, 20.0, 500.0, 1_000_000.0]);
-        assert_eq!([999.0, 1_200.0, 2e6, 0.5].map(short), ["999", "1.2 k", "2 M", "0.5"]);
+        assert_eq!(
+            [999.0, 1_200.0, 2e6, 0.5].map(short),
+            ["999", "1.2 k", "2 M", "0.5"]
+        );
     }
 
     #[test]

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 use tollgate::{MAX_AMOUNT, Reason, Span, Time};
 use tollgate_config::ConfigError;
 use tollgate_rules::document::{
-    At, BadValue, Duration, Field, Flag, List, Named, Node, Place, Problems, Read, Short,
-    Text, Texts, Whole, nearest, number, one_of, parse_document, section, words,
+    At, BadValue, Duration, Field, Flag, List, Named, Node, Place, Problems, Read, Short, Text,
+    Texts, Whole, nearest, number, one_of, parse_document, section, words,
 };
 use tollgate_rules::is_attribute_name;
 
@@ -279,11 +279,7 @@ fn start_of(place: Place) -> Place {
 }
 
 impl RawTestFile {
-    fn validate(
-        &self,
-        start: usize,
-        problems: &mut Problems<'_>,
-    ) -> (Option<String>, Vec<Test>) {
+    fn validate(&self, start: usize, problems: &mut Problems<'_>) -> (Option<String>, Vec<Test>) {
         let start = Place::new(start, start);
         let help = "this Tollgate reads version 1: write `version: 1`";
         match &self.version {
@@ -362,7 +358,11 @@ impl RawTest {
             let end = step.at.as_micros().saturating_add(lasts);
             if start.as_micros().saturating_add(end) >= Time::MAX.as_micros() {
                 let help = "use shorter times";
-                problems.report(start_of(at.place), "this step is too far in the future", help);
+                problems.report(
+                    start_of(at.place),
+                    "this step is too far in the future",
+                    help,
+                );
             }
             now = Span::from_micros(end);
             steps.push(step);
@@ -388,7 +388,11 @@ impl RawStep {
         problems: &mut Problems<'_>,
     ) -> Option<Step> {
         if let (Some(_), Some(key)) = (self.at.key(), self.after.key()) {
-            problems.report(key, "`at` and `after` cannot be used together", "keep one of the two");
+            problems.report(
+                key,
+                "`at` and `after` cannot be used together",
+                "keep one of the two",
+            );
         }
         let at = match (self.at.get(), self.after.get()) {
             (Some(at), _) if at.value.0 < now => {

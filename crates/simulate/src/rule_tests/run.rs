@@ -324,31 +324,56 @@ fn check_last(step: &Step, answer: &Answer, unmet: &mut Vec<Unmet>) {
     }
     if let Some(at) = expected.retry_after.get() {
         let is = decision.and_then(Decision::retry_after);
-        check(at.place, "retry_after", text(at), is.map(|it| it.to_string()));
+        check(
+            at.place,
+            "retry_after",
+            text(at),
+            is.map(|it| it.to_string()),
+        );
     }
     if let Some(at) = expected.delay.get() {
         let is = decision.map(|it| it.delay().to_string());
         check(at.place, "delay", text(at), is);
     }
     for (name, field, is) in [
-        ("remaining", &expected.remaining, rule.and_then(|it| it.remaining())),
+        (
+            "remaining",
+            &expected.remaining,
+            rule.and_then(|it| it.remaining()),
+        ),
         ("limit", &expected.limit, rule.and_then(|it| it.limit())),
-        ("granted", &expected.granted, decision.map(Decision::granted)),
+        (
+            "granted",
+            &expected.granted,
+            decision.map(Decision::granted),
+        ),
     ] {
         if let Some(at) = field.get() {
-            check(at.place, name, at.value.0.to_string(), is.map(|it| it.to_string()));
+            check(
+                at.place,
+                name,
+                at.value.0.to_string(),
+                is.map(|it| it.to_string()),
+            );
         }
     }
     if let Some(at) = expected.shadow_denied.get() {
         let mut wanted: Vec<&str> = at.value.0.iter().map(|it| it.value.0.as_str()).collect();
         wanted.sort_unstable();
         let is = decision.map(|decision| {
-            let shadows = decision.rules().filter(|it| it.is_shadow() && !it.is_allowed());
+            let shadows = decision
+                .rules()
+                .filter(|it| it.is_shadow() && !it.is_allowed());
             let mut shadows: Vec<&str> = shadows.map(|it| it.rule().id()).collect();
             shadows.sort_unstable();
             format!("[{}]", shadows.join(", "))
         });
-        check(at.place, "shadow_denied", format!("[{}]", wanted.join(", ")), is);
+        check(
+            at.place,
+            "shadow_denied",
+            format!("[{}]", wanted.join(", ")),
+            is,
+        );
     }
 }
 

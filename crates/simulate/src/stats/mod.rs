@@ -201,7 +201,8 @@ impl OfRule {
                 .unwrap_or_else(|| cost(decision.rule_set(), attributes, rule.index()));
             let units = cost.saturating_mul(decision.granted());
             let numbers = (limit, rule.window().as_micros());
-            self.bursts.add(subject.bits(), was_denied, (micros, units), numbers);
+            self.bursts
+                .add(subject.bits(), was_denied, (micros, units), numbers);
         }
         needs
     }

@@ -127,9 +127,8 @@ pub(crate) struct Burst {
 impl Burst {
     /// Whether this is a larger share of its limit than another.
     fn exceeds(self, other: Burst) -> bool {
-        let cross = |one: Burst, other: Burst| {
-            u128::from(one.admitted) * u128::from(other.limit.max(1))
-        };
+        let cross =
+            |one: Burst, other: Burst| u128::from(one.admitted) * u128::from(other.limit.max(1));
         other.limit == 0 || cross(self, other) > cross(other, self)
     }
 }
@@ -159,7 +158,11 @@ impl Bursts {
         (at, units): (u64, u64),
         (limit, window): (u64, u64),
     ) {
-        let most = if was_denied { 2 * MOST_TRACED } else { MOST_TRACED };
+        let most = if was_denied {
+            2 * MOST_TRACED
+        } else {
+            MOST_TRACED
+        };
         let full = self.traces.len() >= most;
         let trace = match self.traces.entry(subject) {
             Entry::Occupied(trace) => trace.into_mut(),
@@ -235,7 +238,10 @@ mod tests {
             subjects.add(seen, || None);
         }
         assert_eq!(bursts.traced(), 2 * MOST_TRACED);
-        assert_eq!((subjects.rows().len(), subjects.other), (10, (9_990, 9_990)));
+        assert_eq!(
+            (subjects.rows().len(), subjects.other),
+            (10, (9_990, 9_990))
+        );
     }
 
     #[test]
@@ -250,7 +256,11 @@ mod tests {
                 retry_at: 1_000_000,
             };
             let (needs, _) = subjects.add(seen, || None);
-            for (calls, need) in calls.iter_mut().zip([needs.remembered, needs.leased, needs.flushed]) {
+            for (calls, need) in
+                calls
+                    .iter_mut()
+                    .zip([needs.remembered, needs.leased, needs.flushed])
+            {
                 *calls += u32::from(need);
             }
         }

@@ -79,10 +79,22 @@ mod tests {
         for name in ["a", "b", "c", "a", "d"] {
             tally.add(name, name == "a");
         }
-        let one = Counts { allowed: 0, denied: 1 };
-        let two = Counts { allowed: 2, denied: 0 };
+        let one = Counts {
+            allowed: 0,
+            denied: 1,
+        };
+        let two = Counts {
+            allowed: 2,
+            denied: 0,
+        };
         assert_eq!(tally.rows(), [("a", two), ("b", one)]);
-        assert_eq!(tally.other, Counts { allowed: 0, denied: 2 });
+        assert_eq!(
+            tally.other,
+            Counts {
+                allowed: 0,
+                denied: 2
+            }
+        );
         assert_eq!(tally.get("c"), Counts::default());
     }
 }

@@ -50,6 +50,9 @@ mod tests {
         for _ in 0..count {
             seen[usize::try_from(random.below(5)).unwrap()] += 1;
         }
-        assert!(seen.iter().all(|n| (38_000..42_000).contains(n)), "{seen:?}");
+        assert!(
+            seen.iter().all(|n| (38_000..42_000).contains(n)),
+            "{seen:?}"
+        );
     }
 }

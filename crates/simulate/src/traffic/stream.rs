@@ -38,11 +38,20 @@ pub(super) enum Kind {
     Steady,
     Poisson,
     /// `size` requests at once.
-    Bursts { size: u64, every: u64 },
+    Bursts {
+        size: u64,
+        every: u64,
+    },
     /// A day with a low share at midnight and the peak at noon. The rate is that of the peak.
-    Diurnal { low: f64 },
+    Diurnal {
+        low: f64,
+    },
     /// `factor` times the rate for some time.
-    Surge { factor: f64, at: u64, lasts: u64 },
+    Surge {
+        factor: f64,
+        at: u64,
+        lasts: u64,
+    },
 }
 
 /// Why a text does not describe a stream.
@@ -59,8 +68,8 @@ impl std::error::Error for BadStream {}
 
 const KINDS: [&str; 6] = ["steady", "poisson", "bursts", "diurnal", "surge", "attack"];
 const SETTINGS: [&str; 14] = [
-    "rate", "subjects", "zipf", "per", "name", "duration", "cost", "size", "every", "low", "factor",
-    "at", "for", "with.",
+    "rate", "subjects", "zipf", "per", "name", "duration", "cost", "size", "every", "low",
+    "factor", "at", "for", "with.",
 ];
 
 impl Stream {
@@ -85,7 +94,11 @@ impl Stream {
                 let wave = (1.0 - (of_day * std::f64::consts::TAU).cos()) / 2.0;
                 low + (1.0 - low) * wave
             }
-            Kind::Surge { factor, at: from, lasts } => {
+            Kind::Surge {
+                factor,
+                at: from,
+                lasts,
+            } => {
                 let in_surge = at >= from as f64 && at < from as f64 + lasts as f64;
                 if in_surge { factor } else { 1.0 }
             }
@@ -127,7 +140,9 @@ impl<'t> Settings<'t> {
         let mut given: Vec<(&str, &str)> = Vec::new();
         for word in words {
             let Some((name, value)) = word.split_once('=') else {
-                return Err(BadStream(format!("`{word}` is not a setting: write name=value")));
+                return Err(BadStream(format!(
+                    "`{word}` is not a setting: write name=value"
+                )));
             };
             if !SETTINGS.contains(&name) && !name.starts_with("with.") {
                 return Err(unknown("a setting", name, &SETTINGS));
@@ -255,10 +270,12 @@ impl FromStr for Stream {
             rate,
             subjects,
             zipf: settings.get("zipf", decimal)?.unwrap_or(0.0),
-            per: settings.get("per", |it| Ok(it.to_owned()))?.unwrap_or_else(|| "user".to_owned()),
-            name: settings.get("name", |it| Ok(it.to_owned()))?.unwrap_or_else(|| {
-                if is_attack { "attacker" } else { "subject" }.to_owned()
-            }),
+            per: settings
+                .get("per", |it| Ok(it.to_owned()))?
+                .unwrap_or_else(|| "user".to_owned()),
+            name: settings
+                .get("name", |it| Ok(it.to_owned()))?
+                .unwrap_or_else(|| if is_attack { "attacker" } else { "subject" }.to_owned()),
             from,
             duration: end,
             cost: settings.get("cost", number)?.unwrap_or(1),
@@ -287,7 +304,10 @@ fn with(given: &[(&str, &str)]) -> Result<Vec<(String, String)>, BadStream> {
 impl Stream {
     fn check(&self) -> Result<(), BadStream> {
         if !is_attribute_name(&self.per) {
-            return Err(BadStream(format!("per: `{}` is not an attribute name", self.per)));
+            return Err(BadStream(format!(
+                "per: `{}` is not an attribute name",
+                self.per
+            )));
         }
         if self.duration == 0 {
             return Err(BadStream("duration: it must be above 0".to_owned()));
@@ -317,10 +337,22 @@ mod tests {
 
     #[test]
     fn wrong_texts_are_rejected_with_a_remedy() {
-        assert_eq!(problem("poison"), "`poison` is not a kind of traffic: did you mean `poisson`?");
-        assert_eq!(problem("poisson rat=1/s"), "`rat` is not a setting: did you mean `rate`?");
-        assert_eq!(problem("poisson rate"), "`rate` is not a setting: write name=value");
-        assert_eq!(problem("poisson low=5%"), "`low` is not a setting of `poisson`");
+        assert_eq!(
+            problem("poison"),
+            "`poison` is not a kind of traffic: did you mean `poisson`?"
+        );
+        assert_eq!(
+            problem("poisson rat=1/s"),
+            "`rat` is not a setting: did you mean `rate`?"
+        );
+        assert_eq!(
+            problem("poisson rate"),
+            "`rate` is not a setting: write name=value"
+        );
+        assert_eq!(
+            problem("poisson low=5%"),
+            "`low` is not a setting of `poisson`"
+        );
         assert_eq!(
             problem("steady rate=5"),
             "rate: `5` is not a rate: add the time: write 5/s or 5/m"
@@ -335,7 +367,10 @@ mod tests {
     fn levels_follow_the_kind() {
         let stream = |text: &str| text.parse::<Stream>().unwrap();
         let surge = stream("surge factor=5 at=10s for=5s duration=60s");
-        assert_eq!([9e6, 10e6, 14e6, 15e6].map(|at| surge.level(at)), [1.0, 5.0, 5.0, 1.0]);
+        assert_eq!(
+            [9e6, 10e6, 14e6, 15e6].map(|at| surge.level(at)),
+            [1.0, 5.0, 5.0, 1.0]
+        );
         let day = stream("diurnal low=50% duration=24h");
         assert!((day.level(0.0) - 0.5).abs() < 1e-9 && (day.level(DAY / 2.0) - 1.0).abs() < 1e-9);
     }
