@@ -17,6 +17,7 @@
 
 mod admin;
 mod adopt;
+mod advise;
 mod audit;
 mod blocks;
 mod candidates;
@@ -33,6 +34,7 @@ mod health;
 mod import;
 mod logs;
 mod overrides;
+mod plan;
 mod postings;
 mod reconcile;
 mod reload;
@@ -89,6 +91,12 @@ enum Command {
     /// Send an access log or described traffic through rules on a virtual clock, and show what they would
     /// allow and deny.
     Simulate(simulate::Args),
+    /// Find a rule: answer ten questions, and get a rule with its reasons, its cost and its promise. A log gives
+    /// the numbers.
+    Advise(advise::Args),
+    /// Size a deployment: from the capacity of a service to limits, tiers, connections, memory of Redis and
+    /// instances, and a config to start from.
+    Plan(plan::Args),
     /// Show what changes from one config to another, and who is affected. Exits with 1 if they differ.
     Diff(diff::Args),
     /// Check a config and its store for common mistakes. Exits with 1 if a finding is bad.
@@ -149,6 +157,8 @@ fn main() -> ExitCode {
         Command::Validate(args) => validate::run(&args),
         Command::Test(args) => testing::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Advise(args) => advise::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => block_on(doctor::run(&args)),
         Command::Health(args) => health::run(&args),

@@ -127,3 +127,10 @@ fn exit_codes_tell_failed_tests_from_wrong_files() {
         "{printed}"
     );
 }
+
+#[test]
+fn choosing_page_gives_the_shown_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = include_str!("../../../docs/choosing.md");
+    assert_eq!(page::run(page, folder.path()), 8);
+}

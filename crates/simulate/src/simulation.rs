@@ -7,7 +7,7 @@ use crate::report::Report;
 use crate::stats::Stats;
 
 /// How often expired states are forgotten and the memory is measured, in requests.
-const SWEEP_EVERY: u64 = 4096;
+const SWEEP_EVERY: u64 = 1024;
 
 /// Requests through the rules of one config or two.
 ///

@@ -27,7 +27,7 @@ pub fn redis_bytes(rule: &Rule, entries: u64) -> u64 {
         Limit::FixedWindow(_) | Limit::TwoWindow(_) => 229,
         // 261 bytes with 10 parts, 501 with 60.
         Limit::SlidingCounter(counter) => 213 + counter.parts().1 * 48 / 10,
-        Limit::SlidingLog(log) => log_bytes(entries.min(log.capacity())),
+        Limit::SlidingLog(_) => log_bytes(entries.min(rule.limit().capacity())),
         Limit::Quota(_) => 245,
         Limit::Concurrency(_) => 1_252,
     };

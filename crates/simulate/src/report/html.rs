@@ -134,7 +134,7 @@ fn over_time(report: &Report) -> String {
     let mut lines = vec![
         Curve {
             class: "denied",
-            label: "allowed and denied",
+            label: "denied",
             points: per_second(side, |it| it.allowed + it.denied),
             is_area: true,
         },
