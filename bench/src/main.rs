@@ -5,6 +5,7 @@
 //! * The memory of Redis by kind of rule.
 //! * Quotas with and without a ledger.
 //! * Approximate algorithms against the exact one.
+//! * Simulations of access logs.
 
 #![allow(
     clippy::print_stdout,
@@ -21,6 +22,7 @@ mod redis;
 mod report;
 mod round;
 mod rules;
+mod see;
 mod server;
 mod sizes;
 mod tollgate;
@@ -97,6 +99,12 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// Simulations of access logs: CPU time for a million lines
+    See {
+        /// Run for a short time, as a smoke test
+        #[arg(long)]
+        quick: bool,
+    },
     /// Checks with a ledger, reservations, and the ledger itself (needs redis-server and PostgreSQL)
     Quota {
         /// Run for a short time, as a smoke test
@@ -139,6 +147,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Rules { quick } => rules::run(quick),
         Command::Accuracy { quick } => accuracy::run(quick),
         Command::Quota { quick } => quota::run(quick),
+        Command::See { quick } => see::run(quick),
         Command::Doors {
             quick,
             write,

@@ -49,6 +49,8 @@ pub(crate) enum Bench {
     /// A check with a ledger against one without, reserve and commit against one check, the ledger against a
     /// plain insert (needs redis-server and PostgreSQL)
     Quota(Options),
+    /// Simulations of access logs: CPU time for a million lines
+    See(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -84,6 +86,7 @@ impl<'a> Plan<'a> {
             Bench::Sizes { options, .. } => ("sizes", options, components::BENCH_SIZES),
             Bench::Doors { options, .. } => ("doors", options, components::BENCH_DOORS),
             Bench::Rules(options) => ("rules", options, &[]),
+            Bench::See(options) => ("see", options, &[]),
             Bench::Quota(options) => ("quota", options, components::BENCH_QUOTA),
             Bench::Accuracy(options) => ("accuracy", options, &[]),
         };
