@@ -91,7 +91,8 @@ fn hold_of(number: u64) -> NewHold<'static> {
 }
 
 fn settle_of(random: &mut Random, number: u64) -> Settle {
-    match random.below(8) {
+    match random.below(9) {
+        8 => Settle::Undo,
         0..4 => Settle::Commit {
             actual: random.below(9),
         },

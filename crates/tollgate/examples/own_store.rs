@@ -52,8 +52,7 @@ impl WindowStore {
                 now,
                 allowed,
                 granted: if allowed { units } else { 0 },
-                outcomes: Outcomes::new(),
-                guarantee: Guarantee::Atomic,
+                ..Applied::default()
             };
             for charge in charges {
                 let (window, before) = (window(charge)?, state(states, charge));

@@ -16,6 +16,9 @@
 //! keyring of the record is sealed with the new secret. So all state stays where it is, and old and new instances
 //! can run side by side. `docs/decisions/0014-fingerprint-and-rotation.md` has the reasons.
 
+use std::borrow::Cow;
+#[cfg(feature = "redis")]
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
@@ -100,7 +103,8 @@ enum Place {
     #[cfg(feature = "ledger")]
     Ledger(Ledger, String),
     #[cfg(feature = "redis")]
-    Redis(RedisStore, Box<tollgate_redis::Deployment>),
+    /// A store, its name if it is not the default one, and its record.
+    Redis(RedisStore, Option<Arc<str>>, Box<tollgate_redis::Deployment>),
 }
 
 /// How to change a record.
@@ -114,12 +118,14 @@ enum Change {
 }
 
 impl Place {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> Cow<'static, str> {
         match self {
             #[cfg(feature = "ledger")]
-            Place::Ledger(..) => "ledger",
+            Place::Ledger(..) => "ledger".into(),
             #[cfg(feature = "redis")]
-            Place::Redis(..) => "redis",
+            Place::Redis(_, None, _) => "redis".into(),
+            #[cfg(feature = "redis")]
+            Place::Redis(_, Some(name), _) => format!("redis {name}").into(),
         }
     }
 
@@ -129,7 +135,11 @@ impl Place {
             #[cfg(feature = "ledger")]
             Place::Ledger(ledger, _) => format!("the ledger {}", ledger.database().location()),
             #[cfg(feature = "redis")]
-            Place::Redis(_, record) => format!("Redis (key {})", record.name()),
+            Place::Redis(_, None, record) => format!("Redis (key {})", record.name()),
+            #[cfg(feature = "redis")]
+            Place::Redis(_, Some(name), record) => {
+                format!("the Redis of the store {name} (key {})", record.name())
+            }
         }
     }
 
@@ -139,7 +149,7 @@ impl Place {
             #[cfg(feature = "ledger")]
             Place::Ledger(..) => Vec::new(),
             #[cfg(feature = "redis")]
-            Place::Redis(_, record) => record.own().into(),
+            Place::Redis(_, _, record) => record.own().into(),
         }
     }
 
@@ -151,7 +161,7 @@ impl Place {
                 record.map_err(|error| ledger_error(&error))
             }
             #[cfg(feature = "redis")]
-            Place::Redis(_, record) => {
+            Place::Redis(_, _, record) => {
                 let read = record.read().await;
                 read.map_err(|error| redis_error(record, &error))
             }
@@ -171,7 +181,7 @@ impl Place {
                 record.map_err(|error| ledger_error(&error))
             }
             #[cfg(feature = "redis")]
-            Place::Redis(_, record) => {
+            Place::Redis(_, _, record) => {
                 let changed = match how {
                     Change::Claim => record.claim(texts).await,
                     Change::Add => record.add(texts).await,
@@ -272,9 +282,14 @@ impl Deployment {
     }
 
     #[cfg(feature = "redis")]
-    pub(crate) fn add_redis(&mut self, redis: &RedisStore, namespace: &str) {
+    pub(crate) fn add_redis(
+        &mut self,
+        name: Option<&Arc<str>>,
+        redis: &RedisStore,
+        namespace: &str,
+    ) {
         let record = Box::new(redis.deployment(namespace));
-        self.add(Place::Redis(redis.clone(), record));
+        self.add(Place::Redis(redis.clone(), name.cloned(), record));
     }
 
     fn add(&mut self, place: Place) {
@@ -430,7 +445,7 @@ impl Deployment {
     }
 
     /// Returns for each place whether its record did not match at the last check.
-    pub(crate) fn mismatches(&self) -> impl Iterator<Item = (&'static str, bool)> + '_ {
+    pub(crate) fn mismatches(&self) -> impl Iterator<Item = (Cow<'static, str>, bool)> + '_ {
         let places = self.places.iter();
         places.map(|it| (it.place.name(), it.mismatch.lock().is_some()))
     }
@@ -443,12 +458,12 @@ impl Checked {
         match &mismatch {
             None if known.is_some() => {
                 tracing::info!(
-                    place = self.place.name(),
+                    place = %self.place.name(),
                     "the deployment record matches again"
                 );
             }
             Some(problem) if *known != mismatch => {
-                tracing::error!(place = self.place.name(), "{problem}");
+                tracing::error!(place = %self.place.name(), "{problem}");
             }
             _ => {}
         }

@@ -77,7 +77,7 @@ fn applied(now: Time, allowed: bool, units: u64, outcomes: Vec<Outcome>) -> Appl
         allowed,
         granted: if allowed { units } else { 0 },
         outcomes: outcomes.into(),
-        guarantee: Guarantee::Atomic,
+        ..Applied::default()
     }
 }
 
