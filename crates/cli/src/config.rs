@@ -90,14 +90,16 @@ impl TrialArgs {
         if self.live {
             return Ok(config);
         }
-        let has_store = self.store.is_none() && config.store != Store::Memory;
+        let has_store = self.store.is_none() && config.store != Store::Memory
+            || !config.stores.is_empty();
         let not_used = match (has_store, config.ledger.is_some()) {
             (true, true) => "the store and the ledger of the config are not used",
             (true, false) => "the store of the config is not used",
             (false, true) => "the ledger of the config is not used",
             (false, false) => "",
         };
-        if has_store {
+        config.stores.clear();
+        if self.store.is_none() {
             config.store = Store::Memory;
         }
         config.keep_in(None);
@@ -118,6 +120,9 @@ pub(crate) async fn start(config: &Config) -> Result<Engine, String> {
     if let Store::Redis(redis) = &mut config.store {
         // A person waits for the answer, so try to connect only once.
         redis.connect_patience = Span::ZERO;
+    }
+    for store in &mut config.stores {
+        store.redis.connect_patience = Span::ZERO;
     }
     Engine::start(&config).await.map_err(failed)
 }

@@ -474,7 +474,7 @@ impl Checked {
             // If the record never matched, a check at the start would have stopped this instance. So it must
             // not use the store.
             #[cfg(feature = "redis")]
-            Place::Redis(redis, _) => {
+            Place::Redis(redis, _, _) => {
                 let was_right = self.was_right.load(Ordering::Relaxed);
                 redis.refuse(mismatch.as_deref().filter(|_| !was_right));
             }
