@@ -319,7 +319,7 @@ pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
             }
             3..6 => {
                 let how = match settle_of(&mut random, number) {
-                    Settle::ReleaseLease { .. } => Settle::Release,
+                    Settle::ReleaseLease { .. } | Settle::Undo => Settle::Release,
                     Settle::Commit { actual } => Settle::Commit { actual: actual * 6 },
                     other => other,
                 };

@@ -78,7 +78,9 @@ impl Routed {
         parts.push(Part::new(charges, StoreId::LOCAL));
         parts.retain(|it| !it.charges.is_empty());
         parts.sort_by_key(|it| (it.store != StoreId::LOCAL, it.store != main));
-        let (mut made, mut told): (Vec<Arc<HoldRecord>>, Vec<Told<'_>>) = Default::default();
+        // The parts that this call has made, and those that an earlier call has made.
+        let (mut made, mut known) = (Vec::new(), Vec::new());
+        let mut told: Vec<Told<'_>> = Vec::new();
         for place in 0..parts.len() {
             let part = &parts[place];
             let new = NewHold {
@@ -107,7 +109,7 @@ impl Routed {
                         .ok_or_else(|| StoreError::Unavailable("a hold has just ended".into()));
                 }
                 // An earlier call has made this part, and did not come further.
-                Ok(Held::Repeated(record)) => made.push(record),
+                Ok(Held::Repeated(record)) => known.push(record),
                 Ok(Held::Denied { applied, ahead }) => {
                     self.undo(&made).await;
                     let now = applied.now;
@@ -138,12 +140,11 @@ impl Routed {
                 }
             }
         }
-        let of_main = made.iter().find(|it| it.id == id);
-        let Some(of_main) = of_main.or(made.first()) else {
+        let Some(of_main) = made.iter().find(|it| it.id == id) else {
             return Err(StoreError::Unsupported("holds without charges"));
         };
-        let (now, others) = (of_main.charged_at, made.iter().filter(|it| it.id != id));
-        let record = merged(of_main, others.map(|it| &**it));
+        let others = made.iter().chain(&known).filter(|it| it.id != id);
+        let (now, record) = (of_main.charged_at, merged(of_main, others.map(|it| &**it)));
         let applied = Applied {
             now,
             allowed: true,

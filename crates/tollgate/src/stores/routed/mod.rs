@@ -259,24 +259,11 @@ impl Routed {
         mut ask: Ask,
         local: Option<Told<'a>>,
     ) -> Result<Applied, StoreError> {
-        let parts = self.remote_parts(charges);
-        // A request for up to some units counts as one unit when it is denied.
-        let denied_units = match ask {
-            Ask::Exactly(units) => units,
-            Ask::UpTo(units) => units.min(1),
-        };
+        let denied_units = units_when_denied(ask);
         if let (Some(local), Ask::UpTo(_)) = (&local, ask) {
             ask = Ask::UpTo(local.applied.granted);
         }
-        if let (Ask::UpTo(2..), 2..) = (ask, parts.len()) {
-            // Ask each store for no more units than the store with the fewest units has. So few units are
-            // taken and given back.
-            let mut fewest = ask.units();
-            for peeked in self.peek_parts(&parts, ask).await.into_iter().flatten() {
-                fewest = fewest.min(peeked.granted.max(1));
-            }
-            ask = Ask::UpTo(fewest);
-        }
+        let parts = self.remote_parts(charges);
         let mut told: Vec<Told<'a>> = local.into_iter().collect();
         let mut failure: Option<StoreError> = None;
         let mut parts = parts.into_iter();
@@ -333,6 +320,29 @@ impl Routed {
             guarantee: Guarantee::Compensated,
             unanswered,
         })
+    }
+
+    /// Decides a request for up to some units. Asks each store for no more units than the store with the fewest
+    /// has, so that few units are taken and given back.
+    async fn apply_up_to<'a>(
+        &self,
+        charges: &[Charge<'a>],
+        most: u64,
+        local: Part<'a>,
+    ) -> Result<Applied, StoreError> {
+        let mut parts = self.remote_parts(charges);
+        parts.push(local);
+        let mut fewest = most;
+        for peeked in self.peek_parts(&parts, Ask::UpTo(most)).await {
+            fewest = peeked.map_or(fewest, |it| fewest.min(it.granted.max(1)));
+        }
+        let (ask, local) = (Ask::UpTo(fewest), parts.pop());
+        let Some(part) = local.filter(|it| !it.charges.is_empty()) else {
+            return self.apply_remote(charges, ask, None).await;
+        };
+        let mut applied = Applied::default();
+        self.local_apply(&part, ask, &mut applied)?;
+        self.after_local(charges, ask, Told { part, applied }).await
     }
 
     /// Finishes a request that `denier` denies. Gives back the units of `earlier` stores, except where denied
@@ -544,6 +554,11 @@ impl Store for Routed {
             };
         }
         let local = Part::new(charges, StoreId::LOCAL);
+        if let Ask::UpTo(most @ 2..) = ask
+            && self.allows_one(&local)
+        {
+            return Some(Answer::later(self.apply_up_to(charges, most, local)));
+        }
         if local.charges.is_empty() {
             return Some(Answer::later(self.apply_remote(charges, ask, None)));
         }
@@ -552,7 +567,12 @@ impl Store for Routed {
         }
         let counts = |it: &Charge<'_>| it.store != StoreId::LOCAL && it.counts_denied();
         if applied.allowed || charges.iter().any(counts) {
-            return Some(self.after_local(charges, ask, local, applied));
+            let applied = std::mem::take(applied);
+            let local = Told {
+                part: local,
+                applied,
+            };
+            return Some(Answer::later(self.after_local(charges, ask, local)));
         }
         // Nobody else is asked. The outcomes move to their places.
         let mut outcomes: Outcomes = SmallVec::new();
@@ -711,30 +731,35 @@ impl Routed {
         }
     }
 
+    /// Returns whether the local store allows one unit.
+    fn allows_one(&self, local: &Part<'_>) -> bool {
+        let one = Ask::Exactly(1);
+        local.charges.is_empty()
+            || now(self.local.peek(&local.charges, one).into_future()).is_ok_and(|it| it.allowed)
+    }
+
     /// Goes on after the answer of the local store.
-    fn after_local<'a>(
-        &'a self,
-        charges: &'a [Charge<'a>],
+    async fn after_local<'a>(
+        &self,
+        charges: &[Charge<'a>],
         ask: Ask,
-        part: Part<'a>,
-        applied: &mut Applied,
-    ) -> Reply<'a, Applied> {
-        let local = Told {
-            part,
-            applied: std::mem::take(applied),
-        };
-        Answer::later(async move {
-            if local.applied.allowed {
-                return self.apply_remote(charges, ask, Some(local)).await;
-            }
-            let units = match ask {
-                Ask::Exactly(units) => units,
-                Ask::UpTo(units) => units.min(1),
-            };
-            let later = self.remote_parts(charges);
-            Ok(self
-                .deny(charges.len(), Vec::new(), local, later, units)
-                .await)
-        })
+        local: Told<'a>,
+    ) -> Result<Applied, StoreError> {
+        if local.applied.allowed {
+            return self.apply_remote(charges, ask, Some(local)).await;
+        }
+        let (later, units) = (self.remote_parts(charges), units_when_denied(ask));
+        Ok(self
+            .deny(charges.len(), Vec::new(), local, later, units)
+            .await)
+    }
+}
+
+/// Returns the units that a denied request counts for, where denied requests are charged: one, if it asks for
+/// up to some units.
+fn units_when_denied(ask: Ask) -> u64 {
+    match ask {
+        Ask::Exactly(units) => units,
+        Ask::UpTo(units) => units.min(1),
     }
 }
