@@ -90,8 +90,8 @@ impl TrialArgs {
         if self.live {
             return Ok(config);
         }
-        let has_store = self.store.is_none() && config.store != Store::Memory
-            || !config.stores.is_empty();
+        let has_store =
+            self.store.is_none() && config.store != Store::Memory || !config.stores.is_empty();
         let not_used = match (has_store, config.ledger.is_some()) {
             (true, true) => "the store and the ledger of the config are not used",
             (true, false) => "the store of the config is not used",

@@ -8,8 +8,8 @@ use tollgate_rules::document::{
     Field, List, Named, Node, Place, Problems, Read, Short, Text, parse_document, section,
 };
 use tollgate_rules::{
-    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Outside, Override, Policy, Problem, RawPolicy,
-    Rule, RuleSet, Warning, is_id,
+    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Outside, Override, Policy, Problem,
+    RawPolicy, Rule, RuleSet, Warning, is_id,
 };
 
 use crate::events::{self, Events, RawEvents};

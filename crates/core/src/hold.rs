@@ -187,10 +187,14 @@ fn is_hex(text: &str) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HoldIdError {
     /// The text does not begin like an id.
-    #[error("an id begins with `{IN_DEFAULT}`, `{IN_ONE}` or `{IN_SEVERAL}`: send the id as you received it")]
+    #[error(
+        "an id begins with `{IN_DEFAULT}`, `{IN_ONE}` or `{IN_SEVERAL}`: send the id as you received it"
+    )]
     Start,
     /// The text is too short or too long.
-    #[error("such an id has {length} characters, and this one has {is}: send the id as you received it")]
+    #[error(
+        "such an id has {length} characters, and this one has {is}: send the id as you received it"
+    )]
     Length {
         /// The length that an id with this start has.
         length: usize,

@@ -104,7 +104,11 @@ enum Place {
     Ledger(Ledger, String),
     #[cfg(feature = "redis")]
     /// A store, its name if it is not the default one, and its record.
-    Redis(RedisStore, Option<Arc<str>>, Box<tollgate_redis::Deployment>),
+    Redis(
+        RedisStore,
+        Option<Arc<str>>,
+        Box<tollgate_redis::Deployment>,
+    ),
 }
 
 /// How to change a record.

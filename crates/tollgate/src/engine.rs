@@ -121,9 +121,7 @@ impl Parts {
                 let of = name.map_or(String::new(), |name| format!("stores.{name}: "));
                 StartError::of_store(format!("{of}{error}"), error.passing)
             };
-            parts
-                .redis
-                .push((name.cloned(), store.map_err(failed)?));
+            parts.redis.push((name.cloned(), store.map_err(failed)?));
         }
         parts.open_ledger(config).await?;
         Ok(parts)
@@ -135,7 +133,8 @@ impl Parts {
         {
             for (name, redis) in config.redis_stores() {
                 let options = redis_options(config, name, redis)?;
-                self.redis.push((name.cloned(), RedisStore::unchecked(options)));
+                self.redis
+                    .push((name.cloned(), RedisStore::unchecked(options)));
             }
             self.unchecked = true;
         }

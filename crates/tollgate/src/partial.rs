@@ -39,9 +39,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let decided = limiter.fallback.decide(fallbacks, &missing, ask, takes);
         if take {
             limiter.failures.count(decided.policies.as_deref());
-            limiter
-                .failures
-                .log(decided.applied.now, &unanswered.error);
+            limiter.failures.log(decided.applied.now, &unanswered.error);
         }
         let granted = decided.applied.granted.min(applied.granted);
         let beyond = applied.granted - granted;
@@ -52,18 +50,24 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         }
         applied.allowed &= decided.applied.allowed;
         applied.granted = if applied.allowed { granted } else { 0 };
-        let mut policies = decided.policies.map(|it| *it).unwrap_or_default().into_iter();
+        let mut policies = decided
+            .policies
+            .map(|it| *it)
+            .unwrap_or_default()
+            .into_iter();
         let charges = resolution.charges.iter().zip(&resolution.rules);
-        let outcomes = charges.zip(&applied.outcomes).filter_map(|((charge, rule), outcome)| {
-            if !outcome.is_decided() {
-                return policies.next();
-            }
-            let mut decided = RuleOutcome::of(charge, *rule, *outcome);
-            if let Limit::Quota(quota) = charge.limit {
-                decided.apply_period(quota, applied.now);
-            }
-            Some(decided)
-        });
+        let outcomes = charges
+            .zip(&applied.outcomes)
+            .filter_map(|((charge, rule), outcome)| {
+                if !outcome.is_decided() {
+                    return policies.next();
+                }
+                let mut decided = RuleOutcome::of(charge, *rule, *outcome);
+                if let Limit::Quota(quota) = charge.limit {
+                    decided.apply_period(quota, applied.now);
+                }
+                Some(decided)
+            });
         let outcomes: RuleOutcomes = outcomes.collect();
         if take {
             limiter.fallback.follow(fallbacks, resolution, &applied);

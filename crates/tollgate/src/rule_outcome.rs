@@ -100,9 +100,9 @@ impl RuleOutcome {
             Admission::Denied(Denial::QueueFull(at)) => {
                 Admission::Denied(Denial::QueueFull(at.max(until)))
             }
-            denied @ Admission::Denied(
-                Denial::Never | Denial::Unrestored | Denial::Undecided,
-            ) => denied,
+            denied @ Admission::Denied(Denial::Never | Denial::Unrestored | Denial::Undecided) => {
+                denied
+            }
             Admission::Allowed { .. } => {
                 self.source = Source::BackedOff;
                 Admission::Denied(Denial::Until(until))

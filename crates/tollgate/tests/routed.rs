@@ -370,7 +370,10 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, most: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         (self.0 >> 33) % most
     }
 }
@@ -400,7 +403,10 @@ fn several_stores_admit_what_one_store_admits() {
                 },
                 on_denied: OnDenied::charged(number == 4),
                 cost: 1 + u64::from(number % 2),
-                ..Charge::new(Key::from_bits(u128::from(number) << 90 | u128::from(number)), &limits[usize::from(number % 4)])
+                ..Charge::new(
+                    Key::from_bits(u128::from(number) << 90 | u128::from(number)),
+                    &limits[usize::from(number % 4)],
+                )
             })
             .collect();
         for step in 0..300 {

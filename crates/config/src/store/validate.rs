@@ -6,8 +6,8 @@ use tollgate_core::{Span, StoreId};
 
 use super::raw::{RawRedis, RawRedisMode, RawSharedStore, RawStore};
 use super::{
-    Login, MASTER_HELP, MAX_STORES, MAX_URLS, Mode, NamedStore, PORT, Redis, RedisUrl, SENTINEL_PORT, Store, USER_ALONE,
-    USER_ALONE_HELP, is_master,
+    Login, MASTER_HELP, MAX_STORES, MAX_URLS, Mode, NamedStore, PORT, Redis, RedisUrl,
+    SENTINEL_PORT, Store, USER_ALONE, USER_ALONE_HELP, is_master,
 };
 use crate::fields::{Env, duration_in, expand, number_in, password, text};
 use tollgate_rules::document::{At, Field, Named, Place, Problems, Short, Text};
@@ -72,7 +72,8 @@ pub(crate) fn named_stores(
         };
         let mut others = default.into_iter().chain(others);
         if let Some((other, _)) = others.find(|(_, it)| it.shares_keys_with(&redis)) {
-            let message = format!("`{name}` has the same address and prefix as the store `{other}`");
+            let message =
+                format!("`{name}` has the same address and prefix as the store `{other}`");
             let help = "give it another Redis, database or `key_prefix`, or remove it";
             problems.report(place, message, help);
         }

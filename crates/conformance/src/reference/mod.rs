@@ -24,8 +24,8 @@ use tollgate_core::{
     Outcome, Span, Time, Token, Verdict,
 };
 use tollgate_store::{
-    Answer, Applied, Ask, Clock, Extended, GRACE, Guarantee, Held, HoldRecord, NewHold, Reply,
-    Settle, Settled, Store,
+    Answer, Applied, Ask, Clock, Extended, GRACE, Held, HoldRecord, NewHold, Reply, Settle,
+    Settled, Store,
 };
 
 /// A store to compare other stores with.

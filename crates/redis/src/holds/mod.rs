@@ -40,11 +40,11 @@ use tollgate_store::{
     StoreError,
 };
 
+use self::call::UNDO;
 use self::call::{
     COMMIT, EXPIRE, HoldCall, HoldReply, Part, RELEASE, RELEASE_LEASE, ask, ask_index, ask_records,
     get, items, parts,
 };
-use self::call::UNDO;
 pub(crate) use self::create::Creation;
 pub(crate) use self::recent::RecentHolds;
 use self::stored::{StoredHold, number};

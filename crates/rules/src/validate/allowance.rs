@@ -14,9 +14,7 @@ use crate::layers::is_by_tenant;
 use crate::limits;
 use crate::placement::Placement;
 use crate::raw::{RawAlgorithm, RawAllowance, RawBackoff, RawRule};
-use crate::rule::{
-    Ceiling, DEFAULT_STORE, Durability, LOCAL_STORE, LimitFrom, RuleStore,
-};
+use crate::rule::{Ceiling, DEFAULT_STORE, Durability, LOCAL_STORE, LimitFrom, RuleStore};
 use crate::share::Carried;
 use crate::tiers::{Allowance, Budget};
 use crate::zone::ZoneFrom;
@@ -70,7 +68,12 @@ impl RawAllowance {
             None => Durability::None,
         };
         let ledgered = ledger && durability != Durability::None;
-        self.check_terms(algorithm, (ledger, store == RuleStore::Local), ledgered, problems);
+        self.check_terms(
+            algorithm,
+            (ledger, store == RuleStore::Local),
+            ledgered,
+            problems,
+        );
         if let (Some(at), Limit::Concurrency(slots)) = (self.max_lease.get(), &counting.limit)
             && at.value.0 < slots.lease()
         {

@@ -112,12 +112,14 @@ fn render(control: &ControlPlane) -> String {
         (None, _) => {}
     }
     let has_names = !config.stores.is_empty();
-    let stores = engine.redis_stores().map(|(name, store, known_denials)| RedisOf {
-        name: name.or(has_names.then_some("default")),
-        is_default: name.is_none(),
-        store,
-        known_denials,
-    });
+    let stores = engine
+        .redis_stores()
+        .map(|(name, store, known_denials)| RedisOf {
+            name: name.or(has_names.then_some("default")),
+            is_default: name.is_none(),
+            store,
+            known_denials,
+        });
     let stores: Vec<RedisOf<'_>> = stores.collect();
     if !stores.is_empty() {
         page.redis(&stores);

@@ -135,10 +135,12 @@ impl<C: Clock> MemoryStore<C> {
         }
         let mut all = charges.iter().zip(&record.charges);
         // Undoing a hold leaves a missing state as it is.
-        if how != Settle::Undo && all.any(|(charge, held)| {
-            let changes = record.settles(held) && record.due(held, how) != held.taken;
-            changes && charge.needs_state() && !shards.of(charge.key).has_quota(charge)
-        }) {
+        if how != Settle::Undo
+            && all.any(|(charge, held)| {
+                let changes = record.settles(held) && record.due(held, how) != held.taken;
+                changes && charge.needs_state() && !shards.of(charge.key).has_quota(charge)
+            })
+        {
             return Settled::Unrestored(Arc::clone(record));
         }
         let settled = charges.iter().zip(&record.charges).map(|(charge, held)| {

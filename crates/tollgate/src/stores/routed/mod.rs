@@ -193,7 +193,9 @@ impl Routed {
         }
         let route = self.routes.iter().find(|it| it.id == id);
         route.map(|it| &*it.store).ok_or_else(|| {
-            StoreError::Unavailable("this instance has not opened the store of a rule: restart it".into())
+            StoreError::Unavailable(
+                "this instance has not opened the store of a rule: restart it".into(),
+            )
         })
     }
 
@@ -233,7 +235,8 @@ impl Routed {
             Some(place) => {
                 let denials = self.routes[place].denials.load(Ordering::Relaxed);
                 // Small differences change from request to request, and are not worth another order.
-                (ALWAYS - denials.min(ALWAYS)) / (ALWAYS / 16) * 1024 + u32::try_from(place).unwrap_or(0)
+                (ALWAYS - denials.min(ALWAYS)) / (ALWAYS / 16) * 1024
+                    + u32::try_from(place).unwrap_or(0)
             }
             // A store that is not open fails at once.
             None => 0,
@@ -242,7 +245,12 @@ impl Routed {
     }
 
     /// Returns the answer of the local store, which is there at once.
-    fn local_apply(&self, part: &Part<'_>, ask: Ask, applied: &mut Applied) -> Result<(), StoreError> {
+    fn local_apply(
+        &self,
+        part: &Part<'_>,
+        ask: Ask,
+        applied: &mut Applied,
+    ) -> Result<(), StoreError> {
         match self.local.apply_into(&part.charges, ask, applied) {
             None => Ok(()),
             Some(answer) => {
@@ -605,9 +613,7 @@ impl Store for Routed {
                 })
                 .await?;
             let told = parts.into_iter().zip(answers);
-            let told: Vec<Told<'_>> = told
-                .map(|(part, applied)| Told { part, applied })
-                .collect();
+            let told: Vec<Told<'_>> = told.map(|(part, applied)| Told { part, applied }).collect();
             Ok(Applied {
                 now: earliest(&told),
                 allowed: true,
@@ -634,7 +640,8 @@ impl Store for Routed {
         }
         Answer::later(async move {
             for (charge, balance) in charges.iter().zip(balances) {
-                let (charge, balance) = (std::slice::from_ref(charge), std::slice::from_ref(balance));
+                let (charge, balance) =
+                    (std::slice::from_ref(charge), std::slice::from_ref(balance));
                 self.find(charge[0].store)?.restore(charge, balance).await?;
             }
             Ok(())
@@ -724,7 +731,11 @@ impl Store for Routed {
 
 impl Routed {
     /// Calls the store with this id.
-    fn at<'a, T>(&'a self, id: StoreId, call: impl FnOnce(&'a dyn Store) -> Reply<'a, T>) -> Reply<'a, T> {
+    fn at<'a, T>(
+        &'a self,
+        id: StoreId,
+        call: impl FnOnce(&'a dyn Store) -> Reply<'a, T>,
+    ) -> Reply<'a, T> {
         match self.find(id) {
             Ok(store) => call(store),
             Err(error) => Answer::Now(Err(error)),
