@@ -80,6 +80,11 @@ impl TrialArgs {
     /// Loads the config. Removes its store and its ledger, unless a flag asks for them, and prints
     /// which of them are not used.
     pub(crate) fn load(&self) -> Result<Config, String> {
+        self.load_with_stores().map(|(config, _)| config)
+    }
+
+    /// Like [`load`](Self::load), and also returns the config with its stores.
+    pub(crate) fn load_with_stores(&self) -> Result<(Config, Config), String> {
         let of_server = || std::env::var("TOLLGATE_STORE").ok();
         let store = self.store.clone();
         let args = ConfigArgs {
@@ -87,8 +92,9 @@ impl TrialArgs {
             store: store.or_else(|| of_server().filter(|_| self.live)),
         };
         let mut config = args.load()?;
+        let whole = config.clone();
         if self.live {
-            return Ok(config);
+            return Ok((config, whole));
         }
         let has_store =
             self.store.is_none() && config.store != Store::Memory || !config.stores.is_empty();
@@ -110,7 +116,7 @@ impl TrialArgs {
             };
             eprintln!("note: {not_used}, {instead}; --live uses the state of the server");
         }
-        Ok(config)
+        Ok((config, whole))
     }
 }
 

@@ -367,7 +367,7 @@ fn lacks_policy(rule: &Rule, config: &Config) -> bool {
 }
 
 /// Lists the servers that hold the state, without passwords; `None` for the memory store.
-pub(crate) fn describe_store(store: &Store) -> Option<String> {
+fn describe_store(store: &Store) -> Option<String> {
     match store {
         Store::Redis(redis) => Some(describe_redis(redis)),
         _ => None,

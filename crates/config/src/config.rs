@@ -9,7 +9,7 @@ use tollgate_rules::document::{
 };
 use tollgate_rules::{
     CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Outside, Override, Policy, Problem,
-    RawPolicy, Rule, RuleSet, Warning, is_id,
+    RawPolicy, Rule, RuleSet, RuleState, RuleStore, Warning, is_id,
 };
 
 use crate::events::{self, Events, RawEvents};
@@ -140,6 +140,37 @@ impl Config {
         self.store == Store::Memory && self.ledger.is_none()
     }
 
+    /// Returns the ids of the enabled rules, by the name of their store, in the order in which stores decide.
+    /// Rules of one store decide a request in one step. Rules of several stores compensate. Empty if all rules
+    /// are in one store.
+    #[must_use]
+    pub fn rules_by_store(&self) -> Vec<(String, Vec<String>)> {
+        let stores = self
+            .stores
+            .iter()
+            .map(|it| RuleStore::Named(Arc::clone(&it.name)));
+        let first = match self.is_local() {
+            // The default store is the local one.
+            true => vec![RuleStore::Default],
+            false => vec![RuleStore::Local, RuleStore::Default],
+        };
+        let enabled = |rule: &&Rule| rule.state() != RuleState::Disabled;
+        let by_store = first.into_iter().chain(stores).filter_map(|store| {
+            let is_there = |rule: &&Rule| match rule.store() {
+                RuleStore::Local if self.is_local() => store == RuleStore::Default,
+                of_rule => *of_rule == store,
+            };
+            let rules = self.policy.rules.iter().filter(enabled).filter(is_there);
+            let rules: Vec<String> = rules.map(|it| it.id().to_owned()).collect();
+            (!rules.is_empty()).then(|| (store.name().to_owned(), rules))
+        });
+        let by_store: Vec<_> = by_store.collect();
+        match by_store.len() {
+            ..2 => Vec::new(),
+            _ => by_store,
+        }
+    }
+
     /// Replaces the ledger of the config by the open ledger, because a reload neither opens nor closes
     /// a ledger. Quotas without a `durability` are recorded in the open ledger.
     pub fn keep_in(&mut self, ledger: Option<Ledger>) {
@@ -172,6 +203,8 @@ pub struct Checked {
     pub unset: Vec<Problem>,
     /// Rules that may not do what their author expects.
     pub warnings: Vec<Warning>,
+    /// The rules by their store, if there are several: see [`Config::rules_by_store`].
+    pub by_store: Vec<(String, Vec<String>)>,
 }
 
 /// Checks the config at `path`, and the tenant files that it names, as [`load`] does. But a `${VAR}`
@@ -184,6 +217,7 @@ pub fn check(path: &Path) -> Result<Checked, ConfigError> {
     Ok(Checked {
         rules: config.policy.rules.len(),
         warnings: config.policy.warnings(),
+        by_store: config.rules_by_store(),
         version: config.policy.version,
         unset,
     })

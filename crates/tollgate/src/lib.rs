@@ -300,7 +300,7 @@ pub use tollgate_core::{
     Period, Rate, Recorded, Span, StoreId, Subject, Tag, Time, Token, Unit, Zone,
 };
 #[cfg(feature = "redis")]
-pub use tollgate_redis::{Finding, Level};
+pub use tollgate_redis::{Finding, Level, state_key};
 pub use tollgate_store::{
     Answer, Applied, Ask, Clock, Extended, GRACE, Guarantee, Held, HeldCharge, HoldRecord,
     HoldState, Immediate, ManualClock, MemoryStore, NewHold, Outcomes, Purpose, RETAIN, Reply,
