@@ -264,6 +264,8 @@ pub(crate) struct Deployment {
 #[derive(Debug)]
 struct Checked {
     place: Place,
+    /// The name of the place in metrics and logs.
+    label: Cow<'static, str>,
     /// Whether the record has matched at any time.
     was_right: AtomicBool,
     mismatch: Mutex<Option<String>>,
@@ -298,6 +300,7 @@ impl Deployment {
 
     fn add(&mut self, place: Place) {
         self.places.push(Checked {
+            label: place.name(),
             place,
             was_right: AtomicBool::new(false),
             mismatch: Mutex::default(),
@@ -449,9 +452,9 @@ impl Deployment {
     }
 
     /// Returns for each place whether its record did not match at the last check.
-    pub(crate) fn mismatches(&self) -> impl Iterator<Item = (Cow<'static, str>, bool)> + '_ {
+    pub(crate) fn mismatches(&self) -> impl Iterator<Item = (&str, bool)> + '_ {
         let places = self.places.iter();
-        places.map(|it| (it.place.name(), it.mismatch.lock().is_some()))
+        places.map(|it| (&*it.label, it.mismatch.lock().is_some()))
     }
 }
 
@@ -462,12 +465,12 @@ impl Checked {
         match &mismatch {
             None if known.is_some() => {
                 tracing::info!(
-                    place = %self.place.name(),
+                    place = %self.label,
                     "the deployment record matches again"
                 );
             }
             Some(problem) if *known != mismatch => {
-                tracing::error!(place = %self.place.name(), "{problem}");
+                tracing::error!(place = %self.label, "{problem}");
             }
             _ => {}
         }

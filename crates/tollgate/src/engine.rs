@@ -350,9 +350,7 @@ impl Engine {
 
     /// Returns, for the store and for the ledger, whether another deployment uses it, as of the last
     /// [check](Self::check_fingerprints).
-    pub fn fingerprint_mismatches(
-        &self,
-    ) -> impl Iterator<Item = (std::borrow::Cow<'static, str>, bool)> + '_ {
+    pub fn fingerprint_mismatches(&self) -> impl Iterator<Item = (&str, bool)> + '_ {
         self.deployment.mismatches()
     }
 

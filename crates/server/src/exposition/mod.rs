@@ -132,7 +132,7 @@ fn render(control: &ControlPlane) -> String {
             "1 if the store or the ledger belongs to instances with another hash_secret, 0 if not.";
         page.family(name, "gauge", help);
         for (place, is_other) in engine.fingerprint_mismatches() {
-            page.sample(&[("place", &place)], u8::from(is_other));
+            page.sample(&[("place", place)], u8::from(is_other));
         }
     }
     let (name, policies) = ("rate_limit_fallback_total", engine.fallbacks());
