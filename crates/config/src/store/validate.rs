@@ -61,6 +61,10 @@ pub(crate) fn named_stores(
             continue;
         }
         let Field::Given { key, at } = &at.value.redis else {
+            if at.value.redis.is_absent() {
+                let help = "write `{ redis: { url: redis://localhost:6379 } }`";
+                problems.report(place, format!("the store `{}` is empty", Short(name)), help);
+            }
             continue;
         };
         let raw = &at.value;
