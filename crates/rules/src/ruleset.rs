@@ -21,7 +21,7 @@ use tollgate_core::{
 use crate::address::{self, NetworkMap};
 use crate::attributes::Attributes;
 use crate::expr::{Expr, Failure};
-use crate::index::Index;
+use crate::index::{Candidates, Index};
 use crate::layers::{Layers, Resolved, Tables, Tier};
 use crate::overrides::{Override, WHOLE};
 use crate::pattern::Pattern;
@@ -329,7 +329,8 @@ impl RuleSet {
         let own_overrides = self.layers.of_subjects(attributes);
         let before = resolution.charges.len();
         resolution.plan = tier.and_then(|tier| tier.plan);
-        for index in self.index.find(&request.values) {
+        let mut found = Candidates::new();
+        for index in self.index.find(&request.values, &mut found).iter().copied() {
             let compiled = &self.compiled[index as usize];
             // The index has checked only one condition of each rule.
             if compiled.unmatched(&request.values).is_some() {
@@ -360,7 +361,7 @@ impl RuleSet {
                     on_denied: OnDenied::charged(compiled.charge_denied),
                     carry_over: compiled.carry_over,
                     recorded: compiled.ledgered.then(|| self.recorded(index, attributes)),
-                    overdraft: compiled.overdraft.of(whole(limit)),
+                    overdraft: compiled.overdraft.of(|| whole(limit)),
                     anonymous: compiled.anonymous.is(attributes),
                     ..Charge::new(Key::new(compiled.salt, subject), limit)
                 });
