@@ -170,7 +170,10 @@ impl RuleSet {
     fn conditions(&mut self, conditions: &[Condition]) -> Conditions {
         let conditions = conditions.iter().map(|condition| {
             let accepted = match &*condition.accepted {
-                [one] => Accepted::One(one.clone()),
+                [one] => match one.exact() {
+                    Some(Exact::Text(text)) => Accepted::Exact(text.into()),
+                    _ => Accepted::One(one.clone()),
+                },
                 many => match networks(many) {
                     Some(networks) => Accepted::Networks(networks),
                     None => Accepted::Any(Arc::clone(&condition.accepted)),

@@ -170,6 +170,7 @@ const ACTION: &str = "action";
 /// up, not searched.
 #[derive(Debug)]
 pub(crate) enum Accepted {
+    Exact(Box<str>),
     One(Pattern),
     Any(Arc<[Pattern]>),
     Networks(NetworkMap<()>),
@@ -179,6 +180,7 @@ impl Accepted {
     #[inline]
     fn takes(&self, value: Option<&str>) -> bool {
         value.is_some_and(|value| match self {
+            Accepted::Exact(text) => **text == *value,
             Accepted::One(pattern) => pattern.matches(value),
             Accepted::Any(patterns) => patterns.iter().any(|pattern| pattern.matches(value)),
             Accepted::Networks(networks) => address::parse_address(value)
@@ -210,8 +212,14 @@ pub(crate) enum Verdict {
 pub(crate) struct Request<'q, 'a> {
     pub(crate) attributes: &'q Attributes<'a>,
     pub(crate) values: Values<'a>,
-    subjects: SmallVec<[Option<Subject>; 8]>,
+    subjects: Subjects,
 }
+
+/// The subjects that are hashed so far, by their set of attributes.
+type Subjects = SmallVec<[Option<Subject>; INLINE_SUBJECTS]>;
+
+/// How many subjects fit without an allocation.
+const INLINE_SUBJECTS: usize = 8;
 
 impl<'q, 'a> Request<'q, 'a> {
     /// Starts with empty values. [`RuleSet::prepare_for`] fills them in place, because copies of a
@@ -333,7 +341,7 @@ impl RuleSet {
         for index in self.index.find(&request.values, &mut found).iter().copied() {
             let compiled = &self.compiled[index as usize];
             // The index has checked only one condition of each rule.
-            if compiled.unmatched(&request.values).is_some() {
+            if !compiled.matches(&request.values) {
                 continue;
             }
             let verdict = self.consider_matched(compiled, &mut request);
@@ -448,8 +456,12 @@ impl RuleSet {
     /// Looks up the values of the request.
     #[inline]
     pub(crate) fn prepare_for(&self, request: &mut Request<'_, '_>) {
-        self.symbols.fill(request.attributes, &mut request.values);
-        request.subjects.resize(self.subjects.len(), None);
+        request.values = self.symbols.values(request.attributes);
+        let sets = self.subjects.len();
+        request.subjects = match sets <= INLINE_SUBJECTS {
+            true => Subjects::from_buf_and_len([None; INLINE_SUBJECTS], sets),
+            false => Subjects::from_elem(None, sets),
+        };
     }
 
     /// Returns the verdict of `rule` on `request`. Cheap checks come first.
@@ -509,7 +521,7 @@ impl RuleSet {
             return Ok(known);
         }
         let (ids, kind) = &self.subjects[set];
-        let values = &request.values;
+        let values = request.values.as_slice();
         if let Some(absent) = ids.iter().find(|id| values[**id as usize].is_none()) {
             return Err(*absent);
         }
@@ -560,11 +572,17 @@ impl CompiledCost {
 
 impl Compiled {
     /// Returns the index of the first condition that does not hold.
-    #[inline]
-    fn unmatched(&self, values: &Values<'_>) -> Option<usize> {
+    fn unmatched(&self, values: &[Option<&str>]) -> Option<usize> {
         self.conditions
             .iter()
             .position(|(id, accepted)| !accepted.takes(values[*id as usize]))
+    }
+
+    /// Returns whether all conditions hold.
+    #[inline]
+    fn matches(&self, values: &[Option<&str>]) -> bool {
+        let holds = |(id, accepted): &(AttributeId, Accepted)| accepted.takes(values[*id as usize]);
+        self.conditions.iter().all(holds)
     }
 
     /// Returns why a verdict denies the request; `None` if it does not deny.
