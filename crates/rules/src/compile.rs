@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tollgate_core::{Enforcement, Key, Keyring};
 
 use crate::address::{self, NetworkMap};
+use crate::conditions::{Accepted, Conditions};
 use crate::index::{Guards, Index};
 use crate::layers::{Layers, Tables, is_by_tenant};
 use crate::overrides::Override;
@@ -15,7 +16,7 @@ use crate::policy::Policy;
 use crate::request_limits::Source;
 use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
 use crate::ruleset::{
-    Accepted, Anonymous, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom,
+    Anonymous, Compiled, CompiledCost, RuleSet, TENANT, TagFrom,
 };
 use crate::symbols::{AttributeId, Symbols};
 

@@ -18,13 +18,13 @@ use tollgate_core::{
     SubjectKind, Tag,
 };
 
-use crate::address::{self, NetworkMap};
+use crate::address;
 use crate::attributes::Attributes;
+use crate::conditions::{Accepted, Conditions};
 use crate::expr::{Expr, Failure};
 use crate::index::{Candidates, Index};
 use crate::layers::{Layers, Resolved, Tables, Tier};
 use crate::overrides::{Override, WHOLE};
-use crate::pattern::Pattern;
 use crate::request_limits::{RequestLimits, Source};
 use crate::resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason, push_companion};
 use crate::rule::{Durability, Missing, Rule, RuleState};
@@ -132,9 +132,6 @@ impl Anonymous {
     }
 }
 
-/// Conditions on attributes, all of which must hold.
-pub(crate) type Conditions = Box<[(AttributeId, Accepted)]>;
-
 /// The cost of a request.
 #[derive(Debug)]
 pub(crate) enum CompiledCost {
@@ -165,29 +162,6 @@ pub(crate) const TENANT: &str = "tenant";
 
 /// The attribute that names the action, which a ledger records.
 const ACTION: &str = "action";
-
-/// The patterns that a condition accepts. A single pattern needs no list, and networks are looked
-/// up, not searched.
-#[derive(Debug)]
-pub(crate) enum Accepted {
-    Exact(Box<str>),
-    One(Pattern),
-    Any(Arc<[Pattern]>),
-    Networks(NetworkMap<()>),
-}
-
-impl Accepted {
-    #[inline]
-    fn takes(&self, value: Option<&str>) -> bool {
-        value.is_some_and(|value| match self {
-            Accepted::Exact(text) => **text == *value,
-            Accepted::One(pattern) => pattern.matches(value),
-            Accepted::Any(patterns) => patterns.iter().any(|pattern| pattern.matches(value)),
-            Accepted::Networks(networks) => address::parse_address(value)
-                .is_some_and(|address| networks.all(address).next().is_some()),
-        })
-    }
-}
 
 /// The verdict of one rule on a request.
 pub(crate) enum Verdict {
@@ -220,19 +194,6 @@ type Subjects = SmallVec<[Option<Subject>; INLINE_SUBJECTS]>;
 
 /// How many subjects fit without an allocation.
 const INLINE_SUBJECTS: usize = 8;
-
-impl<'q, 'a> Request<'q, 'a> {
-    /// Starts with empty values. [`RuleSet::prepare_for`] fills them in place, because copies of a
-    /// request would cost time.
-    #[inline]
-    pub(crate) fn new(attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
-        Request {
-            attributes,
-            values: Values::new(),
-            subjects: SmallVec::new(),
-        }
-    }
-}
 
 impl RuleSet {
     /// Returns the tag of the keys of `subject` under `rule`.
@@ -331,8 +292,7 @@ impl RuleSet {
         request_limits: &'r RequestLimits,
         resolution: &mut Resolution<'r>,
     ) {
-        let mut request = Request::new(attributes);
-        self.prepare_for(&mut request);
+        let mut request = self.request(attributes);
         let tier = self.tier(&request);
         let own_overrides = self.layers.of_subjects(attributes);
         let before = resolution.charges.len();
@@ -347,7 +307,10 @@ impl RuleSet {
             let verdict = self.consider_matched(compiled, &mut request);
             if let Verdict::Applies { subject, cost } = verdict {
                 let own = &self.rules[index as usize];
-                let changed = self.changed_for_subject(own, compiled, &own_overrides, &request);
+                let changed = match own_overrides.is_empty() {
+                    true => None,
+                    false => self.changed_for_subject(own, compiled, &own_overrides, &request),
+                };
                 let (limit, fixed, scale) = match changed {
                     None => {
                         let resolved = self.resolved(compiled, tier);
@@ -453,15 +416,21 @@ impl RuleSet {
         self.idle.iter().map(|(it, why)| (&**it, why.as_str()))
     }
 
-    /// Looks up the values of the request.
-    #[inline]
-    pub(crate) fn prepare_for(&self, request: &mut Request<'_, '_>) {
-        request.values = self.symbols.values(request.attributes);
+    /// Starts a request with these attributes, and looks up their values. Inlined, so that the request is
+    /// made where it stays: a copy of it would cost time.
+    #[inline(always)]
+    pub(crate) fn request<'q, 'a>(&self, attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
         let sets = self.subjects.len();
-        request.subjects = match sets <= INLINE_SUBJECTS {
-            true => Subjects::from_buf_and_len([None; INLINE_SUBJECTS], sets),
-            false => Subjects::from_elem(None, sets),
+        let mut request = Request {
+            attributes,
+            values: self.symbols.no_values(),
+            subjects: match sets <= INLINE_SUBJECTS {
+                true => Subjects::from_buf_and_len([None; INLINE_SUBJECTS], sets),
+                false => Subjects::from_elem(None, sets),
+            },
         };
+        self.symbols.fill(attributes, &mut request.values);
+        request
     }
 
     /// Returns the verdict of `rule` on `request`. Cheap checks come first.

@@ -119,21 +119,24 @@ impl Symbols {
         None
     }
 
-    /// Returns the values of `attributes`, by id.
-    #[inline]
-    pub(crate) fn values<'a>(&self, attributes: &Attributes<'a>) -> Values<'a> {
+    /// Returns a place for the value of each name.
+    #[inline(always)]
+    pub(crate) fn no_values<'a>(&self) -> Values<'a> {
         let count = self.names.len();
-        let mut values = match count <= INLINE {
+        match count <= INLINE {
             true => Values::from_buf_and_len([None; INLINE], count),
             false => Values::from_elem(None, count),
-        };
-        let by_id = &mut *values;
+        }
+    }
+
+    /// Puts the values of `attributes` into `values`, by id.
+    #[inline]
+    pub(crate) fn fill<'a>(&self, attributes: &Attributes<'a>, values: &mut [Option<&'a str>]) {
         for (name, value) in attributes.iter() {
-            if let Some(place) = self.find(name).and_then(|id| by_id.get_mut(id as usize)) {
+            if let Some(place) = self.find(name).and_then(|id| values.get_mut(id as usize)) {
                 *place = Some(value);
             }
         }
-        values
     }
 }
 
