@@ -15,9 +15,7 @@ use crate::placement::Placement;
 use crate::policy::Policy;
 use crate::request_limits::Source;
 use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
-use crate::ruleset::{
-    Anonymous, Compiled, CompiledCost, RuleSet, TENANT, TagFrom,
-};
+use crate::ruleset::{Anonymous, Compiled, CompiledCost, RuleSet, TENANT, TagFrom};
 use crate::symbols::{AttributeId, Symbols};
 
 /// The index of each set of attributes that makes subjects.

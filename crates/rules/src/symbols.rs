@@ -183,7 +183,12 @@ mod tests {
         for (index, name) in names.iter().enumerate() {
             assert_eq!(symbols.find(name).map(|id| id as usize), Some(index));
         }
-        for unknown in ["12345678 and 9 and 12345678", "abd", "first-eigh2-last", "y"] {
+        for unknown in [
+            "12345678 and 9 and 12345678",
+            "abd",
+            "first-eigh2-last",
+            "y",
+        ] {
             assert_eq!(symbols.find(unknown), None, "{unknown}");
         }
     }

@@ -42,7 +42,10 @@ fn minimal_answer_has_the_figures_of_the_full_answer_and_no_rate_limit_headers()
     assert_eq!(denied.status, 429);
     let told = denied.json();
     assert_eq!(told["code"], "RATE_LIMIT");
-    assert_eq!((&told["granted"], &told["remaining"]), (&json!(0), &json!(0)));
+    assert_eq!(
+        (&told["granted"], &told["remaining"]),
+        (&json!(0), &json!(0))
+    );
     let wait = told["retryAfterMillis"].as_u64().unwrap();
     assert_eq!(
         denied.header("retry-after"),
@@ -118,7 +121,8 @@ fn templates_and_problem_documents_stay_as_they_are() {
 /// The header of a client reaches `/auth` through a proxy, so it must not change the answer there.
 #[test]
 fn forward_auth_ignores_the_preference_of_a_client() {
-    let auth = "subjects: { trusted_proxies: [127.0.0.0/8] }\nroutes: [{ path: /login, action: login }]\n";
+    let auth =
+        "subjects: { trusted_proxies: [127.0.0.0/8] }\nroutes: [{ path: /login, action: login }]\n";
     let server = Running::start(&format!("{RULES}{auth}headers: {{ answers: minimal }}\n"));
     let headers = [
         ("x-forwarded-method", "GET"),
@@ -127,7 +131,10 @@ fn forward_auth_ignores_the_preference_of_a_client() {
         MINIMAL,
     ];
     let allowed = server.get_with("/auth", &headers);
-    assert_eq!((allowed.status, allowed.header("preference-applied")), (200, String::new()));
+    assert_eq!(
+        (allowed.status, allowed.header("preference-applied")),
+        (200, String::new())
+    );
     assert_eq!(allowed.header("ratelimit-limit"), "2");
     server.get_with("/auth", &headers);
     let denied = server.get_with("/auth", &headers);

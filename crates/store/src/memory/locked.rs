@@ -4,10 +4,10 @@ use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Key, Outcome, Time};
 
+use super::MemoryStore;
 use super::all_charges::{Looks, is_unrestored, result_for, weight};
 use super::one_charge::{Look, Write};
 use super::shard::Shard;
-use super::MemoryStore;
 use crate::clock::Clock;
 use crate::contract::Outcomes;
 
@@ -109,7 +109,13 @@ impl<C: Clock> Locked<'_, C> {
         true
     }
 
-    pub(super) fn look(&mut self, charges: &[Charge<'_>], units: u64, now: Time, looks: &mut Looks) {
+    pub(super) fn look(
+        &mut self,
+        charges: &[Charge<'_>],
+        units: u64,
+        now: Time,
+        looks: &mut Looks,
+    ) {
         looks.clear();
         for (i, charge) in charges.iter().enumerate() {
             let cost = weight(charges, i).saturating_mul(units);
