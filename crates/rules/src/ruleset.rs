@@ -416,8 +416,7 @@ impl RuleSet {
         self.idle.iter().map(|(it, why)| (&**it, why.as_str()))
     }
 
-    /// Starts a request with these attributes, and looks up their values. Inlined, so that the request is
-    /// made where it stays: a copy of it would cost time.
+    /// Starts a request, and looks up its values. Inlined, because a copy of a request would cost time.
     #[inline(always)]
     pub(crate) fn request<'q, 'a>(&self, attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
         let sets = self.subjects.len();

@@ -22,7 +22,7 @@ use crate::describe::{
     self, Describe, answer, described, description, healthz, item, metrics, number_schema, readyz,
     reference, taking, text_schema,
 };
-use crate::respond::{ErrorBody, Ready, ReadyConfig, answers};
+use crate::respond::{ErrorBody, Ready, ReadyConfig, answers, minimal};
 
 /// The name of the security scheme.
 const TOKEN: &str = "token";
@@ -71,8 +71,8 @@ pub(super) fn render(headers: &Headers) -> Bytes {
         .schema_from::<answers::RuleDecisionBody<'_>>()
         .schema_from::<answers::GraceBody>()
         .schema_from::<answers::DecisionsBody<'_>>()
-        .schema_from::<answers::MinimalDecisionBody>()
-        .schema_from::<answers::MinimalDecisionsBody>()
+        .schema_from::<minimal::MinimalDecisionBody>()
+        .schema_from::<minimal::MinimalDecisionsBody>()
         .schema_from::<answers::VerdictBody<'_>>()
         .schema_from::<answers::ProblemBody<'_>>()
         .schema_from::<ErrorBody>()
@@ -330,7 +330,7 @@ fn decision_in_either_form(
     description: &str,
     example: Option<serde_json::Value>,
 ) -> ResponseBuilder {
-    in_either_form::<answers::DecisionBody<'_>, answers::MinimalDecisionBody>(description, example)
+    in_either_form::<answers::DecisionBody<'_>, minimal::MinimalDecisionBody>(description, example)
 }
 
 fn with_preference_applied(response: ResponseBuilder) -> ResponseBuilder {
@@ -342,7 +342,7 @@ fn with_preference_applied(response: ResponseBuilder) -> ResponseBuilder {
 
 fn check_batch() -> OperationBuilder {
     let example = json!({"requests": [{"attributes": {"user": "ann"}}]});
-    let decisions = in_either_form::<answers::DecisionsBody<'_>, answers::MinimalDecisionsBody>(
+    let decisions = in_either_form::<answers::DecisionsBody<'_>, minimal::MinimalDecisionsBody>(
         "One decision for each check.",
         None,
     );

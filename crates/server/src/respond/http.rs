@@ -9,12 +9,13 @@ use tollgate::{AcquireOutcome, Decision, ReserveOutcome, RuleSet};
 use tollgate_config::{AnswerForm, DenialBody, Headers};
 
 use super::answers::{
-    Both, DecisionBody, DecisionsBody, HoldersBody, LeaseBody, MinimalDecisionBody,
-    MinimalDecisionsBody, NewLeaseBody, ProblemBody, ReservationBody, TenantUsageBody, VerdictBody,
+    Both, DecisionBody, DecisionsBody, HoldersBody, LeaseBody, NewLeaseBody, ProblemBody,
+    ReservationBody, TenantUsageBody, VerdictBody,
 };
 use super::denial::{denial, status};
 use super::denial_body;
 use super::fields::{Fields, write_retry_after};
+use super::minimal::{MinimalDecisionBody, MinimalDecisionsBody};
 use super::preference::{preference, tell_applied};
 use super::{JSON, PROBLEM, accepts_problem, json, report, with_body};
 use crate::backend::Answer;
