@@ -67,6 +67,10 @@ impl Server {
         self.address
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Returns the CPU time of the process so far, in microseconds.
     pub(crate) fn cpu_micros(&self) -> Result<f64, Box<dyn Error>> {
         cpu_micros(self.process.id())
@@ -108,6 +112,13 @@ impl Scratch {
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir(&path)?;
         Ok(Scratch(path))
+    }
+
+    /// Creates a directory, and the directories that it is in.
+    pub(crate) fn directory(&self, name: &str) -> io::Result<PathBuf> {
+        let path = self.0.join(name);
+        std::fs::create_dir_all(&path)?;
+        Ok(path)
     }
 
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> io::Result<PathBuf> {
