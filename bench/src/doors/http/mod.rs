@@ -29,7 +29,7 @@ pub(super) const CONNECTIONS: u32 = 50;
 const KEYS: usize = 10_000;
 const KEYS_PER_TENANT: usize = 100;
 const CHECK: &str = "/v1/check";
-/// Asks for an answer without a body.
+/// Asks for a short answer.
 const LEAN: &str = "Prefer: return=minimal";
 const PEERS: [Peer; 3] = [Peer::Throttlecrab, Peer::Gubernator, Peer::Limitador];
 /// The CPU time of a lean answer, relative to the peer's.
