@@ -67,7 +67,14 @@ fn run(cli: &Cli) -> Result<Vec<String>, Box<dyn Error>> {
         ),
     ];
 
-    let mut table = Table::new(["bytes per key", "governor", "reported", "allocated", "bar", ""]);
+    let mut table = Table::new([
+        "bytes per key",
+        "governor",
+        "reported",
+        "allocated",
+        "bar",
+        "",
+    ]);
     for (name, limit) in &limits {
         let (reported, allocated) = store_bytes(&keys, limit);
         let (reported, allocated) = (per_key(reported), per_key(allocated));

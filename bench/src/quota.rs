@@ -36,8 +36,11 @@ struct Pair {
 }
 
 pub(crate) fn run(length: Length, write: Option<&Path>) -> Result<Vec<String>, Box<dyn Error>> {
-    let (rounds, requests, entries) =
-        length.pick((2, 2_000, 5_000), (5, 50_000, 100_000), (9, 50_000, 100_000));
+    let (rounds, requests, entries) = length.pick(
+        (2, 2_000, 5_000),
+        (5, 50_000, 100_000),
+        (9, 50_000, 100_000),
+    );
     let effort = Effort {
         rounds,
         requests,

@@ -9,7 +9,8 @@ use std::path::Path;
 use crate::table::{Table, figure};
 
 const END: &str = "<!-- end of what it wrote -->\n";
-const PEERS: &str = "<!-- written by every benchmark with peers; `cargo xtask bench all --write` -->\n";
+const PEERS: &str =
+    "<!-- written by every benchmark with peers; `cargo xtask bench all --write` -->\n";
 const HEADINGS: &str = "\
 | the same work | peer | CPU us a request: Tollgate | peer | times | p99 ms: Tollgate | peer | times |
 |---|---|---|---|---|---|---|---|
@@ -201,7 +202,10 @@ mod tests {
         report.say("New.");
         let new = report.merge(&document()).unwrap();
         let begin = &report.begin;
-        assert!(new.ends_with(&format!("Prose.\n\n{begin}\nNew.\n\n{END}\nEnd.\n")), "{new}");
+        assert!(
+            new.ends_with(&format!("Prose.\n\n{begin}\nNew.\n\n{END}\nEnd.\n")),
+            "{new}"
+        );
         assert!(Report::new("y").merge(&new).is_err());
     }
 

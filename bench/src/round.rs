@@ -129,7 +129,12 @@ mod tests {
     fn result_line_is_read() {
         let text = "Running 1s test\nresult 2000 1000000 300 1500 0\n";
         let round = Round::parse(text, 50_000.0).unwrap();
-        let figures = [round.per_second, round.p50_millis, round.p99_millis, round.cpu_micros];
+        let figures = [
+            round.per_second,
+            round.p50_millis,
+            round.p99_millis,
+            round.cpu_micros,
+        ];
         assert_eq!(figures, [2000.0, 0.3, 1.5, 25.0]);
         assert!(round.redis_micros.is_nan());
         assert_eq!(Round::requests(text), Some(2000.0));
@@ -137,8 +142,14 @@ mod tests {
 
     #[test]
     fn failed_requests_and_missing_results_are_errors() {
-        assert_eq!(Round::parse("result 10 10 1 1 3\n", 0.0), Err("requests failed"));
-        assert_eq!(Round::parse("result 0 10 0 0 0\n", 0.0), Err("requests failed"));
+        assert_eq!(
+            Round::parse("result 10 10 1 1 3\n", 0.0),
+            Err("requests failed")
+        );
+        assert_eq!(
+            Round::parse("result 0 10 0 0 0\n", 0.0),
+            Err("requests failed")
+        );
         assert_eq!(Round::parse("connection refused\n", 0.0), Err("no result"));
     }
 }

@@ -105,7 +105,11 @@ impl<'a> Plan<'a> {
                 program.push("--long");
             }
             if write {
-                let document = if *name == "sizes" { PRODUCTION } else { PERFORMANCE };
+                let document = if *name == "sizes" {
+                    PRODUCTION
+                } else {
+                    PERFORMANCE
+                };
                 program.extend(["--write", document]);
             }
             match bench {

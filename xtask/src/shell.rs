@@ -92,7 +92,11 @@ impl Step {
         self.timed(|command| {
             let status = watch(command, see)?;
             is_met = status.code() != Some(1);
-            Ok(if is_met { status } else { ExitStatus::default() })
+            Ok(if is_met {
+                status
+            } else {
+                ExitStatus::default()
+            })
         })?;
         Ok(is_met)
     }

@@ -38,13 +38,24 @@ const PACE: Pace = Pace::InFlight(IN_FLIGHT);
 const RESP_REQUESTS: u64 = 20_000;
 
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let mut calls = Table::new(["system calls per request", "all", "read", "write", "wait", "futex"]);
+    let mut calls = Table::new([
+        "system calls per request",
+        "all",
+        "read",
+        "write",
+        "wait",
+        "futex",
+    ]);
     let reason = match system_calls(setting, &mut calls) {
         Ok(()) => String::new(),
         Err(error) => format!(" System calls were not measured: {error}."),
     };
     let mut memory = Table::new(["per request", "allocations", "bytes"]);
-    for (name, door) in [("HTTP", Door::Http), ("gRPC", Door::Grpc), ("RESP", Door::Resp)] {
+    for (name, door) in [
+        ("HTTP", Door::Http),
+        ("gRPC", Door::Grpc),
+        ("RESP", Door::Resp),
+    ] {
         let (count, bytes) = allocations(setting, door)?;
         memory.row([name.to_owned(), figure(count, 1), figure(bytes, 0)]);
     }
@@ -206,12 +217,15 @@ fn counted(
     let output = counting.wait_with_output()?;
     let printed = String::from_utf8_lossy(&output.stdout);
     let requests = requests.transpose()?.unwrap_or(f64::NAN);
-    let (count, bytes) = parse_allocations(&printed).ok_or_else(|| format!("no count: {printed}"))?;
+    let (count, bytes) =
+        parse_allocations(&printed).ok_or_else(|| format!("no count: {printed}"))?;
     Ok((count, bytes, requests))
 }
 
 fn parse_allocations(printed: &str) -> Option<(f64, f64)> {
-    let line = printed.lines().find_map(|line| line.strip_prefix("allocations "))?;
+    let line = printed
+        .lines()
+        .find_map(|line| line.strip_prefix("allocations "))?;
     let (count, bytes) = line.split_once(' ')?;
     Some((count.parse().ok()?, bytes.parse().ok()?))
 }
@@ -264,7 +278,11 @@ mod tests {
         );
         let mut table = Table::new(["", "all", "read", "write", "wait", "futex"]);
         row(&mut table, "HTTP", printed, 1000.0).unwrap();
-        assert!(table.markdown().contains("| HTTP | 3.01 | 0.00 | 1.00 | 0.00 | 0.00 |"));
+        assert!(
+            table
+                .markdown()
+                .contains("| HTTP | 3.01 | 0.00 | 1.00 | 0.00 | 0.00 |")
+        );
         assert!(row(&mut table, "HTTP", "no permission", 1.0).is_err());
     }
 

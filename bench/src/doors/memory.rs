@@ -51,7 +51,13 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
             full: f64::NAN,
         },
     };
-    let mut table = Table::new(["resident, MB", "tollgate", "bar", "", Peer::Throttlecrab.name()]);
+    let mut table = Table::new([
+        "resident, MB",
+        "tollgate",
+        "bar",
+        "",
+        Peer::Throttlecrab.name(),
+    ]);
     let full = format!("{keys} keys");
     for (name, our, bar, their) in [
         ("idle", ours.idle, IDLE, theirs.idle),

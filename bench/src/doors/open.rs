@@ -31,7 +31,11 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     let mut bars = versus::bars();
     for (name, ratio, bar) in [
         ("p99", ours.p99_millis() / theirs.p99_millis(), P99),
-        ("Redis CPU", ours.redis_micros() / theirs.redis_micros(), REDIS),
+        (
+            "Redis CPU",
+            ours.redis_micros() / theirs.redis_micros(),
+            REDIS,
+        ),
     ] {
         let name = format!("{name} at {PER_SECOND} a second, to {peer}'s");
         versus::bar(&mut bars, &name, ratio, bar);

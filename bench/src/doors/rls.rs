@@ -29,7 +29,10 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
             sides.set_keys(setting, *keys)?;
             for in_flight in IN_FLIGHT {
                 let measured = sides.measure(rounds, seconds, Pace::InFlight(in_flight))?;
-                let case = format!("RLS on Redis, {what}, {in_flight} in flight, {}", keys.name());
+                let case = format!(
+                    "RLS on Redis, {what}, {in_flight} in flight, {}",
+                    keys.name()
+                );
                 measured.add(setting, &case, &mut table, report);
                 if work == Work::Four {
                     let (ours, theirs) = (measured.ours(), measured.theirs(Peer::Ratelimit));

@@ -229,7 +229,13 @@ impl Measured {
     }
 
     /// Adds a row for each server to `table`, and a row for each peer to the first table of the document.
-    pub(super) fn add(&self, setting: &Setting, case: &str, table: &mut Table, report: &mut Report) {
+    pub(super) fn add(
+        &self,
+        setting: &Setting,
+        case: &str,
+        table: &mut Table,
+        report: &mut Report,
+    ) {
         let ours = self.ours();
         for (peer, rounds) in &self.sides {
             table.row([
@@ -249,8 +255,8 @@ impl Measured {
         }
         for (peer, reason) in &self.absent {
             let mut row = vec![case.to_owned(), peer.name().to_owned()];
-            row.push(format!("not measured: {reason}"));
             row.extend(vec!["-".to_owned(); 5]);
+            row.push(format!("not measured: {reason}"));
             table.push(row);
             report.against(case, peer.name(), figures(&ours), Err(reason));
         }
@@ -300,7 +306,7 @@ pub(super) fn config(work: Work, redis: Option<&Redis>) -> String {
     if let Some(redis) = redis {
         // A long timeout: the machine is fully loaded, and no request must fail.
         let url = redis.url();
-        config += &format!("store: {{ redis: {{ url: \"{url}\", timeout: 2s }} }}\n");
+        config += &format!("store: {{ redis: {{ url: \"{url}\", timeout: 10s }} }}\n");
         config += "subjects: { hash_secret: the secret of a benchmark }\n";
     }
     config += "rules:\n";

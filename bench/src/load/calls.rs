@@ -23,7 +23,11 @@ pub(crate) struct Calls {
 
 impl Calls {
     /// Makes calls of `path`. An answer allows if its message begins with `allowed`.
-    pub(crate) fn new(path: &str, allowed: &[u8], messages: impl Iterator<Item = Vec<u8>>) -> Calls {
+    pub(crate) fn new(
+        path: &str,
+        allowed: &[u8],
+        messages: impl Iterator<Item = Vec<u8>>,
+    ) -> Calls {
         Calls {
             path: path.to_owned(),
             allowed_at: 0,

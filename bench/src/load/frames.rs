@@ -105,7 +105,11 @@ impl<'a> Connection<'a> {
             self.next_stream += 2;
             // :method POST, :scheme http, and the four fields of the first request.
             let later: &[u8] = &[0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe];
-            let block = if stream == 1 { &self.first_block } else { later };
+            let block = if stream == 1 {
+                &self.first_block
+            } else {
+                later
+            };
             push_frame(&mut self.output, HEADERS, END_HEADERS, stream, block);
             push_frame(&mut self.output, DATA, END_STREAM, stream, message);
             let open = Open {
@@ -187,10 +191,15 @@ impl<'a> Connection<'a> {
             }
             GOAWAY => {
                 let text = payload.get(8..).map(String::from_utf8_lossy);
-                Err(format!("the server ends the connection: {}", text.unwrap_or_default()))
+                Err(format!(
+                    "the server ends the connection: {}",
+                    text.unwrap_or_default()
+                ))
             }
             WINDOW_UPDATE if stream == 0 => {
-                let more = payload.first_chunk().map_or(0, |more| u32::from_be_bytes(*more));
+                let more = payload
+                    .first_chunk()
+                    .map_or(0, |more| u32::from_be_bytes(*more));
                 self.window += i64::from(more);
                 Ok(None)
             }

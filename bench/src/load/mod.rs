@@ -31,7 +31,11 @@ pub(crate) struct Options {
     #[arg(long)]
     calls: PathBuf,
     /// The number of requests in flight
-    #[arg(long, conflicts_with = "per_second", required_unless_present = "per_second")]
+    #[arg(
+        long,
+        conflicts_with = "per_second",
+        required_unless_present = "per_second"
+    )]
     in_flight: Option<u32>,
     /// Send this many requests per second, at random instants
     #[arg(long)]

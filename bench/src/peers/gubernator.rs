@@ -32,7 +32,9 @@ pub(super) enum Door {
 }
 
 pub(super) fn install() -> Result<Program, Box<dyn Error>> {
-    let installed = PACKAGES.iter().find(|package| package.installed().is_some());
+    let installed = PACKAGES
+        .iter()
+        .find(|package| package.installed().is_some());
     let mut failures = Vec::new();
     for package in installed.into_iter().chain(&PACKAGES) {
         match package.go_install() {

@@ -54,7 +54,13 @@ impl Package {
         let mut install = Command::new(cargo);
         // Build outside of this workspace, because its settings must not apply.
         install.current_dir(home()?).env_remove("CARGO_TARGET_DIR");
-        install.args(["install", self.module, "--version", self.version, "--locked"]);
+        install.args([
+            "install",
+            self.module,
+            "--version",
+            self.version,
+            "--locked",
+        ]);
         install.arg("--root").arg(self.root()?);
         run(&mut install)?;
         self.path()
@@ -107,7 +113,10 @@ pub(crate) fn go_build(
     }
     std::fs::write(root.join("go.mod"), format!("module {name}\n\ngo 1.21\n"))?;
     run(go(&root)?.args(["get", requires]))?;
-    run(go(&root)?.args(["build", "-trimpath", "-o"]).arg(&program).arg("."))?;
+    run(go(&root)?
+        .args(["build", "-trimpath", "-o"])
+        .arg(&program)
+        .arg("."))?;
     std::fs::write(root.join(stamp.0), stamp.1)?;
     Ok(program)
 }

@@ -57,7 +57,10 @@ pub(super) fn start(
             "- {{ namespace: {DOMAIN}, max_value: {LIMIT}, seconds: 3600, conditions: [], variables: ['{variable}'] }}"
         );
     }
-    let file = scratch.file(&format!("limitador-{}.yaml", http.port()), limits.as_bytes())?;
+    let file = scratch.file(
+        &format!("limitador-{}.yaml", http.port()),
+        limits.as_bytes(),
+    )?;
     let mut command = Command::new(&program.path);
     command.args(["--rls-ip", &grpc.ip().to_string()]);
     command.args(["--rls-port", &grpc.port().to_string()]);
@@ -85,7 +88,10 @@ mod tests {
 
     #[test]
     fn version_is_the_second_word() {
-        assert_eq!(version("limitador-server 2.4.0-dev (abc) release build"), "2.4.0-dev");
+        assert_eq!(
+            version("limitador-server 2.4.0-dev (abc) release build"),
+            "2.4.0-dev"
+        );
         assert_eq!(version(""), "of an unknown version");
     }
 }

@@ -152,7 +152,9 @@ pub(crate) fn start_http(
     match peer {
         Peer::Throttlecrab => throttlecrab::start(program, throttlecrab::Door::Http),
         Peer::Gubernator => gubernator::start(program, gubernator::Door::Http),
-        Peer::Limitador => limitador::start(program, scratch, limitador::Door::Http, Work::One, None),
+        Peer::Limitador => {
+            limitador::start(program, scratch, limitador::Door::Http, Work::One, None)
+        }
         Peer::Ratelimit | Peer::RedisRate => {
             Err(format!("{} keeps no state in memory", peer.name()).into())
         }

@@ -57,6 +57,9 @@ pub(super) fn start(
         .env("RUNTIME_WATCH_ROOT", "false")
         .env("REDIS_SOCKET_TYPE", "tcp")
         .env("REDIS_TYPE", "SINGLE")
-        .env("REDIS_URL", redis.trim_start_matches("redis://").trim_end_matches('/'));
+        .env(
+            "REDIS_URL",
+            redis.trim_start_matches("redis://").trim_end_matches('/'),
+        );
     Server::start_on("envoyproxy/ratelimit", grpc, command)
 }

@@ -65,7 +65,5 @@ pub(super) fn calls(keys: &[String]) -> Calls {
 }
 
 pub(super) fn body(key: &str) -> String {
-    format!(
-        r#"{{"key":"{key}","max_burst":{LIMIT},"count_per_period":1,"period":1,"quantity":1}}"#
-    )
+    format!(r#"{{"key":"{key}","max_burst":{LIMIT},"count_per_period":1,"period":1,"quantity":1}}"#)
 }

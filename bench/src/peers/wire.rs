@@ -93,7 +93,10 @@ mod tests {
             ("session", "s123456789abcdef"),
             ("device", "d123456789abcdef"),
         ];
-        assert_eq!((message.domain.as_str(), entries), ("bench", expected.to_vec()));
+        assert_eq!(
+            (message.domain.as_str(), entries),
+            ("bench", expected.to_vec())
+        );
     }
 
     #[test]

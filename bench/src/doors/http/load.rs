@@ -69,7 +69,9 @@ impl Requests {
         seconds: u32,
     ) -> Result<Round, Box<dyn Error>> {
         let cpu_before = server.cpu_micros()?;
-        let output = self.command(server.address(), connections, seconds).output();
+        let output = self
+            .command(server.address(), connections, seconds)
+            .output();
         let output = output.map_err(|error| cannot_run(&error))?;
         let cpu = server.cpu_micros()? - cpu_before;
         Round::read(server.name(), &output, cpu)

@@ -153,7 +153,11 @@ fn peers(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
         let case = format!("HTTP in memory, {CONNECTIONS} connections, {what}");
         all.add(setting, &case, &mut table, report);
         let ratio = all.ours().cpu_micros() / all.theirs(Peer::Throttlecrab).cpu_micros();
-        let bar = if place == 0 { TO_THROTTLECRAB } else { Bar::None };
+        let bar = if place == 0 {
+            TO_THROTTLECRAB
+        } else {
+            Bar::None
+        };
         let name = format!("CPU of {what}, to {}'s", Peer::Throttlecrab.name());
         versus::bar(&mut bars, &name, ratio, bar);
     }

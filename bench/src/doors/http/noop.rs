@@ -11,7 +11,7 @@ use bytes::Bytes;
 use clap::Args;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Collected, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -56,7 +56,7 @@ struct CheckBody<'a> {
 
 async fn check(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let body = request.into_body().collect().await;
-    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = body.map(Collected::to_bytes).unwrap_or_default();
     let mut response = match serde_json::from_slice::<CheckBody<'_>>(&body) {
         Ok(body) => {
             black_box((&body.attributes, body.cost));

@@ -80,9 +80,15 @@ impl<'a> Load<'a> {
     pub(crate) fn run(&mut self, seconds: f64) -> Result<Round, Box<dyn Error>> {
         let (server, requests) = (self.server, self.requests);
         let cpu_before = server.cpu_micros()?;
-        let output = command(server.address(), self.dialect, self.depth, self.limits, requests)
-            .output()
-            .map_err(|error| cannot_run(&error))?;
+        let output = command(
+            server.address(),
+            self.dialect,
+            self.depth,
+            self.limits,
+            requests,
+        )
+        .output()
+        .map_err(|error| cannot_run(&error))?;
         let cpu = server.cpu_micros()? - cpu_before;
         let text = String::from_utf8_lossy(&output.stdout);
         let Some([per_second, p50_millis, p99_millis]) = figures(&text) else {
