@@ -138,7 +138,8 @@ fn row(table: &mut Table, name: &str, printed: &str, requests: f64) -> Result<()
             let call = event.strip_prefix("syscalls:sys_enter_");
             call.is_some_and(|call| kinds.contains(&call))
         });
-        counts.map(|(_, count)| count).sum::<f64>()
+        // A sum of nothing would be -0.
+        counts.fold(0.0, |sum, (_, count)| sum + count)
     };
     let all = events.iter().find(|(event, _)| event == ALL);
     let (_, all) = all.ok_or_else(|| format!("perf has counted nothing:\n{printed}"))?;
