@@ -33,12 +33,15 @@ impl Table {
     #[must_use]
     pub fn missed(&self) -> Vec<String> {
         let mut missed = Vec::new();
+        let heading = self.rows.first().and_then(|row| row.first());
+        let heading = heading.map_or("", String::as_str);
         for row in &self.rows {
             for (place, cell) in row.iter().enumerate() {
                 // A verdict stands after its figure and its bar.
                 if cell == MISSED && place >= 2 {
                     let (name, figure, bar) = (&row[0], &row[place - 2], &row[place - 1]);
-                    missed.push(format!("{name}: {figure}, bar {bar}"));
+                    let line = format!("{heading} {name}: {figure}, bar {bar}");
+                    missed.push(line.trim_start().to_owned());
                 }
             }
         }

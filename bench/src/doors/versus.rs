@@ -286,7 +286,7 @@ pub(super) fn table(heading: &str) -> Table {
 
 /// Returns a table of bars.
 pub(super) fn bars() -> Table {
-    Table::new(["bar", "ratio", "bar", ""])
+    Table::new(["", "ratio", "bar", ""])
 }
 
 /// Adds a row to [`bars`].

@@ -45,6 +45,7 @@ pub(super) fn install() -> Result<Program, Box<dyn Error>> {
             Err(error) => failures.push(error.to_string()),
         }
     }
+    failures.dedup();
     Err(failures.join("; ").into())
 }
 
