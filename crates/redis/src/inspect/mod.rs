@@ -150,7 +150,7 @@ impl Inspection {
                 }
                 Ok(address) => Finding::bad(
                     "sentinel",
-                    format!("`{master}` is {address}, and the others name another server"),
+                    format!("`{master}` is {address}, but most Sentinels name another server"),
                     "run this again after the failover; if they still disagree, compare \
                      `SENTINEL MASTER` on all",
                 )
