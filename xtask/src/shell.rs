@@ -91,23 +91,44 @@ impl Step {
         })
     }
 
+    /// Runs the step while another one prints: its output is kept, and shown only if it fails.
+    pub(crate) fn run_beside(&self) -> Result<(), Failure> {
+        let stopwatch = Stopwatch::start();
+        let output = self.command().stdin(Stdio::null()).output();
+        let output = output.map_err(|error| self.cannot_run(&error))?;
+        let printed = [output.stdout, output.stderr].concat();
+        self.end(&stopwatch, output.status, &String::from_utf8_lossy(&printed))
+    }
+
     fn timed(
         &self,
         run: impl FnOnce(&mut Command) -> io::Result<ExitStatus>,
     ) -> Result<(), Failure> {
         println!("\n==> {}: {self}", self.name);
         let stopwatch = Stopwatch::start();
-        let status = run(&mut self.command())
-            .map_err(|error| Failure::new(format!("cannot run `{self}`: {error}")))?;
+        let status = run(&mut self.command()).map_err(|error| self.cannot_run(&error))?;
+        self.end(&stopwatch, status, "")
+    }
+
+    fn end(
+        &self,
+        stopwatch: &Stopwatch,
+        status: ExitStatus,
+        printed: &str,
+    ) -> Result<(), Failure> {
         let seconds = stopwatch.elapsed().as_secs_f64();
         if status.success() {
             println!("==> {}: ok in {seconds:.1} s", self.name);
             return Ok(());
         }
         Err(Failure::new(format!(
-            "==> {}: failed after {seconds:.1} s ({status})\n    rerun: {self}",
+            "{printed}==> {}: failed after {seconds:.1} s ({status})\n    rerun: {self}",
             self.name
         )))
+    }
+
+    fn cannot_run(&self, error: &io::Error) -> Failure {
+        Failure::new(format!("cannot run `{self}`: {error}"))
     }
 
     fn command(&self) -> Command {

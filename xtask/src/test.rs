@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::thread;
 
 use clap::Args;
 
@@ -95,8 +96,40 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     )
     .run()?;
 
-    // A short run always uses the same random cases, so two runs of one commit agree.
-    let tests = match options.long {
+    tests(options.long).args(&["--no-run"]).run()?;
+    // Tests mostly wait: for servers, for timers, and for outages to end. So the other steps, which only compile,
+    // run beside the tests. They start with the first line of the tests: before that, cargo would make one of
+    // them wait for the other.
+    let others = steps_beside_tests()?;
+    let mut others = Some(move || others.iter().try_for_each(Step::run_beside));
+    let mut running = None;
+    let step = tests(options.long);
+    let tested = step.run_watched(|line| {
+        tally.add_line(line);
+        if let Some(others) = others.take() {
+            running = Some(thread::spawn(others));
+        }
+    });
+    let compiled = running.map_or(Ok(()), |it| {
+        let panicked = |_| Err(Failure::new("a step beside the tests has panicked"));
+        it.join().unwrap_or_else(panicked)
+    });
+    tested?;
+    if tally.is_empty() {
+        return Err(Failure::new(format!(
+            "==> tests: failed, no test was run\n    rerun: {step}"
+        )));
+    }
+    compiled?;
+    if options.matrix {
+        matrix(tally)?;
+    }
+    Ok(())
+}
+
+/// Returns the step that builds and runs the tests.
+fn tests(long: Option<Part>) -> Step {
+    match long {
         Some(part) => part
             .packages()
             .fold(Step::cargo("tests", "test --locked"), |step, package| {
@@ -106,45 +139,30 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
             // The number of cases of properties that do not set their own number. Some of these properties
             // are slow.
             .env("PROPTEST_CASES", "2560"),
+        // A short run always uses the same random cases, so two runs of one commit agree.
         None => {
             let tests = Step::cargo("tests", "test --workspace --locked");
             tests.env("PROPTEST_RNG_SEED", "1")
         }
-    };
-    tests.run_watched(|line| tally.add_line(line))?;
-    if tally.is_empty() {
-        return Err(Failure::new(format!(
-            "==> tests: failed, no test was run\n    rerun: {tests}"
-        )));
     }
+}
 
+/// Returns the steps that only compile.
+fn steps_beside_tests() -> Result<Vec<Step>, Failure> {
+    let mut steps = Vec::new();
     for features in feature_sets(&shell::root().join(LIBRARY))? {
-        Step::cargo(
-            "features",
-            "check --locked --quiet -p tollgate --lib --no-default-features --features",
-        )
-        .args(&[&features])
-        .run()?;
+        let check = "check --locked --quiet -p tollgate --lib --no-default-features --features";
+        steps.push(Step::cargo("features", check).args(&[&features]));
     }
-    Step::cargo(
-        "fuzz targets",
-        "check --locked --quiet --manifest-path fuzz/Cargo.toml",
-    )
-    .run()?;
+    let fuzz = "check --locked --quiet --manifest-path fuzz/Cargo.toml";
+    steps.push(Step::cargo("fuzz targets", fuzz));
     // This step works offline, because everything was downloaded for the tests.
-    Step::cargo(
-        "packages",
-        "package --workspace --no-verify --allow-dirty --offline --quiet",
-    )
-    .args(&UNPUBLISHED.map(|name| ["--exclude", name]).concat())
-    .run()?;
-    Step::cargo("docs", "doc --workspace --no-deps --locked")
-        .env("RUSTDOCFLAGS", "-D warnings")
-        .run()?;
-    if options.matrix {
-        matrix(tally)?;
-    }
-    Ok(())
+    let package = "package --workspace --no-verify --allow-dirty --offline --quiet";
+    let unpublished = UNPUBLISHED.map(|name| ["--exclude", name]).concat();
+    steps.push(Step::cargo("packages", package).args(&unpublished));
+    let docs = Step::cargo("docs", "doc --workspace --no-deps --locked");
+    steps.push(docs.env("RUSTDOCFLAGS", "-D warnings"));
+    Ok(steps)
 }
 
 /// Returns all combinations of the features of the library. `ledger` is left out, because the feature of each
