@@ -91,13 +91,23 @@ impl Step {
         })
     }
 
-    /// Runs the step while another one prints: its output is kept, and shown only if it fails.
-    pub(crate) fn run_beside(&self) -> Result<(), Failure> {
-        let stopwatch = Stopwatch::start();
-        let output = self.command().stdin(Stdio::null()).output();
-        let output = output.map_err(|error| self.cannot_run(&error))?;
-        let printed = [output.stdout, output.stderr].concat();
-        self.end(&stopwatch, output.status, &String::from_utf8_lossy(&printed))
+    /// Runs the step. Returns the result, and the lines of its standard output and its standard error.
+    pub(crate) fn run_captured(&self) -> (Result<(), Failure>, Vec<String>) {
+        let mut lines = Vec::new();
+        let result = self.timed(|command| {
+            let (output, writer) = io::pipe()?;
+            let mut child = command.stderr(writer.try_clone()?).stdout(writer).spawn()?;
+            // The command holds the other ends of the pipe.
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+            let mut output = BufReader::new(output);
+            let mut line = Vec::new();
+            while output.read_until(b'\n', &mut line)? > 0 {
+                lines.push(String::from_utf8_lossy(&line).into_owned());
+                line.clear();
+            }
+            child.wait()
+        });
+        (result, lines)
     }
 
     fn timed(
@@ -106,29 +116,17 @@ impl Step {
     ) -> Result<(), Failure> {
         println!("\n==> {}: {self}", self.name);
         let stopwatch = Stopwatch::start();
-        let status = run(&mut self.command()).map_err(|error| self.cannot_run(&error))?;
-        self.end(&stopwatch, status, "")
-    }
-
-    fn end(
-        &self,
-        stopwatch: &Stopwatch,
-        status: ExitStatus,
-        printed: &str,
-    ) -> Result<(), Failure> {
+        let status = run(&mut self.command())
+            .map_err(|error| Failure::new(format!("cannot run `{self}`: {error}")))?;
         let seconds = stopwatch.elapsed().as_secs_f64();
         if status.success() {
             println!("==> {}: ok in {seconds:.1} s", self.name);
             return Ok(());
         }
         Err(Failure::new(format!(
-            "{printed}==> {}: failed after {seconds:.1} s ({status})\n    rerun: {self}",
+            "==> {}: failed after {seconds:.1} s ({status})\n    rerun: {self}",
             self.name
         )))
-    }
-
-    fn cannot_run(&self, error: &io::Error) -> Failure {
-        Failure::new(format!("cannot run `{self}`: {error}"))
     }
 
     fn command(&self) -> Command {

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::thread;
 
 use clap::Args;
 
@@ -96,73 +95,86 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     )
     .run()?;
 
-    tests(options.long).args(&["--no-run"]).run()?;
-    // Tests mostly wait: for servers, for timers, and for outages to end. So the other steps, which only compile,
-    // run beside the tests. They start with the first line of the tests: before that, cargo would make one of
-    // them wait for the other.
-    let others = steps_beside_tests()?;
-    let mut others = Some(move || others.iter().try_for_each(Step::run_beside));
-    let mut running = None;
-    let step = tests(options.long);
-    let tested = step.run_watched(|line| {
-        tally.add_line(line);
-        if let Some(others) = others.take() {
-            running = Some(thread::spawn(others));
+    match options.long {
+        Some(part) => {
+            let tests = part
+                .packages()
+                .fold(Step::cargo("tests", "test --locked"), |step, package| {
+                    step.args(&["--package", package])
+                })
+                .env("TOLLGATE_PROOF_CASES", "100")
+                // The number of cases of properties that do not set their own number. Some of these properties
+                // are slow.
+                .env("PROPTEST_CASES", "2560");
+            tests.run_watched(|line| tally.add_line(line))?;
         }
-    });
-    let compiled = running.map_or(Ok(()), |it| {
-        let panicked = |_| Err(Failure::new("a step beside the tests has panicked"));
-        it.join().unwrap_or_else(panicked)
-    });
-    tested?;
-    if tally.is_empty() {
-        return Err(Failure::new(format!(
-            "==> tests: failed, no test was run\n    rerun: {step}"
-        )));
+        None => short_tests(tally)?,
     }
-    compiled?;
+    if tally.is_empty() {
+        return Err(Failure::new("==> tests: failed, no test was run"));
+    }
+
+    for features in feature_sets(&shell::root().join(LIBRARY))? {
+        Step::cargo(
+            "features",
+            "check --locked --quiet -p tollgate --lib --no-default-features --features",
+        )
+        .args(&[&features])
+        .run()?;
+    }
+    Step::cargo(
+        "fuzz targets",
+        "check --locked --quiet --manifest-path fuzz/Cargo.toml",
+    )
+    .run()?;
+    // This step works offline, because everything was downloaded for the tests.
+    Step::cargo(
+        "packages",
+        "package --workspace --no-verify --allow-dirty --offline --quiet",
+    )
+    .args(&UNPUBLISHED.map(|name| ["--exclude", name]).concat())
+    .run()?;
+    Step::cargo("docs", "doc --workspace --no-deps --locked")
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .run()?;
     if options.matrix {
         matrix(tally)?;
     }
     Ok(())
 }
 
-/// Returns the step that builds and runs the tests.
-fn tests(long: Option<Part>) -> Step {
-    match long {
-        Some(part) => part
-            .packages()
-            .fold(Step::cargo("tests", "test --locked"), |step, package| {
-                step.args(&["--package", package])
-            })
-            .env("TOLLGATE_PROOF_CASES", "100")
-            // The number of cases of properties that do not set their own number. Some of these properties
-            // are slow.
-            .env("PROPTEST_CASES", "2560"),
-        // A short run always uses the same random cases, so two runs of one commit agree.
-        None => {
-            let tests = Step::cargo("tests", "test --workspace --locked");
-            tests.env("PROPTEST_RNG_SEED", "1")
-        }
+/// Runs all tests. A short run always uses the same random cases, so two runs of one commit agree.
+///
+/// Many tests wait for servers, so the test programs run in two streams. Each takes about half of the time.
+/// The output of the second stream is printed when it has ended.
+fn short_tests(tally: &mut Tally) -> Result<(), Failure> {
+    let tests = |name| {
+        let tests = Step::cargo(name, "test --workspace --locked");
+        tests.env("PROPTEST_RNG_SEED", "1")
+    };
+    tests("test programs").args(&["--no-run"]).run()?;
+    let first = tests("tests a to k").args(&["--test", "[a-k]*"]);
+    let second = tests("other tests").args(&["--lib", "--bins", "--examples", "--test", "[!a-k]*"]);
+    let (first, (second, lines)) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| second.run_captured());
+        let first = first.run_watched(|line| tally.add_line(line));
+        let failed = || {
+            (
+                Err(Failure::new("the second stream of tests panicked")),
+                Vec::new(),
+            )
+        };
+        (first, second.join().unwrap_or_else(|_| failed()))
+    });
+    for line in lines {
+        print!("{line}");
+        tally.add_line(&line);
     }
-}
-
-/// Returns the steps that only compile.
-fn steps_beside_tests() -> Result<Vec<Step>, Failure> {
-    let mut steps = Vec::new();
-    for features in feature_sets(&shell::root().join(LIBRARY))? {
-        let check = "check --locked --quiet -p tollgate --lib --no-default-features --features";
-        steps.push(Step::cargo("features", check).args(&[&features]));
-    }
-    let fuzz = "check --locked --quiet --manifest-path fuzz/Cargo.toml";
-    steps.push(Step::cargo("fuzz targets", fuzz));
-    // This step works offline, because everything was downloaded for the tests.
-    let package = "package --workspace --no-verify --allow-dirty --offline --quiet";
-    let unpublished = UNPUBLISHED.map(|name| ["--exclude", name]).concat();
-    steps.push(Step::cargo("packages", package).args(&unpublished));
-    let docs = Step::cargo("docs", "doc --workspace --no-deps --locked");
-    steps.push(docs.env("RUSTDOCFLAGS", "-D warnings"));
-    Ok(steps)
+    first?;
+    second?;
+    tests("doc tests")
+        .args(&["--doc"])
+        .run_watched(|line| tally.add_line(line))
 }
 
 /// Returns all combinations of the features of the library. `ledger` is left out, because the feature of each
