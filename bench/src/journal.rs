@@ -59,7 +59,9 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
     let seconds = if quick { 2.0 } else { 60.0 };
     let scratch = Scratch::new()?;
     let program = tollgate::beside()?;
-    println!("{RATE} denials a second for {seconds} s at the RESP door, {KEYS} subjects of one rule\n");
+    println!(
+        "{RATE} denials a second for {seconds} s at the RESP door, {KEYS} subjects of one rule\n"
+    );
     let mut floods = Table::new([
         "recorded",
         "denials/s",
@@ -97,7 +99,9 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         return Ok(());
     };
     let size = directory_size(&subject.directory)? as f64 / MEBI;
-    println!("Milliseconds of `tollgate why` over this journal of {size:.0} MiB, process start included\n");
+    println!(
+        "Milliseconds of `tollgate why` over this journal of {size:.0} MiB, process start included\n"
+    );
     let mut table = Table::new(["question", "median", "longest", "bar", ""]);
     for question in [
         "api_key=key-17",
@@ -141,7 +145,9 @@ impl Subject {
         );
         let file = scratch.file(&format!("journal-{log_denials}.yaml"), config.as_bytes())?;
         let mut command = Command::new(program);
-        command.args(["serve", "--log", "error", "--config"]).arg(file);
+        command
+            .args(["serve", "--log", "error", "--config"])
+            .arg(file);
         command.arg("--data").arg(scratch.path("data"));
         Ok(Subject {
             server: Server::start_on("tollgate", resp, command)?,
@@ -154,8 +160,14 @@ impl Subject {
     fn flood(&self, seconds: f64) -> Result<Flood, Box<dyn Error>> {
         // The first request of each key is allowed.
         let denied = AtomicU64::new(0);
-        client(self.server.address(), 0.0, f64::from(KEYS / BATCH), &denied, true)
-            .map_err(|error| error.to_string())?;
+        client(
+            self.server.address(),
+            0.0,
+            f64::from(KEYS / BATCH),
+            &denied,
+            true,
+        )
+        .map_err(|error| error.to_string())?;
         sleep(Duration::from_secs(1));
         let idle = self.server.resident_bytes()?;
         let cpu_before = self.server.cpu_micros()?;
@@ -188,7 +200,10 @@ impl Subject {
             });
             let sent: Result<Vec<()>, String> = clients
                 .into_iter()
-                .map(|it| it.join().unwrap_or_else(|_| Err("a client panicked".to_owned())))
+                .map(|it| {
+                    it.join()
+                        .unwrap_or_else(|_| Err("a client panicked".to_owned()))
+                })
                 .collect();
             is_over.store(true, Ordering::Relaxed);
             (flood.memory, flood.files) = watching.join().map_err(|_| "the watch panicked")?;
@@ -206,7 +221,10 @@ impl Subject {
     fn metrics(&self) -> Result<String, Box<dyn Error>> {
         let mut stream = TcpStream::connect(self.admin)?;
         let admin = self.admin;
-        write!(stream, "GET /metrics HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n")?;
+        write!(
+            stream,
+            "GET /metrics HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n"
+        )?;
         let mut page = String::new();
         stream.read_to_string(&mut page)?;
         Ok(page)
@@ -307,7 +325,10 @@ fn read_value(stream: &mut impl BufRead) -> Result<String, Box<dyn Error>> {
         return Err("the server has closed the connection".into());
     }
     let line = line.trim_end();
-    if let Some(length) = line.strip_prefix('$').and_then(|it| it.parse::<usize>().ok()) {
+    if let Some(length) = line
+        .strip_prefix('$')
+        .and_then(|it| it.parse::<usize>().ok())
+    {
         let mut text = vec![0; length + 2];
         stream.read_exact(&mut text)?;
         text.truncate(length);

@@ -52,9 +52,9 @@ impl Guide {
     fn with_servers(&self, text: &str) -> String {
         let text = text.replace("6379", &self.redis.port().to_string());
         let text = text.replace("5432", &self.postgres.port().to_string());
-        SECRETS
-            .iter()
-            .fold(text, |text, (variable, secret)| text.replace(variable, secret))
+        SECRETS.iter().fold(text, |text, (variable, secret)| {
+            text.replace(variable, secret)
+        })
     }
 
     /// Writes the file that the first line of a block names, and starts a server with it. Blocks without a name

@@ -387,9 +387,15 @@ fn every_metric_of_alerts_dashboard_and_docs_exists() {
         let text = std::fs::read_to_string(&page).unwrap();
         for word in text.split(|it: char| !it.is_ascii_alphanumeric() && it != '_') {
             let is_metric = ["rate_limit_", "tollgate_", "process_"];
-            if is_metric.iter().any(|it| word.starts_with(it) && word != *it) {
+            if is_metric
+                .iter()
+                .any(|it| word.starts_with(it) && word != *it)
+            {
                 let page = page.display();
-                assert!(known.contains(word), "{page} names {word}, which is not a metric");
+                assert!(
+                    known.contains(word),
+                    "{page} names {word}, which is not a metric"
+                );
             }
         }
     }

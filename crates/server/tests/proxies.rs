@@ -358,7 +358,11 @@ fn traefik_shows_its_token() {
         }
         let chain = "middlewares: [token, tollgate, no-token]";
         let config = replaced(&config, "middlewares: [tollgate]", chain);
-        let config = replaced(&config, "[Accept, X-Api-Key]", "[Accept, X-Api-Key, Tollgate-Token]");
+        let config = replaced(
+            &config,
+            "[Accept, X-Api-Key]",
+            "[Accept, X-Api-Key, Tollgate-Token]",
+        );
         let middlewares = "  middlewares:\n    \
             token: { headers: { customRequestHeaders: { Tollgate-Token: secret } } }\n    \
             no-token: { headers: { customRequestHeaders: { Tollgate-Token: \"\" } } }\n";

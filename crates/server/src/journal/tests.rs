@@ -207,7 +207,13 @@ async fn action_is_found_as_it_was_sent() {
     let home = tempfile::tempdir().unwrap();
     let engine = engine(&in_directory(home.path(), ", recent: 100"));
     let journal = Journal::start(&engine).unwrap();
-    let actions = ["read", "read all", "\"re\\ad\"", "le\u{e7}on \u{1f600}", "a/b"];
+    let actions = [
+        "read",
+        "read all",
+        "\"re\\ad\"",
+        "le\u{e7}on \u{1f600}",
+        "a/b",
+    ];
     for action in actions {
         // The first of two requests may be allowed.
         for _ in 0..2 {
