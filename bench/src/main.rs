@@ -3,6 +3,7 @@
 //! * The engine against governor, and the doors against no-op servers.
 //! * The Redis store against scripts of one check each.
 //! * The memory of Redis by kind of rule.
+//! * The journal of denials under a flood.
 //! * Quotas with and without a ledger.
 //! * Approximate algorithms against the exact one.
 
@@ -16,6 +17,7 @@ mod accuracy;
 mod doors;
 mod engine;
 mod http;
+mod journal;
 mod quota;
 mod redis;
 mod report;
@@ -103,6 +105,12 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// The journal of denials under 100,000 denials a second, and `tollgate why` over a full journal
+    Journal {
+        /// Run for a short time, as a smoke test
+        #[arg(long)]
+        quick: bool,
+    },
     /// The no-op handler
     #[command(hide = true)]
     NoopHttp(http::noop::Options),
@@ -139,6 +147,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Rules { quick } => rules::run(quick),
         Command::Accuracy { quick } => accuracy::run(quick),
         Command::Quota { quick } => quota::run(quick),
+        Command::Journal { quick } => journal::run(quick),
         Command::Doors {
             quick,
             write,

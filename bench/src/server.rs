@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
@@ -110,8 +110,13 @@ impl Scratch {
         Ok(Scratch(path))
     }
 
+    /// Returns the path of `name` in the directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> io::Result<PathBuf> {
-        let path = Path::new(&self.0).join(name);
+        let path = self.path(name);
         std::fs::write(&path, content)?;
         Ok(path)
     }

@@ -195,11 +195,11 @@ fn wrong_tenant_files_are_rejected_with_the_place() {
         ),
         (
             [("table.csv", "tenant\nann\n")],
-            "it stands in tenants.d/a.yaml too",
+            "it is also in tenants.d/a.yaml",
         ),
         (
             [("table.csv", "tenant\nfirst\n")],
-            "it stands in the config too",
+            "it is also in the config",
         ),
         (
             [("rows.json", "[5]")],

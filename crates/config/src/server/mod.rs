@@ -282,7 +282,7 @@ impl Config {
             if let Some((other, _)) = doors.iter().take(index).find(taken) {
                 let address = listen.address;
                 return Err(format!(
-                    "`{name}` cannot listen on {address}: `{other}` does; choose another port"
+                    "`{name}` cannot listen on {address}: `{other}` listens there; choose another port"
                 ));
             }
         }

@@ -122,7 +122,7 @@ impl Source {
         text.map_err(|error| RejectedConfig::from(&error))
     }
 
-    /// Reads `text` as the file is read.
+    /// Parses `text` like the content of the config file.
     pub(super) fn parse(&self, text: &str) -> Result<Config, RejectedConfig> {
         let config = tollgate_config::load_text(&self.path, text);
         let config = config.map_err(|error| RejectedConfig::from(&error))?;

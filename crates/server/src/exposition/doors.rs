@@ -122,7 +122,7 @@ impl Page {
         let failures = tls.iter().map(|(door, tls)| (*door, tls.failures()));
         self.counts(name, help, "door", failures);
         let name = "tollgate_tls_last_reload_success";
-        let help = "1 if the TLS files are in use as they are, 0 if they cannot be used.";
+        let help = "1 if the server uses the TLS files as they are now, 0 if they cannot be used.";
         self.family(name, "gauge", help);
         for (door, tls) in &tls {
             self.sample(&[("door", door)], u8::from(tls.is_current()));

@@ -137,9 +137,9 @@ impl App {
         entered.map(|_| ()).map_err(RequestError::Access)
     }
 
-    /// Answers the question that `read` finds in the body. If there are `places`, the question
-    /// needs one of them to be decided. It takes the place only when its body has arrived. A request
-    /// without the scope gets an error before its body is read.
+    /// Answers the question that `read` finds in the body. `places` bound how many such questions are
+    /// decided at the same time: a question takes a place when its body has arrived. A request without
+    /// the scope gets an error before its body is read.
     async fn ask<R>(
         &self,
         scope: TokenScope,

@@ -86,7 +86,7 @@ impl Stream {
         Ok(self.first == *PREFACE)
     }
 
-    /// Does the same, unless the server stops before the first byte arrives: returns `None` then.
+    /// Like `read_preface`, but returns `None` if the server stops before the first byte arrives.
     pub(crate) async fn read_preface_before(
         &mut self,
         stopping: &Stopping,
