@@ -49,7 +49,7 @@ pub use config::json_schema;
 pub use config::{Checked, Config, check, load, load_text, parse, read_text, tenant_paths};
 pub use diff::diff;
 pub use events::{Events, Webhook, WebhookUrl};
-pub use headers::{Families, Headers, ResetForm};
+pub use headers::{AnswerForm, Families, Headers, ResetForm};
 pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
 pub use mask::{mask, unmask};
 pub use path::{MAX_PATH, normal_path, strict_path};

@@ -150,8 +150,7 @@ impl RuleSet {
     /// ```
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
-        let mut request = Request::new(attributes);
-        self.prepare_for(&mut request);
+        let mut request = self.request(attributes);
         let rules = (0u32..).zip(self.compiled.iter().zip(&self.rules));
         let explain = |(index, (compiled, rule)): (u32, (_, &Rule))| {
             let verdict = self.consider(compiled, &mut request);
