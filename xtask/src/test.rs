@@ -16,7 +16,7 @@ const LIBRARY: &str = "crates/tollgate/Cargo.toml";
 const UNPUBLISHED: [&str; 4] = ["tollgate-bench", "tollgate-faults", "tollgate-rig", "xtask"];
 
 /// All packages, those whose tests take the longest with `--long` first.
-const PACKAGES: [&str; 15] = [
+const PACKAGES: [&str; 16] = [
     "tollgate",
     "tollgate-redis",
     "tollgate-store",
@@ -30,6 +30,7 @@ const PACKAGES: [&str; 15] = [
     "tollgate-config",
     "tollgate-conformance",
     "tollgate-import",
+    "tollgate-simulate",
     "tollgate-bench",
     "xtask",
 ];

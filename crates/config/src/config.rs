@@ -177,12 +177,34 @@ pub fn check(path: &Path) -> Result<Checked, ConfigError> {
     })
 }
 
+/// Reads the config at `path`, and the tenant files that it names, as [`load`] does. But a `${VAR}` that
+/// is not set is not an error, so that rules can be tried without the secrets. Such a setting has its
+/// default. The config must not be used to open doors, a store or a ledger.
+///
+/// # Errors
+/// As [`load`]. A variable in the path of a tenant file must be set.
+pub fn load_offline(path: &Path) -> Result<Config, ConfigError> {
+    let (config, unset) = load_with(path, Unset::Returned)?;
+    if !unset.is_empty() {
+        let text = read_text(path)?;
+        let mut problems = Problems::new(&text);
+        let raw = parse_document(EMPTY_HELP, &mut problems)
+            .and_then(|root| RawConfig::read(&root, &mut problems))
+            .unwrap_or_default();
+        raw.tenant_files(true, &process_env, &mut problems);
+        if !problems.is_empty() {
+            return Err(problems.into_error(&path.display().to_string()));
+        }
+    }
+    Ok(config)
+}
+
 /// What happens if a variable of the environment is not set.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unset {
     /// The config is rejected.
     Rejected,
-    /// The problem is returned with the config, which must not be used.
+    /// The problem is returned with the config, which must not be used by a server.
     Returned,
 }
 

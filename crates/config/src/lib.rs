@@ -46,7 +46,9 @@ mod tenant_files;
 
 #[cfg(feature = "schema")]
 pub use config::json_schema;
-pub use config::{Checked, Config, check, load, load_text, parse, read_text, tenant_paths};
+pub use config::{
+    Checked, Config, check, load, load_offline, load_text, parse, read_text, tenant_paths,
+};
 pub use diff::diff;
 pub use events::{Events, Webhook, WebhookUrl};
 pub use headers::{AnswerForm, Families, Headers, ResetForm};

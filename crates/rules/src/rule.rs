@@ -243,6 +243,15 @@ impl Rule {
         self.state
     }
 
+    /// The cost of one unit, if it is the same for all requests.
+    #[must_use]
+    pub fn fixed_cost(&self) -> Option<u64> {
+        match self.cost {
+            Cost::Fixed(cost) => Some(cost),
+            Cost::Expr(_) | Cost::Table(_) => None,
+        }
+    }
+
     /// Whether denied requests are charged too.
     #[must_use]
     pub fn charge_denied(&self) -> bool {
