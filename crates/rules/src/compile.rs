@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_core::{Enforcement, Key, Keyring};
+use tollgate_core::{Enforcement, Key, Keyring, StoreId};
 
 use crate::address::{self, NetworkMap};
 use crate::conditions::{Accepted, Conditions};
@@ -14,7 +14,7 @@ use crate::pattern::{Exact, Pattern};
 use crate::placement::Placement;
 use crate::policy::Policy;
 use crate::request_limits::Source;
-use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
+use crate::rule::{Condition, Cost, Durability, Rule, RuleState, RuleStore};
 use crate::ruleset::{Anonymous, Compiled, CompiledCost, RuleSet, TENANT, TagFrom};
 use crate::symbols::{AttributeId, Symbols};
 
@@ -32,6 +32,9 @@ pub struct CompileOptions {
     pub cluster_tags: bool,
     /// Whether usage is recorded in a ledger.
     pub ledger: bool,
+    /// Whether the default store is only the memory of this instance. If so, it also keeps the rules of the
+    /// store `local`, and decides them with the others in one step.
+    pub is_local: bool,
 }
 
 /// Makes the options of one instance without a ledger. 64 bits of an IPv6 address make one subject.
@@ -42,6 +45,7 @@ impl From<Keyring> for CompileOptions {
             ipv6_prefix: 64,
             cluster_tags: false,
             ledger: false,
+            is_local: true,
         }
     }
 }
@@ -85,6 +89,7 @@ impl RuleSet {
             ipv6_prefix: options.ipv6_prefix,
             tagged: options.cluster_tags,
             ledger: options.ledger,
+            is_local: options.is_local,
             version: policy.version.clone(),
             index: Index::default(),
             candidates: candidates(&rules),
@@ -149,6 +154,10 @@ impl RuleSet {
             salt,
             overflow: Key::overflow(salt),
             tag,
+            store: match &rule.store {
+                RuleStore::Local if self.is_local => StoreId::DEFAULT,
+                store => store.id(),
+            },
             enforcement: rule.enforcement(),
             charge_denied: rule.charge_denied,
             carry_over: rule.carry_over,
