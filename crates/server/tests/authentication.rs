@@ -1,11 +1,12 @@
 //! Credentials at the door of forward-auth: what clients get, and keys that change while the server runs.
 
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
+
 mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::mpsc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -15,6 +16,7 @@ use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING as P256, EcdsaKeyPair, KeyPair};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tollgate::{Clock, SystemClock};
 
 fn encode(bytes: impl AsRef<[u8]>) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
@@ -48,8 +50,7 @@ impl Issuer {
 }
 
 fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap().as_secs()
+    SystemClock::new().now().as_micros() / 1_000_000
 }
 
 fn sha256(key: &str) -> String {
