@@ -24,6 +24,7 @@ pub(crate) const TEST: &[Component] = &[
     component("nginx", "nginx"),
     component("node", "nodejs"),
     component("npm", "npm"),
+    component("openssl", "openssl"),
     component("podman", "podman"),
     component("initdb", "postgresql"),
     component("promtool", "prometheus"),

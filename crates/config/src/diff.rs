@@ -86,6 +86,10 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     if old.headers != new.headers {
         note("headers", "changed: responses have other headers or bodies");
     }
+    if old.authentication != new.authentication {
+        let what = "changed: other credentials are accepted";
+        note("authentication", what);
+    }
     if old.routes != new.routes {
         let what = "changed: forward-auth may find other actions";
         note("routes", what);

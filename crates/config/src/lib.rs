@@ -26,6 +26,7 @@
 //! # Ok::<(), tollgate_config::ConfigError>(())
 //! ```
 
+mod authentication;
 mod config;
 mod csv;
 mod diff;
@@ -44,13 +45,17 @@ mod subjects;
 mod telemetry;
 mod tenant_files;
 
+pub use authentication::{
+    ApiKey, ApiKeyTable, ApiKeys, Authentication, CertificateName, Jwk, JwkSet, Jwt, JwtAlgorithm,
+    JwtKeys, KeyMaterial,
+};
 #[cfg(feature = "schema")]
 pub use config::json_schema;
 pub use config::{
-    Checked, Config, check, load, load_offline, load_text, parse, read_text, tenant_paths,
+    Checked, Config, check, load, load_offline, load_text, other_paths, parse, read_text,
 };
 pub use diff::diff;
-pub use events::{Events, Webhook, WebhookUrl};
+pub use events::{Events, HttpUrl, Webhook};
 pub use headers::{AnswerForm, Families, Headers, ResetForm};
 pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
 pub use mask::{mask, unmask};

@@ -8,6 +8,7 @@
 //! * [`resp`]: a server for ordinary Redis clients.
 //! * [`admin`]: the API for operators.
 //! * `access`: tokens, and slow answers to wrong ones.
+//! * `identity`: verifies the credentials of callers: tokens, API keys, certificates.
 //! * `question`: what clients ask, the same for every door.
 //! * `backend`: answers questions.
 //! * `respond`: the only place where an answer becomes a response, a message or a reply.
@@ -39,6 +40,7 @@ mod exposition;
 mod forward_auth;
 pub mod grpc;
 pub mod http;
+mod identity;
 mod ingress_time;
 pub mod journal;
 pub mod net;

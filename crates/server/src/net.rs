@@ -38,7 +38,7 @@ pub(crate) use self::stream::{Stream, Transport};
 use crate::access::attempts::Attempts;
 use crate::door_metrics::{DoorMetrics, Fault, HttpMetrics, OpenConnection};
 use crate::http::guard::{Guard, GuardedDoor};
-use crate::tls::{Tls, TlsError};
+use crate::tls::{ClientCertificate, Tls, TlsError};
 
 /// The most open connections of a listener. Further connections wait to be accepted.
 pub const MAX_CONNECTIONS: usize = 10_000;
@@ -379,6 +379,11 @@ async fn handshake(stream: TcpStream, tls: Option<Arc<Tls>>) -> io::Result<Strea
     let handshake = tls.acceptor().accept(stream);
     let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
     let stream = stream.map_err(|_| io::ErrorKind::TimedOut)??;
-    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-    Ok(Stream::new(stream, Some(is_http2)))
+    let session = stream.get_ref().1;
+    let is_http2 = session.alpn_protocol() == Some(b"h2");
+    let certificate = session.peer_certificates().and_then(<[_]>::first);
+    let certificate = certificate.map(|it| Arc::new(ClientCertificate::of(it)));
+    let mut stream = Stream::new(stream, Some(is_http2));
+    stream.certificate = certificate;
+    Ok(stream)
 }

@@ -42,6 +42,7 @@ use crate::control::ControlPlane;
 use crate::door_metrics::HttpMetrics;
 use crate::exposition::Pages;
 use crate::forward_auth::ForwardAuth;
+use crate::identity;
 use crate::ingress_time::IngressTime;
 use crate::net::{self, Listener, NoRoom, Peer, ReadError};
 use crate::per_config::{Made, PerConfig};
@@ -88,7 +89,7 @@ impl DoorConfig {
         let config = active.config();
         DoorConfig {
             responder: Responder::new(&config.headers, active.rules()),
-            forward_auth: ForwardAuth::new(config.subjects.clone(), config.routes.clone()),
+            forward_auth: ForwardAuth::new(identity::subjects(config), config.routes.clone()),
             ingress_time: IngressTime::of(active),
             headers: config.headers.clone(),
             description: OnceLock::new(),
@@ -400,7 +401,14 @@ async fn auth(State(app): AppState, request: Request) -> Response {
         let started = app.auth.metrics.start();
         let peer = extensions.get::<Peer>().map(|Peer(peer)| *peer);
         let (snapshot, door_config) = app.snapshot();
-        let check = door_config.forward_auth.check(peer, &parts)?;
+        let identity;
+        let mut check = door_config.forward_auth.check(peer, &parts)?;
+        let authenticator = app.control.authenticators().of(snapshot.active());
+        // The certificate of the connection is the proxy's own.
+        identity = authenticator.identify(headers, None).await?;
+        for (name, value) in identity.attributes() {
+            check.attributes.push(name, value);
+        }
         let ingress_time = &door_config.ingress_time;
         let snapshot = ingress_time.apply(snapshot, extensions, headers);
         let origin = Origin::new("auth", headers);

@@ -7,7 +7,8 @@ use serde::Serialize;
 use tollgate::{PostError, StoreError};
 use utoipa::ToSchema;
 
-use super::{JSON, json};
+use super::answers::{Both, ProblemBody};
+use super::{JSON, PROBLEM, json};
 use crate::access::AccessError;
 use crate::backend::AskError;
 use crate::client::ClientError;
@@ -15,6 +16,7 @@ use crate::control::RejectedConfig;
 use crate::door_metrics::Fault;
 use crate::forward_auth::AuthError;
 use crate::http::bounds::MAX_HEADERS;
+use crate::identity::{Accepted, IdentityError};
 use crate::question::BadQuestion;
 
 /// Why a request was not decided.
@@ -144,6 +146,8 @@ pub(crate) enum RequestError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Auth(#[from] AuthError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
 }
 
 impl RequestError {
@@ -207,6 +211,15 @@ impl RequestError {
                 let (status, code, ..) = error.codes();
                 (status, code)
             }
+            Self::Identity(error) => match error {
+                IdentityError::Several | IdentityError::Repeated(_) => (400, "BAD_REQUEST"),
+                IdentityError::BadHeader(_) => (431, "TOO_LARGE"),
+                IdentityError::Missing(_) => (401, "NO_CREDENTIALS"),
+                IdentityError::Token(_) => (401, "BAD_TOKEN"),
+                IdentityError::ApiKey(_) => (401, "BAD_API_KEY"),
+                IdentityError::Scope { .. } => (403, "NOT_PERMITTED"),
+                IdentityError::NoKeys => (503, "KEYS_UNAVAILABLE"),
+            },
         }
     }
 }
@@ -245,6 +258,8 @@ impl RequestError {
             }
             Self::Auth(AuthError::Untrusted { .. } | AuthError::NoPeer) => Fault::UntrustedProxy,
             Self::Auth(_) => Fault::Header,
+            Self::Identity(IdentityError::NoKeys) => return None,
+            Self::Identity(_) => Fault::Token,
             Self::Ask(_)
             | Self::Draining
             | Self::Internal
@@ -340,6 +355,9 @@ fn response(error: &RequestError) -> Response {
     {
         return json(status, JSON, &body);
     }
+    if let RequestError::Identity(error) = error {
+        return unidentified(error, status, ErrorBody { code, message });
+    }
     let mut response = json(status, JSON, &ErrorBody { code, message });
     let headers = response.headers_mut();
     match error {
@@ -367,6 +385,57 @@ fn response(error: &RequestError) -> Response {
             }
         }
         _ => {}
+    }
+    response
+}
+
+/// Makes the response to a request whose caller is not known: a problem document (RFC 9457), and a
+/// challenge that says which credentials are accepted (RFC 6750).
+fn unidentified(error: &IdentityError, status: StatusCode, body: ErrorBody) -> Response {
+    let problem = ProblemBody {
+        r#type: "about:blank",
+        title: status.canonical_reason().unwrap_or_default(),
+        status: status.as_u16(),
+        detail: body.message.clone().into(),
+    };
+    let described = |code: &str| {
+        let message = &body.message;
+        format!("Bearer error=\"{code}\", error_description=\"{message}\"")
+    };
+    // A client that sent no token, or an API key, learns only how to send credentials (RFC 6750).
+    let scheme = |accepted: &Accepted| match &accepted.header {
+        Some(header) if !accepted.bearer => format!("ApiKey header=\"{header}\""),
+        _ => "Bearer".to_owned(),
+    };
+    let challenge = match error {
+        IdentityError::Missing(accepted) | IdentityError::ApiKey(accepted) => {
+            Some(scheme(accepted))
+        }
+        IdentityError::Token(_) => Some(described("invalid_token")),
+        IdentityError::Scope { scope } => Some(format!(
+            "{}, scope=\"{scope}\"",
+            described("insufficient_scope")
+        )),
+        IdentityError::Several | IdentityError::Repeated(_) | IdentityError::BadHeader(_) => {
+            Some(described("invalid_request"))
+        }
+        IdentityError::NoKeys => None,
+    };
+    let body = Both {
+        first: problem,
+        second: body,
+    };
+    let mut response = json(status, PROBLEM, &body);
+    let headers = response.headers_mut();
+    match challenge.map(|it| HeaderValue::from_str(&it)) {
+        Some(Ok(challenge)) => {
+            headers.insert(WWW_AUTHENTICATE, challenge);
+        }
+        // Every message is printable.
+        Some(Err(_)) => {}
+        None => {
+            headers.insert(RETRY_AFTER, 5.into());
+        }
     }
     response
 }
