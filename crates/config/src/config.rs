@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tollgate_core::Keyring;
 use tollgate_rules::document::{
-    Field, List, Node, Place, Problems, Read, Short, Text, parse_document, section,
+    Field, List, Named, Node, Place, Problems, Read, Short, Text, parse_document, section,
 };
 use tollgate_rules::{
     CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Override, Policy, Problem, RawPolicy, Rule,
@@ -27,6 +27,11 @@ use crate::store::{
 use crate::subjects::{self, RawSubjects, Subjects};
 use crate::telemetry::{self, RawTelemetry, Telemetry};
 use crate::tenant_files;
+use crate::upstream::{self, RawUpstream, Upstreams};
+
+pub(crate) const NO_UPSTREAM: &str = "the gateway has no upstream to pass requests to";
+pub(crate) const NO_UPSTREAM_HELP: &str =
+    "add one, such as `upstreams: { api: { servers: [\"http://127.0.0.1:9000\"] } }`";
 
 /// Larger files are rejected unread.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
@@ -47,6 +52,8 @@ pub struct Config {
     pub headers: Headers,
     /// The routes: they give a request its action at doors that see only method, host and path.
     pub routes: Routes,
+    /// The servers that the gateway passes requests to.
+    pub upstreams: Upstreams,
     /// Traces and logs.
     pub telemetry: Telemetry,
     /// The ledger that usage is recorded in, if there is one.
@@ -76,8 +83,10 @@ section! {
         subjects: RawSubjects = "subjects",
         /// The headers and bodies of responses.
         headers: RawHeaders = "headers",
-        /// The routes of forward-auth. The first route that matches a request sets the request's action.
+        /// The routes of forward-auth and of the gateway. The first route that matches a request sets the request's action, and its upstream.
         routes: List<RawRoute> = "routes",
+        /// The servers that the gateway passes requests to, by name.
+        upstreams: Named<RawUpstream> = "upstreams",
         /// Traces and logs.
         telemetry: RawTelemetry = "telemetry",
         /// The ledger that usage is recorded in.
@@ -306,7 +315,9 @@ impl RawConfig {
         self.check_time_header(&store, problems);
         let subjects = subjects::subjects(self.subjects.value(), env, problems);
         let headers = headers::headers(self.headers.value(), problems);
-        let routes = route::routes(self.routes.value(), problems);
+        let upstreams = upstream::upstreams(&self.upstreams, env, problems);
+        let routes = route::routes(self.routes.value(), &upstreams, problems);
+        self.check_gateway(problems);
         let telemetry = telemetry::telemetry(self.telemetry.value(), env, problems);
         let ledger = ledger::ledger(&self.ledger, &namespace, env, problems);
         let events = events::events(self.events.value(), env, problems);
@@ -320,6 +331,7 @@ impl RawConfig {
             subjects,
             headers,
             routes,
+            upstreams,
             telemetry,
             ledger,
             events,
@@ -379,6 +391,19 @@ impl RawConfig {
             let message = "`time_header` needs a store whose clock is the caller's";
             let help = "write `clock: caller` in `store.redis`, or remove `time_header`";
             problems.report(key, message, help);
+        }
+    }
+
+    /// Reports a gateway that has no upstream.
+    fn check_gateway(&self, problems: &mut Problems<'_>) {
+        let is_empty = match &self.upstreams {
+            Field::Absent => true,
+            Field::Broken { .. } => false,
+            Field::Given { at, .. } => at.value.0.is_empty(),
+        };
+        let gateway = self.server.value().and_then(|it| it.gateway.key());
+        if let (true, Some(key)) = (is_empty, gateway) {
+            problems.report(key, NO_UPSTREAM, NO_UPSTREAM_HELP);
         }
     }
 

@@ -135,7 +135,7 @@ fn parent(headers: Option<&HeaderMap>) -> Option<Context> {
 
 /// Returns the id of the trace that a request belongs to, sampled or not.
 #[inline]
-fn trace_id(headers: &HeaderMap) -> Option<u128> {
+pub(crate) fn trace_id(headers: &HeaderMap) -> Option<u128> {
     let value = headers.get(TRACEPARENT)?.to_str().ok()?;
     let (id, rest) = value.get(2..)?.strip_prefix('-')?.split_at_checked(32)?;
     let is_hex = id.bytes().all(|byte| byte.is_ascii_hexdigit());
