@@ -4,6 +4,7 @@
 //! * The Redis store against scripts of one check each.
 //! * The memory of Redis by kind of rule.
 //! * Quotas with and without a ledger.
+//! * The gateway against nginx.
 //! * Approximate algorithms against the exact one.
 
 #![allow(
@@ -15,6 +16,7 @@
 mod accuracy;
 mod doors;
 mod engine;
+mod gateway;
 mod http;
 mod quota;
 mod redis;
@@ -103,6 +105,12 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// The gateway against nginx (needs nginx and wrk)
+    Gateway {
+        /// Run for a short time, as a smoke test
+        #[arg(long)]
+        quick: bool,
+    },
     /// The no-op handler
     #[command(hide = true)]
     NoopHttp(http::noop::Options),
@@ -139,6 +147,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Rules { quick } => rules::run(quick),
         Command::Accuracy { quick } => accuracy::run(quick),
         Command::Quota { quick } => quota::run(quick),
+        Command::Gateway { quick } => gateway::run(quick),
         Command::Doors {
             quick,
             write,

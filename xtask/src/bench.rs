@@ -49,6 +49,9 @@ pub(crate) enum Bench {
     /// A check with a ledger against one without, reserve and commit against one check, the ledger against a
     /// plain insert (needs redis-server and PostgreSQL)
     Quota(Options),
+    /// The gateway against nginx: requests per second, latency, CPU time, memory of open streams (needs nginx
+    /// and wrk)
+    Gateway(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -85,6 +88,7 @@ impl<'a> Plan<'a> {
             Bench::Doors { options, .. } => ("doors", options, components::BENCH_DOORS),
             Bench::Rules(options) => ("rules", options, &[]),
             Bench::Quota(options) => ("quota", options, components::BENCH_QUOTA),
+            Bench::Gateway(options) => ("gateway", options, components::BENCH_GATEWAY),
             Bench::Accuracy(options) => ("accuracy", options, &[]),
         };
         let mut programs = vec![vec!["--bin", "tollgate-bench", "--", name]];
@@ -108,7 +112,7 @@ impl<'a> Plan<'a> {
         Plan {
             options,
             components,
-            needs_server: matches!(name, "http" | "doors" | "quota"),
+            needs_server: matches!(name, "http" | "doors" | "quota" | "gateway"),
             programs,
         }
     }

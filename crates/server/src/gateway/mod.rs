@@ -57,7 +57,7 @@ use crate::net::{self, Account, Listener, NoRoom, Peer, ReadError, Received};
 use crate::per_config::{Made, PerConfig};
 use crate::question::{AttributeMap, Check, Question, Refund};
 use crate::respond::{self, RequestError, Responder};
-use crate::trace::Origin;
+use crate::trace::{Origin, RequestSpan};
 
 /// The protocols of the gateway (ALPN), the preferred first.
 pub const PROTOCOLS: &[&str] = crate::http::PROTOCOLS;
@@ -144,6 +144,7 @@ struct Admitted<'c> {
 struct Passage {
     line: Option<Box<Line>>,
     decision: Option<Decision>,
+    span: Option<RequestSpan>,
 }
 
 impl Gateway {
@@ -228,7 +229,9 @@ impl Gateway {
         let (mut parts, body) = request.into_parts();
         let on_upgrade = parts.extensions.remove::<OnUpgrade>();
         parts.extensions.insert(Peer(from.peer));
-        let asking = self.ask(&parts, body, &from, snapshot, door_config, passage);
+        let (origin, span) = Origin::passed_on(DOOR, &parts.headers);
+        passage.span = span;
+        let asking = self.ask(&parts, body, &from, &origin, snapshot, door_config, passage);
         match asking.await? {
             Asked::Denied(response) => Ok(std::mem::take(passage).own(response)),
             Asked::Admitted(admitted) => {
@@ -240,11 +243,13 @@ impl Gateway {
     }
 
     /// Reads what the client asks for, and has it decided.
+    #[allow(clippy::too_many_arguments)] // One request, and where it came from.
     async fn ask<'c>(
         &self,
         parts: &Parts,
         body: Incoming,
         from: &Arrival<'_>,
+        origin: &Origin,
         snapshot: Snapshot<'_>,
         door_config: &'c DoorConfig,
         passage: &mut Passage,
@@ -306,10 +311,9 @@ impl Gateway {
         if let Some(route) = route {
             inquiry::add_fields(&mut attributes, route, parts, whole.as_ref())?;
         }
-        let origin = Origin::new(DOOR, &parts.headers);
         let ingress_time = &door_config.ingress_time;
         let snapshot = ingress_time.apply(snapshot, &parts.extensions, &parts.headers);
-        let deciding = self.decide(&snapshot, door_config, attributes, &origin);
+        let deciding = self.decide(&snapshot, door_config, attributes, origin);
         let (decision, slot) = deciding.await?;
         if !decision.is_allowed() {
             passage.note("denied", Some(&decision));
@@ -372,6 +376,9 @@ impl Gateway {
             }
             None => headers::tell_exempt(&mut parts.headers),
         }
+        if let Some(span) = &passage.span {
+            span.continue_in(&mut parts.headers);
+        }
         let deadline = upstream.deadline();
         let request = outbound(parts, inquiry, body, deadline);
         let exchanged = upstream.send(request).await;
@@ -385,6 +392,9 @@ impl Gateway {
         let status = response.status();
         if let Some(line) = &mut passage.line {
             line.status(status);
+        }
+        if let Some(span) = &passage.span {
+            span.answered(Some(upstream.name()), status);
         }
         headers::prepare_answer(response.headers_mut(), status);
         if let Some(decision) = &passage.decision {
@@ -418,7 +428,7 @@ impl Gateway {
             })
             .await;
         }
-        let body = GatewayBody::relayed(relay, passage.line.take());
+        let body = GatewayBody::relayed(relay, passage.line.take(), passage.span.take());
         Ok(Response::from_parts(head, body))
     }
 
@@ -509,6 +519,9 @@ impl Passage {
     fn own(mut self, response: axum::response::Response) -> Response<GatewayBody> {
         if let Some(line) = &mut self.line {
             line.status(response.status());
+        }
+        if let Some(span) = &self.span {
+            span.answered(None, response.status());
         }
         let line = self.line.take();
         response.map(|body| GatewayBody::own(body, line))

@@ -16,12 +16,15 @@ use super::slots::Slot;
 use super::upstream::{Http1, OpenRequest};
 use crate::http::activity::Active;
 use crate::net::ConnectionError;
+use crate::trace::RequestSpan;
 
 /// The body of an answer of the gateway.
 pub(crate) struct GatewayBody {
     source: Source,
     /// The line of the access log. It is written when the body is dropped.
     line: Option<Box<Line>>,
+    /// The span of the request. It ends with the body.
+    _span: Option<RequestSpan>,
     /// Counts as an open request of an HTTP/2 connection.
     active: Option<Active>,
 }
@@ -43,6 +46,8 @@ pub(super) struct Relay {
     slot: Option<Slot>,
     /// Whether the size of the body is hidden from HTTP/2, which would count it as held memory.
     hides_size: bool,
+    /// An error that is told at the next poll, so that the parts before it are sent first.
+    error: Option<ConnectionError>,
 }
 
 /// The upstream did not go on with its answer in time.
@@ -55,14 +60,20 @@ impl GatewayBody {
         GatewayBody {
             source: Source::Own(body),
             line,
+            _span: None,
             active: None,
         }
     }
 
-    pub(super) fn relayed(relay: Relay, line: Option<Box<Line>>) -> GatewayBody {
+    pub(super) fn relayed(
+        relay: Relay,
+        line: Option<Box<Line>>,
+        span: Option<RequestSpan>,
+    ) -> GatewayBody {
         GatewayBody {
             source: Source::Relayed(Box::new(relay)),
             line,
+            _span: span,
             active: None,
         }
     }
@@ -97,6 +108,7 @@ impl Relay {
             http1,
             slot,
             hides_size: false,
+            error: None,
         }
     }
 
@@ -104,6 +116,9 @@ impl Relay {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ConnectionError>>> {
+        if let Some(error) = self.error.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         let body = &mut self.body;
         let frame = match &mut self.http1 {
             Some(http1) => http1.poll_with(context, |it| Pin::new(&mut *body).poll_frame(it)),
@@ -117,7 +132,15 @@ impl Relay {
         if frame.is_none() || self.body.is_end_stream() {
             self.end(context);
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+        match frame {
+            Some(Err(error)) => {
+                self.error = Some(error.into());
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Some(Ok(frame)) => Poll::Ready(Some(Ok(frame))),
+            None => Poll::Ready(None),
+        }
     }
 
     /// Gives the slots back, and keeps the connection for another request.

@@ -1,6 +1,6 @@
 //! A gateway on a free port, and upstreams that do what a test says.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -33,8 +33,14 @@ impl Gate {
     /// Starts a gateway whose door is described by `door`.
     pub(crate) fn start_with(door: &str, more: &str) -> Gate {
         let yaml = format!("version: 1\nserver: {{ http: \"127.0.0.1:0\", {door} }}\n{more}");
-        let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None)
+        Gate::of(&yaml)
+    }
+
+    /// Starts a gateway with this config. The HTTP door takes a free port.
+    pub(crate) fn of(yaml: &str) -> Gate {
+        let mut config = tollgate_config::parse("rules.yaml", yaml, &|_| None)
             .unwrap_or_else(|error| panic!("{error}"));
+        config.server.http.address.set_port(0);
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {

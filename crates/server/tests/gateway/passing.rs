@@ -1,19 +1,17 @@
-//! The gateway: requests that are passed on, denied or answered with an error, and the headers of both ways.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-mod common;
+//! Requests that are passed on, denied or answered with an error, and the headers of both ways.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 
-use common::gate::{Gate, SOON, Script, ok};
 use tollgate_rig::wait;
+
+use super::NONE;
+use crate::common;
+use crate::common::gate::{Gate, SOON, Script, ok};
 
 const TWO: &str =
     "rules: [{ id: two, per: [ip], algorithm: fixed-window, limit: 2, window: 1h }]\n";
-const NONE: &str = "rules: []\n";
 
 #[test]
 fn request_and_answer_pass_with_the_decision_in_their_headers() {
