@@ -91,6 +91,25 @@ impl Step {
         })
     }
 
+    /// Runs the step. Returns the result, and the lines of its standard output and its standard error.
+    pub(crate) fn run_captured(&self) -> (Result<(), Failure>, Vec<String>) {
+        let mut lines = Vec::new();
+        let result = self.timed(|command| {
+            let (output, writer) = io::pipe()?;
+            let mut child = command.stderr(writer.try_clone()?).stdout(writer).spawn()?;
+            // The command holds the other ends of the pipe.
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+            let mut output = BufReader::new(output);
+            let mut line = Vec::new();
+            while output.read_until(b'\n', &mut line)? > 0 {
+                lines.push(String::from_utf8_lossy(&line).into_owned());
+                line.clear();
+            }
+            child.wait()
+        });
+        (result, lines)
+    }
+
     fn timed(
         &self,
         run: impl FnOnce(&mut Command) -> io::Result<ExitStatus>,

@@ -13,6 +13,7 @@
 //! | GCRA | [`gcra`] | `burst + rate × t` in any span `t`: exact |
 //! | leaky bucket | [`leaky_bucket`] | `queue + 1 + rate × t` in any span `t`: exact |
 //! | concurrency | [`concurrency`] | `limit` holders at any instant: exact |
+//! | fair shares | [`fair`] | `capacity + refill × t` in any span `t`, divided by weight under contention: exact |
 //! | quota | [`quota`] | `limit + grace` in each calendar period, plus the amounts carried over or granted |
 //!
 //! [`backoff`] watches another limit, and blocks subjects that keep asking after a denial.
@@ -44,6 +45,7 @@ pub mod calendar;
 mod carry_over;
 mod charge;
 pub mod concurrency;
+pub mod fair;
 pub mod fixed_window;
 pub mod gcra;
 mod hold;

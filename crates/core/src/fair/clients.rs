@@ -1,0 +1,265 @@
+//! The clients that a fair bucket remembers, in two generations.
+//!
+//! A client moves to the current generation when it is admitted or denied. After [`MEMORY`] the current
+//! generation becomes the previous one, and the one before it is forgotten. So forgetting costs nothing
+//! per request, and the number of clients is bounded.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use super::{Client, MAX_CLIENTS, MAX_LANES, MEMORY};
+use crate::units::Time;
+
+/// The id that clients share when there are too many of them.
+const SHARED: u64 = u64::MAX;
+
+/// What a bucket knows of one client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mark {
+    /// What the client got, divided by its weight.
+    pub(super) got: u64,
+    pub(super) weight: u32,
+    /// One more than the contention epoch in which the client was last ahead or denied; 0 for never.
+    contended: u64,
+}
+
+/// The sums of weights of one lane, of the current and the previous generation or epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Weights {
+    known: [u64; 2],
+    contending: [u64; 2],
+}
+
+impl Weights {
+    /// Returns the weights of all clients that are known.
+    pub(super) fn known(self) -> u64 {
+        self.known[0] + self.known[1]
+    }
+
+    /// Returns the weights of the clients that were ahead or denied lately.
+    pub(super) fn contending(self) -> u64 {
+        self.contending[0] + self.contending[1]
+    }
+}
+
+/// Ids are keyed hashes already.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 ^= value;
+    }
+}
+
+type Marks = HashMap<u64, Mark, BuildHasherDefault<IdHasher>>;
+
+/// All clients of a bucket.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Clients {
+    /// The number of the current generation.
+    generation: u64,
+    /// The number of the current contention epoch.
+    epoch: u64,
+    current: Marks,
+    previous: Marks,
+    weights: [Weights; MAX_LANES],
+    /// How far the marks of the previous generation are above those of the current one, by lane.
+    shift: [u64; MAX_LANES],
+}
+
+/// One client, read from the state at one instant. [`Clients::write`] writes it back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    id: u64,
+    lane: usize,
+    pub(super) mark: Mark,
+    /// Whether the client was not known.
+    pub(super) is_new: bool,
+    /// The weight under which the sums count the client; 0 if they do not.
+    counted: u64,
+    /// The index of the generation that has the client.
+    from: usize,
+    /// How many generations and epochs have passed since the state was written.
+    generations: u64,
+    epochs: u64,
+    generation: u64,
+    epoch: u64,
+    /// The sums of the client's lane at this instant.
+    pub(super) weights: Weights,
+}
+
+impl Seen {
+    /// Returns whether the client was ahead or denied lately.
+    pub(super) fn is_contending(&self) -> bool {
+        self.mark.contended + 1 > self.epoch && self.mark.contended > 0
+    }
+
+    /// Notes that the client is ahead or denied.
+    pub(super) fn contend(&mut self) {
+        let weight = u64::from(self.mark.weight);
+        if self.mark.contended == self.epoch + 1 {
+            return;
+        }
+        if self.mark.contended == self.epoch && self.mark.contended > 0 {
+            let before = &mut self.weights.contending[1];
+            *before = before.saturating_sub(weight);
+        }
+        self.mark.contended = self.epoch + 1;
+        self.weights.contending[0] += weight;
+    }
+}
+
+impl Clients {
+    /// Returns how many clients are known.
+    pub(super) fn len(&self) -> usize {
+        self.current.len() + self.previous.len()
+    }
+
+    /// Returns the bytes on the heap.
+    pub(super) fn heap_bytes(&self) -> usize {
+        // A table has up to 8 places for 7 entries, and a byte beside each place.
+        let places = self.current.capacity() + self.previous.capacity();
+        (places * 8).div_ceil(7) * (size_of::<(u64, Mark)>() + 1)
+    }
+
+    /// Returns the weights of the clients of a lane that contend, as of the last write.
+    pub(super) fn contending_in(&self, lane: usize) -> u64 {
+        self.weights[lane].contending()
+    }
+
+    /// Returns the weights of the clients of a lane that are known when `generations` have begun since the
+    /// last write.
+    pub(super) fn known_in(&self, lane: usize, generations: u64) -> u64 {
+        let mut known = self.weights[lane].known;
+        turn(&mut known, generations);
+        known[0] + known[1]
+    }
+
+    /// Returns the end of the time for which the clients are remembered.
+    pub(super) fn until(&self) -> Time {
+        match self.len() {
+            0 => Time::default(),
+            _ => Time::from_micros((self.generation + 2).saturating_mul(MEMORY.as_micros())),
+        }
+    }
+
+    /// Returns how many generations have begun since the state was written. The virtual times of the
+    /// lanes have to be shifted if there is one.
+    pub(super) fn generations_until(&self, now: Time) -> u64 {
+        generation_at(now).saturating_sub(self.generation)
+    }
+
+    /// Reads a client. `shift` is how far virtual times move back if a new generation begins; `epoch` is the
+    /// length of a contention epoch in microseconds.
+    pub(super) fn read(&self, client: Client, shift: u64, epoch: u64, now: Time) -> Seen {
+        let lane = usize::from(client.lane);
+        let generation = generation_at(now).max(self.generation);
+        let epoch = (now.as_micros() / epoch).max(self.epoch);
+        let (generations, epochs) = (generation - self.generation, epoch - self.epoch);
+        let mut weights = self.weights[lane];
+        turn(&mut weights.known, generations);
+        turn(&mut weights.contending, epochs);
+        let find = |id| self.find(id, generations, lane, shift);
+        let mut id = client.id ^ u64::from(client.lane).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut found = find(id);
+        if found.is_none() && self.len() >= MAX_CLIENTS {
+            id = SHARED;
+            found = find(id);
+        }
+        let (mark, from) = found.unwrap_or_default();
+        let mut seen = Seen {
+            id,
+            lane,
+            mark,
+            is_new: found.is_none(),
+            counted: u64::from(mark.weight),
+            from,
+            generations,
+            epochs,
+            generation,
+            epoch,
+            weights,
+        };
+        seen.mark.weight = client.weight;
+        // The sums count the client in the current generation from now on, with its present weight.
+        let known = &mut seen.weights.known;
+        known[from] = known[from].saturating_sub(seen.counted);
+        known[0] += u64::from(client.weight);
+        seen
+    }
+
+    /// Returns the mark of a client, and the index of its generation.
+    fn find(&self, id: u64, generations: u64, lane: usize, shift: u64) -> Option<(Mark, usize)> {
+        let lowered = |mark: &Mark, by: u64| Mark {
+            got: mark.got.saturating_sub(by),
+            ..*mark
+        };
+        match generations {
+            0 => match self.current.get(&id) {
+                Some(mark) => Some((*mark, 0)),
+                None => {
+                    let mark = self.previous.get(&id)?;
+                    Some((lowered(mark, self.shift[lane]), 1))
+                }
+            },
+            1 => Some((lowered(self.current.get(&id)?, shift), 1)),
+            _ => None,
+        }
+    }
+
+    /// Begins new generations and epochs, and writes a client. `shifts` is the shift of each lane.
+    pub(super) fn write(&mut self, seen: &Seen, shifts: &[u64; MAX_LANES]) {
+        if seen.generations > 0 {
+            let before = std::mem::take(&mut self.current);
+            self.previous = match seen.generations {
+                1 => before,
+                _ => Marks::default(),
+            };
+            self.shift = *shifts;
+            self.generation = seen.generation;
+        }
+        for weights in &mut self.weights {
+            turn(&mut weights.known, seen.generations);
+            turn(&mut weights.contending, seen.epochs);
+        }
+        self.epoch = seen.epoch;
+        self.weights[seen.lane] = seen.weights;
+        if seen.from == 1 {
+            self.previous.remove(&seen.id);
+        }
+        self.current.insert(seen.id, seen.mark);
+    }
+
+    /// Forgets all clients.
+    pub(super) fn clear(&mut self) {
+        *self = Clients {
+            generation: self.generation,
+            epoch: self.epoch,
+            ..Clients::default()
+        };
+    }
+}
+
+fn generation_at(now: Time) -> u64 {
+    now.as_micros() / MEMORY.as_micros()
+}
+
+/// Makes the current sum the previous one, once for each turn.
+fn turn(sums: &mut [u64; 2], turns: u64) {
+    match turns {
+        0 => {}
+        1 => *sums = [0, sums[0]],
+        _ => *sums = [0, 0],
+    }
+}
