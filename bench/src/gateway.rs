@@ -72,12 +72,17 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         }
     }
     let mut table = Table::new(["", "requests/s", "p99 ms", "CPU us/request"]);
-    let middle = |rounds: &[Round], figure: fn(&Round) -> f64| {
-        median(rounds.iter().map(figure).collect())
-    };
-    let rate = all.each_ref().map(|it| middle(it, |round| round.per_second));
-    let p99 = all.each_ref().map(|it| middle(it, |round| round.p99_millis));
-    let cpu = all.each_ref().map(|it| middle(it, |round| round.cpu_micros));
+    let middle =
+        |rounds: &[Round], figure: fn(&Round) -> f64| median(rounds.iter().map(figure).collect());
+    let rate = all
+        .each_ref()
+        .map(|it| middle(it, |round| round.per_second));
+    let p99 = all
+        .each_ref()
+        .map(|it| middle(it, |round| round.p99_millis));
+    let cpu = all
+        .each_ref()
+        .map(|it| middle(it, |round| round.cpu_micros));
     for (index, server) in servers.iter().enumerate() {
         table.row([
             server.name().to_owned(),
@@ -92,14 +97,30 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
     };
     tell("requests/s against nginx", RATE, rate[1] / rate[0]);
     tell("p99 against nginx", P99, p99[1] / p99[0]);
-    tell("requests/s with two rules against none", WITH_RULES, rate[2] / rate[1]);
-    tell("CPU of a denied against a proxied request", DENIED_CPU, cpu[3] / cpu[1]);
+    tell(
+        "requests/s with two rules against none",
+        WITH_RULES,
+        rate[2] / rate[1],
+    );
+    tell(
+        "CPU of a denied against a proxied request",
+        DENIED_CPU,
+        cpu[3] / cpu[1],
+    );
     let requests = if quick { 100 } else { 2000 };
     let direct = first_byte_millis(behind, requests)?;
     let proxied = first_byte_millis(plain.address(), requests)?;
-    tell("ms that the first byte comes later at p99", FIRST_BYTE_MILLIS, proxied - direct);
+    tell(
+        "ms that the first byte comes later at p99",
+        FIRST_BYTE_MILLIS,
+        proxied - direct,
+    );
     let bytes = bytes_of_streams(&program, &scratch, streams)?;
-    tell(&format!("bytes of each of {streams} open streams"), STREAM_BYTES, bytes);
+    tell(
+        &format!("bytes of each of {streams} open streams"),
+        STREAM_BYTES,
+        bytes,
+    );
     Ok(())
 }
 
@@ -120,8 +141,10 @@ fn nginx(
     let file = scratch.file(&format!("{name}.conf"), config.as_bytes())?;
     let mut command = Command::new("nginx");
     command.arg("-c").arg(file).args(["-e", "/dev/null"]);
-    Server::start_on(name, address, command)
-        .map_err(|error| format!("{error}\n    install: sudo apt-get install -y --no-install-recommends nginx").into())
+    Server::start_on(name, address, command).map_err(|error| {
+        format!("{error}\n    install: sudo apt-get install -y --no-install-recommends nginx")
+            .into()
+    })
 }
 
 fn gateway(
@@ -138,7 +161,9 @@ fn gateway(
     );
     let file = scratch.file(&format!("gateway-{}.yaml", http.port()), config.as_bytes())?;
     let mut command = Command::new(program);
-    command.args(["serve", "--log", "error", "--config"]).arg(file);
+    command
+        .args(["serve", "--log", "error", "--config"])
+        .arg(file);
     Server::start_on(name, address, command)
 }
 
@@ -156,7 +181,12 @@ fn cpu_of_all(server: &Server) -> Result<f64, Box<dyn Error>> {
 fn load(server: &Server, script: &Path, seconds: u32) -> Result<Round, Box<dyn Error>> {
     let before = cpu_of_all(server)?;
     let output = Command::new("wrk")
-        .args(["-t1", &format!("-c{CONNECTIONS}"), &format!("-d{seconds}s"), "-s"])
+        .args([
+            "-t1",
+            &format!("-c{CONNECTIONS}"),
+            &format!("-d{seconds}s"),
+            "-s",
+        ])
         .arg(script)
         .arg(format!("http://{}/", server.address()))
         .output()?;
@@ -215,7 +245,13 @@ fn bytes_of_streams(
     streams: u32,
 ) -> Result<f64, Box<dyn Error>> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let gateway = gateway(program, scratch, "gateway", NO_RULES, listener.local_addr()?)?;
+    let gateway = gateway(
+        program,
+        scratch,
+        "gateway",
+        NO_RULES,
+        listener.local_addr()?,
+    )?;
     // Answers begin and do not end.
     std::thread::spawn(move || {
         let mut open = Vec::new();

@@ -103,7 +103,9 @@ impl DoorArgs {
                 );
             }
             if config.server.gateway.is_none() {
-                return Err("--upstream needs a gateway: add --gateway 127.0.0.1:8000".into());
+                return Err(
+                    "--upstream http://… needs a gateway: add --gateway 127.0.0.1:8000".into(),
+                );
             }
             let upstream = Upstream::of_url(url).map_err(|error| format!("--upstream: {error}"))?;
             config.upstreams = Upstreams::one("upstream", upstream);
