@@ -5,6 +5,7 @@
 //! * The memory of Redis by kind of rule.
 //! * The journal of denials under a flood.
 //! * Quotas with and without a ledger.
+//! * The gateway against nginx.
 //! * Approximate algorithms against the exact one.
 
 #![allow(
@@ -16,6 +17,7 @@
 mod accuracy;
 mod doors;
 mod engine;
+mod gateway;
 mod http;
 mod journal;
 mod quota;
@@ -111,6 +113,12 @@ enum Command {
         #[arg(long)]
         quick: bool,
     },
+    /// The gateway against nginx (needs nginx and wrk)
+    Gateway {
+        /// Run for a short time, as a smoke test
+        #[arg(long)]
+        quick: bool,
+    },
     /// The no-op handler
     #[command(hide = true)]
     NoopHttp(http::noop::Options),
@@ -148,6 +156,7 @@ fn run(command: Command) -> Result<(), Box<dyn Error>> {
         Command::Accuracy { quick } => accuracy::run(quick),
         Command::Quota { quick } => quota::run(quick),
         Command::Journal { quick } => journal::run(quick),
+        Command::Gateway { quick } => gateway::run(quick),
         Command::Doors {
             quick,
             write,

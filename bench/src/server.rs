@@ -67,6 +67,11 @@ impl Server {
         self.address
     }
 
+    /// Returns the id of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Returns the CPU time of the process so far, in microseconds.
     pub(crate) fn cpu_micros(&self) -> Result<f64, Box<dyn Error>> {
         cpu_micros(self.process.id())

@@ -52,6 +52,9 @@ pub(crate) enum Bench {
     /// 100,000 denials a second for a minute: memory and files of the journal, and how long `tollgate why` takes
     /// over a full one
     Journal(Options),
+    /// The gateway against nginx: requests per second, latency, CPU time, memory of open streams (needs nginx
+    /// and wrk)
+    Gateway(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -89,6 +92,7 @@ impl<'a> Plan<'a> {
             Bench::Rules(options) => ("rules", options, &[]),
             Bench::Quota(options) => ("quota", options, components::BENCH_QUOTA),
             Bench::Journal(options) => ("journal", options, &[]),
+            Bench::Gateway(options) => ("gateway", options, components::BENCH_GATEWAY),
             Bench::Accuracy(options) => ("accuracy", options, &[]),
         };
         let mut programs = vec![vec!["--bin", "tollgate-bench", "--", name]];
@@ -112,7 +116,7 @@ impl<'a> Plan<'a> {
         Plan {
             options,
             components,
-            needs_server: matches!(name, "doors" | "http" | "journal" | "quota"),
+            needs_server: matches!(name, "doors" | "gateway" | "http" | "journal" | "quota"),
             programs,
         }
     }

@@ -59,6 +59,9 @@ pub(crate) const BENCH_QUOTA: &[Component] = &[
 ];
 /// For the benchmark of the HTTP door.
 pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
+/// For the benchmark of the gateway.
+pub(crate) const BENCH_GATEWAY: &[Component] =
+    &[component("nginx", "nginx"), component("wrk", "wrk")];
 /// For the benchmark of all doors.
 pub(crate) const BENCH_DOORS: &[Component] = &[
     component("redis-server", "redis-server"),

@@ -28,6 +28,11 @@ use crate::store::{
 use crate::subjects::{self, RawSubjects, Subjects};
 use crate::telemetry::{self, RawTelemetry, Telemetry};
 use crate::tenant_files;
+use crate::upstream::{self, RawUpstream, Upstreams};
+
+pub(crate) const NO_UPSTREAM: &str = "the gateway has no upstream to pass requests to";
+pub(crate) const NO_UPSTREAM_HELP: &str =
+    "add one, such as `upstreams: { api: { servers: [\"http://127.0.0.1:9000\"] } }`";
 
 /// Larger files are rejected unread.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
@@ -52,6 +57,8 @@ pub struct Config {
     pub routes: Routes,
     /// How callers of the gateway and of forward-auth prove who they are.
     pub authentication: Authentication,
+    /// The servers that the gateway passes requests to.
+    pub upstreams: Upstreams,
     /// Traces and logs.
     pub telemetry: Telemetry,
     /// The ledger that usage is recorded in, if there is one.
@@ -83,10 +90,12 @@ section! {
         subjects: RawSubjects = "subjects",
         /// The headers and bodies of responses.
         headers: RawHeaders = "headers",
-        /// The routes of forward-auth. The first route that matches a request sets the request's action.
+        /// The routes of forward-auth and of the gateway. The first route that matches a request sets the request's action, and its upstream.
         routes: List<RawRoute> = "routes",
         /// How callers of the gateway and of forward-auth prove who they are.
         authentication: RawAuthentication = "authentication",
+        /// The servers that the gateway passes requests to, by name.
+        upstreams: Named<RawUpstream> = "upstreams",
         /// Traces and logs.
         telemetry: RawTelemetry = "telemetry",
         /// The ledger that usage is recorded in.
@@ -395,9 +404,11 @@ impl RawConfig {
         self.check_time_header(&store, problems);
         let subjects = subjects::subjects(self.subjects.value(), env, problems);
         let headers = headers::headers(self.headers.value(), problems);
-        let routes = route::routes(self.routes.value(), problems);
         let authentication =
             authentication::authentication(&self.authentication, env, files, problems);
+        let upstreams = upstream::upstreams(&self.upstreams, env, problems);
+        let routes = route::routes(self.routes.value(), &upstreams, problems);
+        self.check_gateway(problems);
         let telemetry = telemetry::telemetry(self.telemetry.value(), env, problems);
         let ledger = ledger::ledger(&self.ledger, &namespace, env, problems);
         let events = events::events(self.events.value(), env, problems);
@@ -419,6 +430,7 @@ impl RawConfig {
             headers,
             routes,
             authentication,
+            upstreams,
             telemetry,
             ledger,
             events,
@@ -482,6 +494,19 @@ impl RawConfig {
             let message = "`time_header` needs a store whose clock is the caller's";
             let help = "write `clock: caller` in `store.redis`, or remove `time_header`";
             problems.report(key, message, help);
+        }
+    }
+
+    /// Reports a gateway that has no upstream.
+    fn check_gateway(&self, problems: &mut Problems<'_>) {
+        let is_empty = match &self.upstreams {
+            Field::Absent => true,
+            Field::Broken { .. } => false,
+            Field::Given { at, .. } => at.value.0.is_empty(),
+        };
+        let gateway = self.server.value().and_then(|it| it.gateway.key());
+        if let (true, Some(key)) = (is_empty, gateway) {
+            problems.report(key, NO_UPSTREAM, NO_UPSTREAM_HELP);
         }
     }
 

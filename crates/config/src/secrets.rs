@@ -63,7 +63,14 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
     };
     for (key, value) in entries.iter() {
         // Users choose the names in these sections, so a name says nothing about a secret.
-        let named = ["rules", "attributes", "budgets", "plans", "tenants"];
+        let named = [
+            "rules",
+            "routes",
+            "attributes",
+            "budgets",
+            "plans",
+            "tenants",
+        ];
         if !key.text().is_some_and(|key| named.contains(&key)) {
             // The part of a webhook URL after the host is often its only credential.
             let hide = match key.text() {

@@ -66,6 +66,12 @@ pub enum ListenError {
     /// The certificate or the key cannot be used.
     #[error("failed to set up TLS: {0}")]
     Tls(#[from] TlsError),
+    /// An upstream of the gateway cannot be used.
+    #[error("{0}")]
+    Upstream(String),
+    /// The access log cannot be opened.
+    #[error("failed to open the access log: {0}")]
+    AccessLog(io::Error),
     /// The file with the password cannot be read.
     #[error("failed to read the password: {0}")]
     Password(io::Error),

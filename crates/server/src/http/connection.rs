@@ -203,7 +203,7 @@ impl Protocols {
             let is_large = is_large(request.uri().path());
             // HTTP/1 checks the number of headers while it reads the head.
             let checked = match request.headers().len() > MAX_HEADERS {
-                true => Err(RequestError::TooManyHeaders),
+                true => Err(RequestError::TooManyHeaders { limit: MAX_HEADERS }),
                 false => guard.check(&request),
             };
             let answering = checked.map(|()| {

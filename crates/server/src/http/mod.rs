@@ -11,7 +11,7 @@ pub(crate) mod guard;
 mod hold_body;
 mod openapi;
 mod openapi_holds;
-mod turn;
+pub(crate) mod turn;
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};

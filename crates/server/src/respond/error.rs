@@ -17,6 +17,7 @@ use crate::door_metrics::Fault;
 use crate::forward_auth::AuthError;
 use crate::http::bounds::MAX_HEADERS;
 use crate::identity::{Accepted, IdentityError};
+use crate::gateway::UpstreamError;
 use crate::question::BadQuestion;
 
 /// Why a request was not decided.
@@ -40,8 +41,8 @@ pub(crate) enum RequestError {
          time, and try again"
     )]
     NoRoom,
-    #[error("the request has more than {MAX_HEADERS} headers")]
-    TooManyHeaders,
+    #[error("the request has more than {limit} headers")]
+    TooManyHeaders { limit: usize },
     #[error("the request must have exactly one Host header")]
     NotOneHost,
     #[error(
@@ -148,6 +149,21 @@ pub(crate) enum RequestError {
     Auth(#[from] AuthError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    Client(#[from] ClientError),
+    #[error("the host of the request is not valid, or its target and its Host header differ")]
+    BadHost,
+    #[error("the gateway does not open tunnels: CONNECT is not supported")]
+    Connect,
+    #[error("no route leads to a service for this request")]
+    NoRoute,
+    #[error("the body is not a JSON object")]
+    NotJson,
+    #[error("the value of {name} in the request is too long")]
+    LongField { name: String },
+    #[error("too many requests wait for their turn; try again")]
+    TooManyWaiting,
+    #[error(transparent)]
+    Upstream(UpstreamError),
 }
 
 impl RequestError {
@@ -162,6 +178,9 @@ impl RequestError {
             | Self::BadSubject(_)
             | Self::BadPath
             | Self::NotOneHost
+            | Self::BadHost
+            | Self::NotJson
+            | Self::LongField { .. }
             | Self::BodyCutShort => (400, "BAD_REQUEST"),
             Self::Question(BadQuestion::LongBatch { .. }) => (413, "TOO_LARGE"),
             Self::Question(_) => (400, "BAD_REQUEST"),
@@ -192,7 +211,7 @@ impl RequestError {
             Self::BadConfig(_) => (422, "BAD_CONFIG"),
             Self::BadOverride(_) => (422, "BAD_OVERRIDE"),
             Self::NoEffect(_) => (422, "NO_EFFECT"),
-            Self::TooManyHeaders => (431, "TOO_LARGE"),
+            Self::TooManyHeaders { .. } => (431, "TOO_LARGE"),
             Self::Internal => (500, "INTERNAL"),
             Self::NoRoom => (503, "NO_ROOM"),
             Self::OverridesUnavailable => (503, "OVERRIDES_UNAVAILABLE"),
@@ -206,7 +225,16 @@ impl RequestError {
             Self::Auth(AuthError::Untrusted { .. } | AuthError::NoPeer) => (403, "UNTRUSTED_PROXY"),
             Self::Auth(AuthError::PathTooLong { .. }) => (414, "TOO_LARGE"),
             Self::Auth(AuthError::Client(ClientError::TooLong(_))) => (431, "TOO_LARGE"),
-            Self::Auth(_) => (400, "BAD_REQUEST"),
+            Self::Client(ClientError::TooLong(_)) => (431, "TOO_LARGE"),
+            Self::Auth(_) | Self::Client(_) => (400, "BAD_REQUEST"),
+            Self::NoRoute => (404, "NO_ROUTE"),
+            Self::Connect => (405, "WRONG_METHOD"),
+            Self::TooManyWaiting => (503, "QUEUE_FULL"),
+            Self::Upstream(UpstreamError::Busy) => (503, "UPSTREAM_BUSY"),
+            Self::Upstream(UpstreamError::TimedOut) => (504, "UPSTREAM_TIMEOUT"),
+            Self::Upstream(UpstreamError::Unreachable) => (502, "UPSTREAM_UNREACHABLE"),
+            Self::Upstream(UpstreamError::BadAnswer) => (502, "UPSTREAM_FAILED"),
+            Self::Upstream(UpstreamError::Body(_)) => (400, "BAD_REQUEST"),
             Self::Ask(error) => {
                 let (status, code, ..) = error.codes();
                 (status, code)
@@ -233,7 +261,7 @@ impl RequestError {
             Self::Json(_) | Self::NotAnObject { .. } => Fault::Body,
             Self::Question(BadQuestion::LongBatch { .. })
             | Self::BodyTooLarge { .. }
-            | Self::TooManyHeaders
+            | Self::TooManyHeaders { .. }
             | Self::Auth(
                 AuthError::PathTooLong { .. } | AuthError::Client(ClientError::TooLong(_)),
             ) => Fault::TooLarge,
@@ -250,16 +278,21 @@ impl RequestError {
             Self::BodyCutShort => Fault::CutShort,
             Self::BodyTooSlow => Fault::TooSlow,
             Self::NoRoom => Fault::NoRoom,
-            Self::NotOneHost | Self::UnknownHost { .. } => Fault::Host,
+            Self::NotOneHost | Self::BadHost | Self::UnknownHost { .. } => Fault::Host,
             Self::ForeignOrigin { .. } => Fault::Origin,
             Self::NoSuchPath | Self::NoSuchAdminPath | Self::WrongMethod => Fault::Unknown,
             Self::NoToken | Self::NoProxyToken | Self::NotPermitted { .. } | Self::Access(_) => {
                 Fault::Token
             }
             Self::Auth(AuthError::Untrusted { .. } | AuthError::NoPeer) => Fault::UntrustedProxy,
-            Self::Auth(_) => Fault::Header,
             Self::Identity(IdentityError::NoKeys) => return None,
             Self::Identity(_) => Fault::Token,
+            Self::Client(ClientError::TooLong(_)) => Fault::TooLarge,
+            Self::Auth(_) | Self::Client(_) => Fault::Header,
+            Self::NotJson => Fault::Body,
+            Self::LongField { .. } => Fault::Question,
+            Self::NoRoute | Self::Connect => Fault::Unknown,
+            Self::Upstream(UpstreamError::Body(_)) => Fault::Body,
             Self::Ask(_)
             | Self::Draining
             | Self::Internal
@@ -281,6 +314,8 @@ impl RequestError {
             | Self::PostedOtherwise(_)
             | Self::Ledger(_)
             | Self::LedgerBusy
+            | Self::TooManyWaiting
+            | Self::Upstream(_)
             | Self::Store(_) => return None,
         })
     }
@@ -366,6 +401,9 @@ fn response(error: &RequestError) -> Response {
         | RequestError::LedgerBusy
         | RequestError::NoRoom => {
             headers.insert(RETRY_AFTER, 5.into());
+        }
+        RequestError::TooManyWaiting | RequestError::Upstream(UpstreamError::Busy) => {
+            headers.insert(RETRY_AFTER, 1.into());
         }
         RequestError::Ask(_) if status == StatusCode::SERVICE_UNAVAILABLE => {
             headers.insert(RETRY_AFTER, 5.into());

@@ -5,6 +5,7 @@
 
 pub(crate) mod app;
 pub(crate) mod config_file;
+pub(crate) mod gate;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
