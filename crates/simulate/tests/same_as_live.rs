@@ -99,10 +99,11 @@ fn simulation_decides_as_a_live_limiter_on_redis() {
         failure_persistence: None,
         ..Cases::default()
     };
-    let mut case = 0_u64;
+    let cases_seen = std::cell::Cell::new(0_u64);
     TestRunner::new(cases)
         .run(&requests, |requests: Vec<Request>| {
-            case += 1;
+            let case = cases_seen.get() + 1;
+            cases_seen.set(case);
             // In the future, so that no wait is told from a later time than that of the request.
             let start = SystemClock::new().now() + Span::HOUR;
             let (mut at, mut log, mut said) = (start, String::new(), Vec::new());

@@ -15,9 +15,8 @@ use crate::client::ClientError;
 use crate::control::RejectedConfig;
 use crate::door_metrics::Fault;
 use crate::forward_auth::AuthError;
-use crate::http::bounds::MAX_HEADERS;
-use crate::identity::{Accepted, IdentityError};
 use crate::gateway::UpstreamError;
+use crate::identity::{Accepted, IdentityError};
 use crate::question::BadQuestion;
 
 /// Why a request was not decided.
@@ -149,6 +148,7 @@ pub(crate) enum RequestError {
     Auth(#[from] AuthError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    #[error(transparent)]
     Client(#[from] ClientError),
     #[error("the host of the request is not valid, or its target and its Host header differ")]
     BadHost,
