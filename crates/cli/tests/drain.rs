@@ -16,6 +16,8 @@ use rustls::{ClientConfig, RootCertStore};
 /// How many clients of the HTTP door and of the RESP door send requests while the server stops.
 const HTTP_CLIENTS: usize = 48;
 const RESP_CLIENTS: usize = 24;
+/// With TLS there are fewer clients: each of their connections needs a handshake.
+const FEWER: usize = 6;
 
 struct Server {
     serving: Serving,
@@ -92,11 +94,12 @@ impl Server {
     }
 
     fn load(&self) -> Load {
-        let http = (0..HTTP_CLIENTS).map(|_| {
+        let fewer = if self.tls.is_some() { FEWER } else { 1 };
+        let http = (0..HTTP_CLIENTS / fewer).map(|_| {
             let client = Http::check(self.http).with_tls(self.tls.clone());
             Box::new(client) as Box<dyn Client>
         });
-        let resp = (0..RESP_CLIENTS).map(|_| {
+        let resp = (0..RESP_CLIENTS / fewer).map(|_| {
             let client = Throttle::new(self.resp).with_tls(self.tls.clone());
             Box::new(client) as Box<dyn Client>
         });

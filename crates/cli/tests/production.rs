@@ -66,6 +66,9 @@ impl Guide {
         };
         let text = self.with_servers(text);
         let text = text.replace(":8080", ":0").replace(":8082", ":0");
+        // On a busy machine, Redis may need longer than the default.
+        let redis = format!("127.0.0.1:{}\"", self.redis.port());
+        let text = text.replace(&redis, &format!("{redis}, timeout: 5s"));
         let path = self.folder.path().join(name);
         std::fs::write(&path, text).unwrap();
         self.stop();
