@@ -273,7 +273,9 @@ fn prefilter_never_denies_what_the_store_would_admit() {
         let charges: Vec<Charge<'_>> = charges.take(some).collect();
         let expected = store.peek(&charges, Ask::Exactly(1));
         let answered = filtered.answered().load(Ordering::Relaxed);
-        let applied = tollgate_conformance::block_on(filtered.apply(&charges, Ask::Exactly(1)).into_future()).unwrap();
+        let applied =
+            tollgate_conformance::block_on(filtered.apply(&charges, Ask::Exactly(1)).into_future())
+                .unwrap();
         assert_eq!(applied.allowed, expected.allowed);
         if filtered.answered().load(Ordering::Relaxed) > answered {
             for (outcome, expected) in applied.outcomes.iter().zip(&expected.outcomes) {

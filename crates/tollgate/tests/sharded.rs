@@ -218,7 +218,11 @@ async fn allowance_is_split_over_the_nodes_of_a_cluster() {
         admitted += task.await.unwrap();
     }
     assert!((152..=160).contains(&admitted), "{admitted}");
-    let names: Vec<String> = cluster.nodes().iter().map(|it| it.cli(&["keys", "tg:v1:*:all:*"])).collect();
+    let names: Vec<String> = cluster
+        .nodes()
+        .iter()
+        .map(|it| it.cli(&["keys", "tg:v1:*:all:*"]))
+        .collect();
     assert!(names.iter().all(|it| it.contains(":all:")), "{names:?}");
 }
 

@@ -269,7 +269,10 @@ impl<S: Store> Sharded<S> {
             if charge.enforces() {
                 allowed &= whole.is_allowed();
             }
-            let fits = outcomes.1.iter().map(|it| it.remaining / charge.cost.max(1));
+            let fits = outcomes
+                .1
+                .iter()
+                .map(|it| it.remaining / charge.cost.max(1));
             granted = granted.min(fits.max().unwrap_or(0).max(1));
             applied.outcomes.push(whole);
         }
