@@ -558,8 +558,10 @@ fn stack(
     let Some(longest) = options.denial_cache else {
         return (Arc::new(Sharded::new(store)), Arc::default());
     };
-    let remembered = Remembered::new(store, longest, Arc::new(SystemClock::new()));
-    let remembered = remembered.prefilter();
+    let mut remembered = Remembered::new(store, longest, Arc::new(SystemClock::new()));
+    if options.prefilter {
+        remembered = remembered.prefilter();
+    }
     let known_denials = remembered.answered();
     (Arc::new(Sharded::new(remembered)), known_denials)
 }

@@ -21,5 +21,5 @@ mod traced;
 pub use guarded::{GuardOptions, Guarded};
 pub use remembered::Remembered;
 pub use routed::Routed;
-pub use sharded::{MOST_CALLS, Sharded};
+pub use sharded::Sharded;
 pub use traced::{TRACES, Traced};

@@ -10,7 +10,7 @@
 //! sum of the parts is the whole: in each window, or from each burst and rate, all parts together never admit
 //! more than the rule says. A limit of fewer than N units has as many parts as units.
 //!
-//! At most [`MOST_CALLS`] parts are asked with a call. A part whose denial is known answers without a call,
+//! At most `MOST_CALLS` parts are asked with a call. A part whose denial is known answers without a call,
 //! and does not count. So a request may be denied although a part that was not asked has units left. The next
 //! request begins with another part: under a load above the limit, all parts are used up.
 //!
@@ -26,7 +26,7 @@ use tollgate_core::{Admission, Charge, Denial, Enforcement, Key, Limit, Outcome,
 use tollgate_store::{Answer, Applied, Ask, Held, Immediate, NewHold, Reply, Store, StoreError};
 
 /// How many parts of an allowance are asked with a call of the store, at most.
-pub const MOST_CALLS: usize = 4;
+const MOST_CALLS: usize = 4;
 /// The number of groups of keys. The keys of a group take turns together.
 const GROUPS: usize = 256;
 
@@ -197,9 +197,10 @@ impl<S: Store> Sharded<S> {
             let answer = self.store.apply(&asked, ask);
             calls += usize::from(matches!(answer, Answer::Later(_)));
             let mut applied = answer.await?;
+            drop(asked);
             tried += 1;
             if !applied.allowed {
-                let retry = retry_at(&applied.outcomes, &asked);
+                let retry = retry_at(&applied.outcomes, charges);
                 earliest = match (earliest, retry) {
                     (Some(one), Some(other)) => Some(Time::min(one, other)),
                     (one, other) => one.or(other),
@@ -224,6 +225,7 @@ impl<S: Store> Sharded<S> {
         for tried in 1.. {
             let asked = parts.asked();
             let held = self.store.hold(&asked, units, new).await?;
+            drop(asked);
             match held {
                 Held::Denied {
                     applied,
