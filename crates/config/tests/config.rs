@@ -25,7 +25,7 @@ rules:
     cost: 'action == "search" ? 5 : 1'
     on_store_failure: emergency-limit
     emergency_limit: 50/s
-    placement: sharded(16)
+    placement: rule
     state: enforce
     rollout: 100%
     mode: exact
@@ -67,7 +67,7 @@ fn every_field_is_read() {
     assert_eq!(rule.on_store_failure(), Some(FailurePolicy::EmergencyLimit));
     let emergency = rule.emergency_limit().map(|rate| rate.to_string());
     assert_eq!(emergency.as_deref(), Some("50/s"));
-    assert_eq!(rule.placement(), Placement::Sharded(16.try_into().unwrap()));
+    assert_eq!(rule.placement(), Placement::Rule);
     assert_eq!(rule.message(), Some("Slow down."));
     assert!(rule.charge_denied());
     assert_eq!(rule.rollout(), 10_000);

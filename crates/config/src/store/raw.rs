@@ -2,8 +2,8 @@
 
 use crate::store::ClockSource;
 use tollgate_rules::document::{
-    Duration, DurationOrOff, Factor, Field, List, Node, Place, Problems, Read, Text, Value, Whole,
-    schema, section, suggestion, wanted, words,
+    Duration, DurationOrOff, Factor, Field, Flag, List, Node, Place, Problems, Read, Text, Value,
+    Whole, schema, section, suggestion, wanted, words,
 };
 
 /// The store: a word, or a map that names it.
@@ -107,6 +107,8 @@ section! {
         fallback_factor: Factor = "fallback_factor",
         /// How long a denial is remembered in this process at most, up to 1m, or off (default 1s).
         denial_cache: DurationOrOff = "denial_cache",
+        /// Whether a request is denied locally if one of its rules is known to have nothing left. The answer then leaves out its other rules (default false: only if all of its rules deny).
+        prefilter: Flag = "prefilter",
     }
 }
 

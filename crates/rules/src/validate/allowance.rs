@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tollgate_core::backoff::Schedule;
-use tollgate_core::{Algorithm, CarryOver, Limit, Span};
+use tollgate_core::{Algorithm, CarryOver, Leaky, Limit, Span};
 
 use super::Outside;
 use super::rule::{check_attribute, names};
@@ -55,9 +55,6 @@ impl RawAllowance {
         // here.
         if !candidate {
             self.check_zone(&per, problems);
-            if let Some(at) = self.placement.get() {
-                check_placement(at, &per, problems);
-            }
         }
         let counting = limits::counting(algorithm, &self.written(), what, start, problems)?;
         let algorithm = counting.algorithm;
@@ -74,6 +71,7 @@ impl RawAllowance {
             ledgered,
             problems,
         );
+        self.check_shards(&counting.limit, ledgered, problems);
         if let (Some(at), Limit::Concurrency(slots)) = (self.max_lease.get(), &counting.limit)
             && at.value.0 < slots.lease()
         {
@@ -98,6 +96,32 @@ impl RawAllowance {
             overdraft: self.overdraft.value().copied(),
             max_lease: self.max_lease.value().map(|it| it.0),
         })
+    }
+
+    /// Reports a sharded placement of an allowance that cannot be split.
+    fn check_shards(&self, limit: &Limit, ledgered: bool, problems: &mut Problems<'_>) {
+        let Some(at) = self.placement.get() else {
+            return;
+        };
+        let Placement::Sharded(_) = at.value else {
+            return;
+        };
+        let (why, help) = match limit {
+            Limit::Concurrency(_) => (
+                "slots cannot be split over several keys",
+                "choose another `placement`",
+            ),
+            Limit::LeakyBucket(it) if it.leaky() != Leaky::Police => (
+                "a queue cannot be split over several keys",
+                "choose another `placement`, or remove `shape`",
+            ),
+            _ if ledgered => (
+                "a count that a ledger restores cannot be split over several keys",
+                "choose another `placement`, or write `durability: none`",
+            ),
+            _ => return,
+        };
+        problems.report(at.place, why, help);
     }
 
     /// Returns the store that the allowance names.
@@ -184,18 +208,6 @@ impl RawAllowance {
             let help = "name the zone, such as UTC, or add `tenant` to `per`";
             problems.report(at.place, message, help);
         }
-    }
-}
-
-/// Reports `sharded` without subjects: one key cannot be divided.
-pub(super) fn check_placement(at: &At<Placement>, per: &[String], problems: &mut Problems<'_>) {
-    if let (Placement::Sharded(parts), []) = (at.value, per) {
-        let message = format!(
-            "`sharded({parts})` needs several subjects, but without `per` there is only one"
-        );
-        let help =
-            "add `per`, or write `placement: rule`: the count of one subject cannot be divided";
-        problems.report(at.place, message, help);
     }
 }
 
