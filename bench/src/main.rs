@@ -7,6 +7,7 @@
 //! * Quotas with and without a ledger.
 //! * The gateway against nginx.
 //! * Approximate algorithms against the exact one.
+//! * Simulations of access logs.
 
 #![allow(
     clippy::print_stdout,
@@ -26,6 +27,7 @@ mod quota;
 mod redis;
 mod round;
 mod rules;
+mod see;
 mod server;
 mod sizes;
 mod tollgate;
@@ -83,6 +85,8 @@ enum Command {
     Accuracy(Length),
     /// The same request under few and many rules, and with many tenants
     Rules(Written),
+    /// Simulations of access logs: CPU time for a million lines
+    See(Length),
     /// Checks with a ledger, reservations, and the ledger itself (needs redis-server and PostgreSQL)
     Quota(Written),
     /// The journal of denials under 100,000 denials a second, and `tollgate why` over a full journal
@@ -133,9 +137,10 @@ impl Command {
             | Command::Rules(it)
             | Command::Quota(it)
             | Command::Doors { written: it, .. } => Some(it.length),
-            Command::Accuracy(length) | Command::Journal(length) | Command::Gateway(length) => {
-                Some(*length)
-            }
+            Command::Accuracy(length)
+            | Command::See(length)
+            | Command::Journal(length)
+            | Command::Gateway(length) => Some(*length),
             _ => None,
         }
     }
@@ -161,6 +166,7 @@ fn run(command: &Command) -> Result<Vec<String>, Box<dyn Error>> {
         }
         Command::Sizes(it) => sizes::run(it.length, it.write.as_deref())?,
         Command::Accuracy(length) => accuracy::run(*length)?,
+        Command::See(length) => see::run(length.is_quick())?,
         Command::Journal(length) => journal::run(length.is_quick())?,
         Command::Gateway(length) => gateway::run(length.is_quick())?,
         Command::NoopHttp(options) => doors::http::noop::run(options)?,

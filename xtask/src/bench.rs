@@ -44,6 +44,8 @@ pub(crate) enum Bench {
     /// The gateway against nginx: requests per second, latency, CPU time, memory of open streams (needs nginx
     /// and wrk)
     Gateway(Options),
+    /// Simulations of access logs: CPU time for a million lines
+    See(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -97,6 +99,7 @@ impl<'a> Plan<'a> {
             Bench::Doors { written: it, .. } => (&["doors"], &it.options, it.write),
             Bench::Rules(it) => (&["rules"], &it.options, it.write),
             Bench::Quota(it) => (&["quota"], &it.options, it.write),
+            Bench::See(options) => (&["see"], options, false),
             Bench::Journal(options) => (&["journal"], options, false),
             Bench::Gateway(options) => (&["gateway"], options, false),
             Bench::Accuracy(options) => (&["accuracy"], options, false),

@@ -271,7 +271,7 @@ fn timeout(redis: &Redis) -> Finding {
 
 /// Compares the memory that the rules need for so many subjects each with what the servers of the store may use.
 pub(crate) fn memory(config: &Config, subjects: u64, found: &[Finding]) -> Option<Finding> {
-    if config.store == Store::Memory {
+    if config.store == Store::Memory && config.stores.is_empty() {
         return None;
     }
     let counted = config.policy.rules.iter().filter(|rule| is_counted(rule));

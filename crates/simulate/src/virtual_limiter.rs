@@ -67,12 +67,13 @@ impl std::ops::Deref for VirtualLimiter {
     }
 }
 
-/// Returns the same rules for a store in memory: without the store, the ledger and the secret that the
+/// Returns the same rules for a store in memory: without the stores, the ledger and the secret that the
 /// config names.
 #[must_use]
 pub fn offline(config: &Config) -> Config {
     let mut config = config.clone();
     config.store = Store::Memory;
+    config.stores.clear();
     config.keep_in(None);
     config.subjects.hash_secret = Some(Secret::new(SECRET.to_owned()));
     config.subjects.previous_hash_secrets.clear();
