@@ -9,10 +9,12 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tollgate_bench::process::cpu_micros;
 use tollgate_bench::table::{Bar, Table, median};
+
+use tollgate_rig::Stopwatch;
 
 use crate::server::{Scratch, Server, free_addresses};
 use crate::tollgate;
@@ -217,7 +219,7 @@ fn first_byte_millis(address: SocketAddr, requests: usize) -> Result<f64, Box<dy
     let mut part = [0; 4096];
     for _ in 0..requests {
         answer.clear();
-        let started = Instant::now();
+        let started = Stopwatch::start();
         stream.write_all(b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n")?;
         loop {
             let read = stream.read(&mut part)?;
