@@ -165,6 +165,21 @@ impl Meter {
         }
     }
 
+    /// Returns into how many parts the meter can be split so that each part refills at an exact rate.
+    pub(crate) fn most_parts(&self) -> u64 {
+        (EXACT - 1) / self.token
+    }
+
+    /// Returns the meter with another capacity.
+    pub(crate) fn with_capacity(&self, capacity: u64) -> Meter {
+        let capacity = capacity.min((EXACT - 1) / self.token);
+        Meter {
+            capacity,
+            full: capacity * self.token,
+            ..self.clone()
+        }
+    }
+
     /// Returns the reduced numbers: capacity, units refilled per tick, units in a token, and the tick.
     #[must_use]
     pub fn parts(&self) -> (u64, u32, u64, Tick) {

@@ -133,7 +133,8 @@ impl RuleSet {
             }
             Placement::Tenant | Placement::Subject => TagFrom::Subject,
             Placement::Rule => TagFrom::Rule(salt.tag()),
-            Placement::Sharded(groups) => TagFrom::Group(salt.tag(), u64::from(groups.get())),
+            Placement::Sharded(_) if rule.per.is_empty() => TagFrom::Rule(salt.tag()),
+            Placement::Sharded(_) => TagFrom::Subject,
         };
         let source = rule.limit_from.as_ref();
         let source = source.map(|it| Source::new(it, &rule.counting.numbers, &mut self.symbols));
@@ -154,6 +155,10 @@ impl RuleSet {
             salt,
             overflow: Key::overflow(salt),
             tag,
+            shards: match rule.placement {
+                Placement::Sharded(parts) => parts.get(),
+                _ => 0,
+            },
             store: match &rule.store {
                 RuleStore::Local if self.is_local => StoreId::DEFAULT,
                 store => store.id(),

@@ -297,7 +297,7 @@ impl RuleSet {
             Verdict::OutOfRollout(draw) => {
                 let rollout = percentage(u32::from(rule.rollout));
                 if rule.rollout == 0 {
-                    format!("rollout: rollout is {rollout}")
+                    format!("rollout: {rollout} of the subjects")
                 } else {
                     let draw = percentage(u32::try_from(*draw).unwrap_or(WHOLE));
                     format!("rollout: subject is at {draw}, rollout is {rollout}")

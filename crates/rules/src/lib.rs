@@ -55,6 +55,7 @@ mod pattern;
 mod period;
 mod placement;
 mod policy;
+mod practices;
 mod raw;
 mod request_limits;
 mod resolution;

@@ -82,6 +82,8 @@ pub(crate) struct Compiled {
     pub(crate) overflow: Key,
     pub(crate) tag: TagFrom,
     pub(crate) store: StoreId,
+    /// Over how many keys the allowance of a subject is split; 0 if it has one key.
+    pub(crate) shards: u16,
     pub(crate) enforcement: Enforcement,
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
@@ -156,8 +158,6 @@ pub(crate) enum TagFrom {
     Part(usize),
     /// The rule.
     Rule(Tag),
-    /// The rule, and the group of the subject among this many groups.
-    Group(Tag, u64),
 }
 
 /// The attribute that names the tenant. It finds plans, and places keys by default.
@@ -210,7 +210,6 @@ impl RuleSet {
                 .subject(part, request)
                 .map_or(subject.tag(), Subject::tag),
             TagFrom::Rule(tag) => tag,
-            TagFrom::Group(tag, groups) => tag.group(subject.draw(groups)),
         }
     }
 
@@ -331,6 +330,7 @@ impl RuleSet {
                     rule: &compiled.name,
                     tag: self.tag(compiled, subject, &mut request),
                     store: compiled.store,
+                    shards: compiled.shards,
                     cost,
                     enforcement: compiled.enforcement,
                     on_denied: OnDenied::charged(compiled.charge_denied),

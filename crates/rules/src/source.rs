@@ -61,7 +61,7 @@ impl RuleSet {
         };
         let attributes: Attributes<'_> =
             tenant.map(|tenant| (TENANT, tenant)).into_iter().collect();
-        let mut request = self.request(&attributes);
+        let request = self.request(&attributes);
         let numbers = self.numbers(rule, compiled, &request, own_overrides);
         let mut numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
         match brought {
@@ -113,7 +113,7 @@ impl RuleSet {
         let Some(source) = &compiled.source else {
             return false;
         };
-        let mut request = self.request(attributes);
+        let request = self.request(attributes);
         let resolved = self.resolved(compiled, self.tier(&request));
         let value = request.values[source.id as usize];
         !resolved.fixed && value.is_some_and(|value| source.limit(resolved, value).is_some())

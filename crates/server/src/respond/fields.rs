@@ -96,6 +96,26 @@ impl Fields {
         });
     }
 
+    /// Adds the fields of a decision to a header that may have fields of another limiter.
+    pub(super) fn replace_in(&self, headers: &mut HeaderMap, decision: &Decision) {
+        if decision.rule().is_none() {
+            return;
+        }
+        for name in [
+            RATELIMIT,
+            RATELIMIT_POLICY,
+            RATELIMIT_LIMIT,
+            RATELIMIT_REMAINING,
+            RATELIMIT_RESET,
+            X_RATELIMIT_LIMIT,
+            X_RATELIMIT_REMAINING,
+            X_RATELIMIT_RESET,
+        ] {
+            headers.remove(name);
+        }
+        self.write_to(headers, decision);
+    }
+
     /// Adds the fields of the deciding rule, and the policies of all rules that are enforced.
     pub(super) fn write(&self, decision: &Decision, mut add: impl FnMut(HeaderName, Value<'_>)) {
         if let Some(wait) = retry_after(decision) {

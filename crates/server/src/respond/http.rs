@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
@@ -131,6 +132,28 @@ impl Responder {
         response
     }
 
+    /// Makes the answer of the gateway to a request that is denied. A gRPC call gets a gRPC status.
+    pub(crate) fn refusal(&self, decision: &Decision, headers: &HeaderMap) -> Response {
+        if !is_grpc(headers) {
+            return self.verdict(decision, headers);
+        }
+        let message = denial(decision).map(|(_, message)| message);
+        let status = match status(decision) {
+            StatusCode::FORBIDDEN => tonic::Code::PermissionDenied,
+            StatusCode::SERVICE_UNAVAILABLE => tonic::Code::Unavailable,
+            _ => tonic::Code::ResourceExhausted,
+        };
+        let status = tonic::Status::new(status, message.unwrap_or_default());
+        let mut response = status.into_http::<Body>();
+        self.fields.write_to(response.headers_mut(), decision);
+        response
+    }
+
+    /// Adds the rate limit fields to an answer of an upstream. They replace those of the upstream.
+    pub(crate) fn add_fields(&self, headers: &mut HeaderMap, decision: &Decision) {
+        self.fields.replace_in(headers, decision);
+    }
+
     /// Makes the response of a denial. `body` is the body if no template applies.
     fn denial(&self, decision: &Decision, headers: &HeaderMap, body: impl Serialize) -> Response {
         let status = status(decision);
@@ -182,6 +205,12 @@ pub(super) fn template<'d>(
 ) -> Option<&'d DenialBody> {
     let of_rule = decision.rule().and_then(|it| it.rule().denial_body());
     of_rule.or(of_config).map(|body| &**body)
+}
+
+/// Returns whether a request is a gRPC call.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(http::header::CONTENT_TYPE);
+    content_type.is_some_and(|it| it.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// Makes a response that shows the state of the limits. Its status is always 200.
