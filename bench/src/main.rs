@@ -3,8 +3,11 @@
 //! * The engine against governor, and the doors against no-op servers and peers.
 //! * The Redis store against scripts of one check each, and against a peer.
 //! * The memory of Redis by kind of rule.
+//! * The journal of denials under a flood.
 //! * Quotas with and without a ledger.
+//! * The gateway against nginx.
 //! * Approximate algorithms against the exact one.
+//! * Simulations of access logs.
 
 #![allow(
     clippy::print_stdout,
@@ -15,6 +18,8 @@
 mod accuracy;
 mod doors;
 mod engine;
+mod gateway;
+mod journal;
 mod length;
 mod load;
 mod peers;
@@ -22,6 +27,7 @@ mod quota;
 mod redis;
 mod round;
 mod rules;
+mod see;
 mod server;
 mod sizes;
 mod tollgate;
@@ -79,8 +85,14 @@ enum Command {
     Accuracy(Length),
     /// The same request under few and many rules, and with many tenants
     Rules(Written),
+    /// Simulations of access logs: CPU time for a million lines
+    See(Length),
     /// Checks with a ledger, reservations, and the ledger itself (needs redis-server and PostgreSQL)
     Quota(Written),
+    /// The journal of denials under 100,000 denials a second, and `tollgate why` over a full journal
+    Journal(Length),
+    /// The gateway against nginx (needs nginx and wrk)
+    Gateway(Length),
     /// The no-op HTTP server
     #[command(hide = true)]
     NoopHttp(doors::http::noop::Options),
@@ -125,7 +137,10 @@ impl Command {
             | Command::Rules(it)
             | Command::Quota(it)
             | Command::Doors { written: it, .. } => Some(it.length),
-            Command::Accuracy(length) => Some(*length),
+            Command::Accuracy(length)
+            | Command::See(length)
+            | Command::Journal(length)
+            | Command::Gateway(length) => Some(*length),
             _ => None,
         }
     }
@@ -151,6 +166,9 @@ fn run(command: &Command) -> Result<Vec<String>, Box<dyn Error>> {
         }
         Command::Sizes(it) => sizes::run(it.length, it.write.as_deref())?,
         Command::Accuracy(length) => accuracy::run(*length)?,
+        Command::See(length) => see::run(length.is_quick())?,
+        Command::Journal(length) => journal::run(length.is_quick())?,
+        Command::Gateway(length) => gateway::run(length.is_quick())?,
         Command::NoopHttp(options) => doors::http::noop::run(options)?,
         Command::NoopGrpc(listen) => doors::grpc::noop::run(listen)?,
         Command::NoopResp(listen) => doors::resp::noop::run(listen)?,

@@ -307,8 +307,8 @@ fn latency_at_low_load(
     table.row(against("p99", 0, (check, ping), LATENCY));
     report.section(
         &format!(
-            "Latency at a fifth of gcra's checks/s in the first table: {per_second:.0} requests a second leave \
-             at random instants.\nThe peer is a bare PING through the same client library at the same rate."
+            "Latency at a fifth of gcra's checks/s in the first table: {per_second:.0} requests a second are \
+             sent at random times.\nThe peer is a bare PING through the same client library at the same rate."
         ),
         &[table],
     );

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
@@ -78,6 +78,7 @@ impl Server {
         self.address
     }
 
+    /// Returns the id of the process.
     pub(crate) fn id(&self) -> u32 {
         self.process.id()
     }
@@ -126,6 +127,11 @@ impl Scratch {
         Ok(Scratch(path))
     }
 
+    /// Returns the path of `name` in the directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
     /// Creates a directory, and the directories that it is in.
     pub(crate) fn directory(&self, name: &str) -> io::Result<PathBuf> {
         let path = self.0.join(name);
@@ -134,7 +140,7 @@ impl Scratch {
     }
 
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> io::Result<PathBuf> {
-        let path = Path::new(&self.0).join(name);
+        let path = self.path(name);
         std::fs::write(&path, content)?;
         Ok(path)
     }

@@ -38,6 +38,14 @@ pub(crate) enum Bench {
     /// A check with a ledger against one without, reserve and commit against one check, the ledger against a
     /// plain insert (needs redis-server and PostgreSQL)
     Quota(Written),
+    /// 100,000 denials a second for a minute: memory and files of the journal, and how long `tollgate why` takes
+    /// over a full one
+    Journal(Options),
+    /// The gateway against nginx: requests per second, latency, CPU time, memory of open streams (needs nginx
+    /// and wrk)
+    Gateway(Options),
+    /// Simulations of access logs: CPU time for a million lines
+    See(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -91,6 +99,9 @@ impl<'a> Plan<'a> {
             Bench::Doors { written: it, .. } => (&["doors"], &it.options, it.write),
             Bench::Rules(it) => (&["rules"], &it.options, it.write),
             Bench::Quota(it) => (&["quota"], &it.options, it.write),
+            Bench::See(options) => (&["see"], options, false),
+            Bench::Journal(options) => (&["journal"], options, false),
+            Bench::Gateway(options) => (&["gateway"], options, false),
             Bench::Accuracy(options) => (&["accuracy"], options, false),
         };
         let programs = names.iter().map(|name| {
@@ -122,7 +133,9 @@ impl<'a> Plan<'a> {
         Plan {
             options,
             components: names.iter().map(|name| needs(name)).collect(),
-            needs_server: names.iter().any(|name| matches!(*name, "doors" | "quota")),
+            needs_server: names
+                .iter()
+                .any(|name| matches!(*name, "doors" | "gateway" | "journal" | "quota")),
             has_peers: names.contains(&"doors"),
             programs: programs.collect(),
         }
@@ -166,6 +179,7 @@ fn needs(name: &str) -> &'static [Component] {
         "sizes" => components::BENCH_SIZES,
         "doors" => components::BENCH_DOORS,
         "quota" => components::BENCH_QUOTA,
+        "gateway" => components::BENCH_GATEWAY,
         _ => &[],
     }
 }

@@ -24,6 +24,7 @@ pub(crate) const TEST: &[Component] = &[
     component("nginx", "nginx"),
     component("node", "nodejs"),
     component("npm", "npm"),
+    component("openssl", "openssl"),
     component("podman", "podman"),
     component("initdb", "postgresql"),
     component("promtool", "prometheus"),
@@ -56,6 +57,9 @@ pub(crate) const BENCH_QUOTA: &[Component] = &[
     component("initdb", "postgresql"),
     component("redis-server", "redis-server"),
 ];
+/// For the benchmark of the gateway.
+pub(crate) const BENCH_GATEWAY: &[Component] =
+    &[component("nginx", "nginx"), component("wrk", "wrk")];
 /// For the benchmark of all doors.
 pub(crate) const BENCH_DOORS: &[Component] = &[
     component("redis-server", "redis-server"),
