@@ -18,7 +18,13 @@ const ROUTES: &str = "routes:\n  - { path: \"/search*\", action: search }\n  - {
 
 pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
     let (lines, rounds) = if quick { (10_000, 1) } else { (1_000_000, 5) };
-    let mut table = Table::new(["log", "CPU s a million lines", "bar", "", "resident MB more"]);
+    let mut table = Table::new([
+        "log",
+        "CPU s a million lines",
+        "bar",
+        "",
+        "resident MB more",
+    ]);
     for (name, line) in [("combined", combined as fn(u64) -> String), ("json", json)] {
         let mut log = String::new();
         for number in 0..lines {
@@ -39,7 +45,9 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
             format!("{:.0}", memory / 1e6),
         ]);
     }
-    println!("{lines} lines of 10,000 clients and 200 tenants through five rules, medians of {rounds} rounds\n");
+    println!(
+        "{lines} lines of 10,000 clients and 200 tenants through five rules, medians of {rounds} rounds\n"
+    );
     println!("{table}");
     Ok(())
 }
@@ -47,7 +55,11 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
 /// Replays a log. Returns the CPU time in microseconds, and by how many bytes the process grew.
 fn measure(log: &str, lines: u64) -> Result<(f64, f64), Box<dyn Error>> {
     let config = parse("rules.yaml", &format!("{RULES}{ROUTES}"), &|_| None)?;
-    let source = Source::new("log", Cursor::new(log.as_bytes().to_vec()), &Progress::default())?;
+    let source = Source::new(
+        "log",
+        Cursor::new(log.as_bytes().to_vec()),
+        &Progress::default(),
+    )?;
     let fields = Fields {
         format: None,
         mapped: vec![("tenant".to_owned(), "user".to_owned())],
@@ -62,7 +74,10 @@ fn measure(log: &str, lines: u64) -> Result<(f64, f64), Box<dyn Error>> {
     if (summary.requests, report.requests) != (lines, lines) {
         return Err(format!("only {} of {lines} lines were read", summary.requests).into());
     }
-    Ok((cpu_micros(process)? - cpu, resident_bytes(process)? - memory))
+    Ok((
+        cpu_micros(process)? - cpu,
+        resident_bytes(process)? - memory,
+    ))
 }
 
 /// A client, its tenant, and the second of a request: 500 requests a second.

@@ -317,7 +317,7 @@ fn replay(args: &Args, advice: &Advice) -> Result<Report, String> {
     let parsed = offline(&parsed);
     let mut simulation = Simulation::new(&parsed, None, true);
     each_request(args, &parsed, &mut |time, attributes| {
-        simulation.decide(time, attributes, 1)
+        simulation.decide(time, attributes, 1);
     })?;
     Ok(simulation.finish())
 }

@@ -237,12 +237,13 @@ fn fallback(rules: &[Rule], redis: &Redis) -> Option<Finding> {
 
 /// Finds rules that put all their keys on one server.
 fn hot_keys(rules: &[Rule], redis: &Redis) -> Finding {
-    let global = |rule: &Rule| is_counted(rule) && rule.per().is_empty();
+    let is_split = |rule: &Rule| matches!(rule.placement(), Placement::Sharded(_));
+    let global = |rule: &Rule| is_counted(rule) && rule.per().is_empty() && !is_split(rule);
     if let Some(global) = names(rules, global) {
         return Finding::warn(
             "hot-key",
             format!("{global} has no `per`: all requests write one key, on one server"),
-            "add a `per`, or make sure that one server can serve all requests of the rule",
+            "write `placement: sharded(16)`, which splits the allowance over 16 keys, or add a `per`",
         );
     }
     let together = |rule: &Rule| is_counted(rule) && rule.placement() == Placement::Rule;
@@ -250,7 +251,7 @@ fn hot_keys(rules: &[Rule], redis: &Redis) -> Finding {
         Some(together) => Finding::warn(
             "hot-key",
             format!("{together} has `placement: rule`: one node of the cluster holds all its keys"),
-            "use `placement: sharded(16)`, or `subject`",
+            "use `placement: subject`",
         ),
         None => Finding::ok("hot-key", "no rule puts all its keys on one server"),
     }

@@ -15,6 +15,9 @@ pub struct Charge<'a> {
     pub tag: Tag,
     /// The store that decides the charge, if there are several.
     pub store: StoreId,
+    /// Over how many keys the allowance is split; 0 if it has one key. Only a store that splits allowances
+    /// heeds it.
+    pub shards: u16,
     /// The algorithm and its numbers.
     pub limit: &'a Limit,
     /// The cost of each unit that the request asks for. Most requests ask for one unit.
@@ -65,6 +68,7 @@ impl<'a> Charge<'a> {
             rule: "",
             tag: Tag::new(0),
             store: StoreId::DEFAULT,
+            shards: 0,
             limit,
             cost: 1,
             enforcement: Enforcement::Enforce,

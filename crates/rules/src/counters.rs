@@ -32,7 +32,6 @@ impl RuleSet {
             // In a placement by tenant, only the tenant attribute of a subject places its keys.
             TagFrom::Part(part) => self.subjects.get(*part)?.1.subject([tenant]).tag(),
             TagFrom::Rule(tag) => *tag,
-            TagFrom::Group(tag, groups) => tag.group(subject.draw(*groups)),
         };
         Some(Counter {
             overflow: rule.overflow,

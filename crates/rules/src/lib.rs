@@ -39,6 +39,7 @@ mod attributes;
 mod blocks;
 mod builder;
 mod compile;
+mod conditions;
 mod counters;
 mod denial_body;
 mod diff;

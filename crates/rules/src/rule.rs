@@ -225,6 +225,12 @@ impl Rule {
         &self.counting.limit
     }
 
+    /// The attribute in which a request may bring a limit (`limit_from`), if there is one.
+    #[must_use]
+    pub fn limit_attribute(&self) -> Option<&str> {
+        self.limit_from.as_ref().map(|from| from.attribute.as_str())
+    }
+
     /// The budget that the rule draws on, if there is one.
     #[must_use]
     pub fn budget(&self) -> Option<&str> {

@@ -7,7 +7,6 @@
     reason = "a failed helper fails its test"
 )]
 
-use std::cell::Cell;
 use std::io::Cursor;
 
 use proptest::prelude::*;
@@ -100,17 +99,18 @@ fn simulation_decides_as_a_live_limiter_on_redis() {
         failure_persistence: None,
         ..Cases::default()
     };
-    let case = Cell::new(0_u64);
+    let cases_seen = std::cell::Cell::new(0_u64);
     TestRunner::new(cases)
         .run(&requests, |requests: Vec<Request>| {
-            case.set(case.get() + 1);
+            let case = cases_seen.get() + 1;
+            cases_seen.set(case);
             // In the future, so that no wait is told from a later time than that of the request.
             let start = SystemClock::new().now() + Span::HOUR;
             let (mut at, mut log, mut said) = (start, String::new(), Vec::new());
             for (seconds, action, user) in requests {
                 at = at + Span::from_secs(seconds);
                 // Each case has users of its own, so that it starts without usage.
-                let (action, user) = (ACTIONS[action], format!("{}-{user}", case.get()));
+                let (action, user) = (ACTIONS[action], format!("{case}-{user}"));
                 let micros = at.as_micros();
                 log +=
                     &format!("{{\"time\":{micros},\"user\":\"{user}\",\"action\":\"{action}\"}}\n");

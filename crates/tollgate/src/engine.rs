@@ -1,7 +1,7 @@
 //! The limiter that a config names, with its stack of stores.
 //!
 //! Only this module puts stores together. [`Routed`] is outermost, unless all state is in this process. It
-//! has a stack for each store. From the outside in: known denials ([`Remembered`], on Redis), the ledger
+//! has a stack for each store. From the outside in: split allowances ([`Sharded`]), known denials ([`Remembered`], on Redis), the ledger
 //! ([`Ledgered`], if the config names one), spans ([`Traced`]), and the store itself. Add a new wrapper only
 //! here, in `stack`.
 
@@ -44,7 +44,7 @@ use crate::ledgered::{LedgerSync, Ledgered, PostError};
 use crate::limiter::Limiter;
 use crate::start::StartError;
 #[cfg(feature = "redis")]
-use crate::stores::Remembered;
+use crate::stores::{Remembered, Sharded};
 use crate::stores::{Routed, Traced};
 
 /// A limiter with the store and the ledger that a config names. It derefs to its [`Limiter`].
@@ -556,11 +556,14 @@ fn stack(
 ) -> (Arc<dyn Store>, Arc<AtomicU64>) {
     let store = ledger.wrap(Arc::new(Traced(redis.clone())));
     let Some(longest) = options.denial_cache else {
-        return (store, Arc::default());
+        return (Arc::new(Sharded::new(store)), Arc::default());
     };
-    let remembered = Remembered::new(store, longest, Arc::new(SystemClock::new()));
+    let mut remembered = Remembered::new(store, longest, Arc::new(SystemClock::new()));
+    if options.prefilter {
+        remembered = remembered.prefilter();
+    }
     let known_denials = remembered.answered();
-    (Arc::new(remembered), known_denials)
+    (Arc::new(Sharded::new(remembered)), known_denials)
 }
 
 /// Rejects a config with a store or a ledger that is not part of this build. Nothing is ignored

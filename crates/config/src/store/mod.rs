@@ -85,7 +85,7 @@ pub struct Redis {
     pub connect_timeout: Span,
     /// How long a server that starts tries to reach the store (default 10 s).
     pub connect_patience: Span,
-    /// After how long without use a connection is closed (default 30 s).
+    /// How long a connection may be idle before it is closed (default 30 s).
     pub idle_timeout: Span,
     /// The most connections to each server (default 4).
     pub max_connections: usize,
@@ -107,6 +107,9 @@ pub struct Redis {
     /// How long a denial is remembered in this process at most (default 1 s); `None` if denials are not
     /// remembered.
     pub denial_cache: Option<Span>,
+    /// Whether a request is denied from a remembered denial of one of its rules (default: only if all of its
+    /// rules deny).
+    pub prefilter: bool,
 }
 
 /// What the servers at the configured addresses are.
@@ -224,6 +227,7 @@ impl Redis {
             replicas: 1,
             fallback_factor: 10_000,
             denial_cache: Some(Span::SECOND),
+            prefilter: false,
         }
     }
 

@@ -177,6 +177,13 @@ impl Reader<'_> {
                 problems.report(at.place, message, help);
             }
         }
+        if let Some(flag) = raw.prefilter.value() {
+            redis.prefilter = flag.0;
+            if let (true, None, Some(key)) = (flag.0, redis.denial_cache, raw.prefilter.key()) {
+                let message = "`prefilter` has no effect without a `denial_cache`";
+                problems.report(key, message, "remove `denial_cache: off`, or `prefilter`");
+            }
+        }
         redis
     }
 

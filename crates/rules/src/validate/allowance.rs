@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tollgate_core::backoff::Schedule;
-use tollgate_core::{Algorithm, CarryOver, Limit, Span};
+use tollgate_core::{Algorithm, CarryOver, Leaky, Limit, Span};
 
 use super::Outside;
 use super::rule::{check_attribute, names};
@@ -55,9 +55,6 @@ impl RawAllowance {
         // here.
         if !candidate {
             self.check_zone(&per, problems);
-            if let Some(at) = self.placement.get() {
-                check_placement(at, &per, problems);
-            }
         }
         let counting = limits::counting(algorithm, &self.written(), what, start, problems)?;
         let algorithm = counting.algorithm;
@@ -74,6 +71,7 @@ impl RawAllowance {
             ledgered,
             problems,
         );
+        self.check_shards(&counting.limit, ledgered, problems);
         if let (Some(at), Limit::Concurrency(slots)) = (self.max_lease.get(), &counting.limit)
             && at.value.0 < slots.lease()
         {
@@ -98,6 +96,32 @@ impl RawAllowance {
             overdraft: self.overdraft.value().copied(),
             max_lease: self.max_lease.value().map(|it| it.0),
         })
+    }
+
+    /// Reports a sharded placement of an allowance that cannot be split.
+    fn check_shards(&self, limit: &Limit, ledgered: bool, problems: &mut Problems<'_>) {
+        let Some(at) = self.placement.get() else {
+            return;
+        };
+        let Placement::Sharded(_) = at.value else {
+            return;
+        };
+        let (why, help) = match limit {
+            Limit::Concurrency(_) => (
+                "slots cannot be split over several keys",
+                "choose another `placement`",
+            ),
+            Limit::LeakyBucket(it) if it.leaky() != Leaky::Police => (
+                "a queue cannot be split over several keys",
+                "choose another `placement`, or remove `shape`",
+            ),
+            _ if ledgered => (
+                "a count that a ledger restores cannot be split over several keys",
+                "choose another `placement`, or write `durability: none`",
+            ),
+            _ => return,
+        };
+        problems.report(at.place, why, help);
     }
 
     /// Returns the store that the allowance names.
@@ -187,18 +211,6 @@ impl RawAllowance {
     }
 }
 
-/// Reports `sharded` without subjects: one key cannot be divided.
-pub(super) fn check_placement(at: &At<Placement>, per: &[String], problems: &mut Problems<'_>) {
-    if let (Placement::Sharded(parts), []) = (at.value, per) {
-        let message = format!(
-            "`sharded({parts})` needs several subjects, but without `per` there is only one"
-        );
-        let help =
-            "add `per`, or write `placement: rule`: the count of one subject cannot be divided";
-        problems.report(at.place, message, help);
-    }
-}
-
 /// Returns the allowance of a rule that draws on a budget.
 pub(super) fn drawing(
     raw: &RawRule,
@@ -266,9 +278,12 @@ pub(super) fn limit_from(
         }
         _ => return Some(None),
     };
-    let Some(attribute) = from.value.0.strip_prefix("attributes.") else {
-        let message = format!("`{}` does not name an attribute", Short(&from.value.0));
-        let help = "write attributes. and the name, such as attributes.rate_limit";
+    let given = from.value.0.as_str();
+    // A claim of a token becomes an attribute of the same name.
+    let claim = Some(given).filter(|it| it.starts_with("jwt.claims."));
+    let Some(attribute) = given.strip_prefix("attributes.").or(claim) else {
+        let message = format!("`{}` does not name an attribute", Short(given));
+        let help = "write attributes. and the name, such as attributes.rate_limit, or jwt.claims. and the claim of a token";
         problems.report(from.place, message, help);
         return None;
     };

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use tollgate_core::{Algorithm, Rate, Span};
 
-use super::allowance::{backoff, check_placement, drawing, limit_from, own};
+use super::allowance::{backoff, drawing, limit_from, own};
 use super::formula;
 use super::{ID_HELP, Outside, is_attribute_name, is_id};
 use crate::document::{At, Field, List, Place, Problems, Short, Text, suggestion};
 use crate::expr::Declared;
 use crate::pattern::Pattern;
+use crate::placement::Placement;
 use crate::raw::{Conditions, RawRule};
 use crate::rule::{
     Condition, Cost, FailurePolicy, LogDenials, MAX_DENIAL_DELAY, Missing, Rule, RuleState,
@@ -141,9 +142,6 @@ fn candidate(
         let help = "one store compares the two: write the same `store`, or leave it out";
         problems.report(place, message, help);
     }
-    if let Some(at) = raw.allowance.placement.get() {
-        check_placement(at, &rule.per, problems);
-    }
     if let Some(at) = raw.rollout.get()
         && rule.per.is_empty()
         && (1..10_000).contains(&rule.rollout)
@@ -160,6 +158,7 @@ fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<
         let help = "remove `on_store_failure`: the memory of this instance always answers";
         problems.report(key, message, help);
     }
+    check_shards(raw, rule, start, problems);
     let charged = raw.charge_denied.get().filter(|at| at.value.0);
     match (rule.algorithm(), charged) {
         (Algorithm::Concurrency, Some(at)) => {
@@ -207,6 +206,33 @@ fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<
         let message = format!("`{}` cannot be used for slots: {why}", at.value.name());
         let help = "write `fail-open`, `fail-closed` or `degraded`";
         problems.report(at.place, message, help);
+    }
+}
+
+/// Reports fields that do not go with an allowance that is split over several keys.
+fn check_shards(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<'_>) {
+    let Placement::Sharded(parts) = rule.placement else {
+        return;
+    };
+    let charged = raw.charge_denied.get().filter(|at| at.value.0);
+    let charged = charged.and(raw.charge_denied.key());
+    for (name, key) in [("charge_denied", charged), ("backoff", raw.backoff.key())] {
+        if let Some(key) = key {
+            let message = format!(
+                "`{name}` does not go with `sharded({parts})`: after a denial by one part, the next part may admit"
+            );
+            let help = format!("choose another `placement`, or remove `{name}`");
+            problems.report(key, message, help);
+        }
+    }
+    let least = rule.limit().capacity() / rule.limit().parts(u64::from(parts.get()));
+    if let Cost::Fixed(cost @ 1..) = rule.cost
+        && cost > least
+        && rule.limit().capacity() > 0
+    {
+        let place = raw.cost.get().map_or(start, |at| at.place);
+        let message = format!("a cost of {cost} does not fit into a part of {least} units");
+        problems.report(place, message, "split the allowance into fewer parts");
     }
 }
 

@@ -135,6 +135,7 @@ impl<'l> Found<'_, 'l> {
             || USUAL.iter().any(|names| names.iter().any(|it| below(it)))
     }
 
+    #[allow(clippy::ptr_arg)] // A borrowed value stays borrowed.
     fn keep(&mut self, name: &str, value: &Cow<'l, str>) {
         for (place, wanted) in self.fields.mapped.iter().enumerate() {
             if wanted == name {

@@ -227,8 +227,13 @@ mod tests {
     #[test]
     fn traces_and_subjects_are_bounded() {
         let (mut bursts, mut subjects) = (Bursts::default(), Subjects::new(10));
-        for subject in 0..10_000 {
-            bursts.add(subject, true, (subject as u64, 1), (10, 1000));
+        for subject in 0..10_000_u128 {
+            bursts.add(
+                subject,
+                true,
+                (u64::try_from(subject).unwrap_or_default(), 1),
+                (10, 1000),
+            );
             let seen = Seen {
                 subject,
                 at: 1,
