@@ -11,13 +11,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
-use std::time::Instant;
 
 use http::header::{REFERER, USER_AGENT};
 use http::request::Parts;
 use http::{HeaderName, StatusCode, Version};
 use jiff::Timestamp;
 use serde::Serialize;
+use tokio::time::Instant;
 use tollgate_config::{AccessLog as AccessLogConfig, AccessLogFormat};
 
 use super::bounds::MAX_LOG_LINES;

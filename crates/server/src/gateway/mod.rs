@@ -50,7 +50,7 @@ use self::tunnel::{Tunnel, TunnelPlace};
 use self::upstream::{Exchanged, Outbound, Registry, Upstreams};
 pub(crate) use self::upstream::{Upstream, UpstreamError, check_all};
 use crate::backend::{Answer, AskError, Backend};
-use crate::client::Clients;
+use crate::client::{Client, Clients};
 use crate::control::ControlPlane;
 use crate::ingress_time::IngressTime;
 use crate::net::{self, Account, Listener, NoRoom, Peer, ReadError, Received};
@@ -258,7 +258,7 @@ impl Gateway {
         let found = door_config.clients.find(peer, &parts.headers);
         let inquiry = Inquiry::read(parts);
         if let Some(log) = &self.access_log {
-            let address = found.as_ref().map_or(peer, |it| it.address());
+            let address = found.as_ref().map_or(peer, Client::address);
             let host = inquiry.as_ref().ok().map(|it| it.host.as_str());
             passage.line = Some(log.start(address, host, parts));
         }

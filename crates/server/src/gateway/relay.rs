@@ -42,7 +42,7 @@ pub(super) struct Relay {
     /// `None` once the body has ended.
     open: Option<OpenRequest>,
     /// The connection; `None` over HTTP/2, and once the body has ended.
-    http1: Option<Http1>,
+    http1: Option<Box<Http1>>,
     slot: Option<Slot>,
     /// Whether the size of the body is hidden from HTTP/2, which would count it as held memory.
     hides_size: bool,
@@ -98,7 +98,7 @@ impl Relay {
         body: Incoming,
         silence: Silence,
         open: OpenRequest,
-        http1: Option<Http1>,
+        http1: Option<Box<Http1>>,
         slot: Option<Slot>,
     ) -> Relay {
         Relay {

@@ -87,7 +87,7 @@ impl Slots {
         open.leases.insert(
             number,
             Lease {
-                name: lease.id.clone(),
+                name: lease.id,
                 token,
                 every,
                 due,
@@ -149,7 +149,7 @@ impl Slots {
             if let Some(lease) = open.leases.get_mut(&number) {
                 lease.due = now + lease.every;
                 open.due.insert((lease.due, number));
-                taken.push((number, lease.name.clone(), lease.token));
+                taken.push((number, lease.name, lease.token));
             }
         }
         taken

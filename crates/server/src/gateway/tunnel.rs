@@ -26,7 +26,7 @@ const BUFFER: usize = 8 * 1024;
 /// counts as a connection until it ends.
 pub(super) struct Tunnel {
     pub(super) client: OnUpgrade,
-    pub(super) server: Http1,
+    pub(super) server: Box<Http1>,
     pub(super) open: OpenRequest,
     pub(super) slot: Option<Slot>,
     pub(super) line: Option<Box<Line>>,

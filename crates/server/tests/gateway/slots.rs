@@ -94,9 +94,8 @@ fn slot_of_a_long_request_is_renewed() {
         .write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
         .unwrap();
     stream.read_exact(&mut [0; 1]).unwrap();
-    let started = std::time::Instant::now();
     // Longer than the lease: without a renewal the slot would be free.
-    while started.elapsed() < std::time::Duration::from_millis(1500) {
+    for _ in 0..15 {
         assert_eq!(gate.get("/").status, 429);
         std::thread::sleep(std::time::Duration::from_millis(100));
     }

@@ -35,7 +35,7 @@ pub(super) struct Connector {
 
 /// A new connection.
 pub(super) enum Opened {
-    Http1(Http1),
+    Http1(Box<Http1>),
     Http2(http2::SendRequest<ClientBody>),
 }
 
@@ -143,11 +143,11 @@ impl Connector {
         let (stream, is_http2) = self.transport(only_http1).await?;
         if !is_http2 {
             let (sender, connection) = self.http1.handshake(TokioIo::new(stream)).await?;
-            return Ok(Opened::Http1(Http1 {
+            return Ok(Opened::Http1(Box::new(Http1 {
                 sender,
                 connection,
                 is_open: true,
-            }));
+            })));
         }
         let (sender, connection) = self.http2.handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {

@@ -42,7 +42,7 @@ pub(in crate::gateway) struct Outbound {
 pub(in crate::gateway) struct Exchanged {
     pub(in crate::gateway) response: Response<Incoming>,
     /// The connection; `None` over HTTP/2.
-    pub(in crate::gateway) http1: Option<Http1>,
+    pub(in crate::gateway) http1: Option<Box<Http1>>,
     pub(in crate::gateway) open: OpenRequest,
 }
 

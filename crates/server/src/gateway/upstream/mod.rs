@@ -81,13 +81,13 @@ pub(crate) struct Server {
 
 /// A connection that waits for a request.
 struct Idle {
-    http1: Http1,
+    http1: Box<Http1>,
     since: Instant,
 }
 
 /// A connection for one request.
 enum Connection {
-    Http1 { http1: Http1, is_reused: bool },
+    Http1 { http1: Box<Http1>, is_reused: bool },
     Http2(http2::SendRequest<ClientBody>),
 }
 
@@ -291,7 +291,7 @@ impl Server {
     }
 
     /// Keeps a connection for the next request.
-    fn keep(&self, http1: Http1) {
+    fn keep(&self, http1: Box<Http1>) {
         let mut idle = self.idle.lock();
         if idle.len() < MAX_IDLE {
             idle.push(Idle {
@@ -304,7 +304,7 @@ impl Server {
 
 impl OpenRequest {
     /// Ends the request, and keeps its connection for the next one if it can take another request.
-    pub(crate) fn end(self, mut http1: Http1, context: &mut std::task::Context<'_>) {
+    pub(crate) fn end(self, mut http1: Box<Http1>, context: &mut std::task::Context<'_>) {
         if http1.is_ready(context) {
             self.server.keep(http1);
         }
@@ -336,7 +336,7 @@ async fn check(name: Arc<str>, server: Arc<Server>, health: HealthCheck) {
         let is_good = matches!(status, Ok(Some(200..400)));
         match server.health.checked(is_good) {
             Some(true) => {
-                tracing::info!(upstream = %name, server = %server.url, "the server is back")
+                tracing::info!(upstream = %name, server = %server.url, "the server is back");
             }
             Some(false) => {
                 tracing::warn!(upstream = %name, server = %server.url, "the server fails its health checks");
