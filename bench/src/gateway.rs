@@ -9,11 +9,13 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tollgate_bench::process::cpu_micros;
 use tollgate_bench::table::{Bar, Table, median};
+use tollgate_rig::Stopwatch;
 
+use crate::length::Length;
 use crate::server::{Scratch, Server, free_addresses};
 use crate::tollgate;
 
@@ -39,8 +41,10 @@ struct Round {
     cpu_micros: f64,
 }
 
-pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
-    let (rounds, seconds, streams) = if quick { (1, 1, 100) } else { (5, 3, 2000) };
+/// Returns the bars that were missed.
+pub(crate) fn run(length: Length) -> Result<Vec<String>, Box<dyn Error>> {
+    let (rounds, seconds) = length.rounds();
+    let (streams, requests) = length.pick((100, 100), (2000, 2000), (4000, 10_000));
     let program = tollgate::beside()?;
     let scratch = Scratch::new()?;
     let script = scratch.file("gateway.lua", include_bytes!("gateway.lua"))?;
@@ -92,8 +96,13 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         ]);
     }
     println!("{table}");
-    let tell = |what: &str, bar: Bar, value: f64| {
-        println!("{what} {value:.2}, bar {bar}: {}", bar.verdict(value));
+    let mut missed = Vec::new();
+    let mut tell = |what: &str, bar: Bar, value: f64| {
+        let line = format!("{what} {value:.2}, bar {bar}: {}", bar.verdict(value));
+        println!("{line}");
+        if line.ends_with("MISSED") {
+            missed.push(line);
+        }
     };
     tell("requests/s against nginx", RATE, rate[1] / rate[0]);
     tell("p99 against nginx", P99, p99[1] / p99[0]);
@@ -107,7 +116,6 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         DENIED_CPU,
         cpu[3] / cpu[1],
     );
-    let requests = if quick { 100 } else { 2000 };
     let direct = first_byte_millis(behind, requests)?;
     let proxied = first_byte_millis(plain.address(), requests)?;
     tell(
@@ -121,7 +129,7 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         STREAM_BYTES,
         bytes,
     );
-    Ok(())
+    Ok(missed)
 }
 
 /// Starts nginx with a worker for each core. `site` is the content of its `http` block.
@@ -217,7 +225,7 @@ fn first_byte_millis(address: SocketAddr, requests: usize) -> Result<f64, Box<dy
     let mut part = [0; 4096];
     for _ in 0..requests {
         answer.clear();
-        let started = Instant::now();
+        let started = Stopwatch::start();
         stream.write_all(b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n")?;
         loop {
             let read = stream.read(&mut part)?;

@@ -1,10 +1,10 @@
 //! The checks of a config that `tollgate doctor` makes without asking the store.
 
-use tollgate::{Algorithm, Config, FailurePolicy, Finding, Limit, Rule, Span};
+use tollgate::{Algorithm, Config, FailurePolicy, Finding, Limit, Rule, RuleStore, Span};
 use tollgate_config::{Listen, Mode, Placement, Redis, RuleState, Server, Store};
 
 use crate::config::{ConfigArgs, STARTER_SECRET};
-use crate::serve::describe_store;
+use crate::serve::describe_redis;
 
 /// The longest timeout without a warning. With a longer one, callers notice when the store hangs.
 const LONG_TIMEOUT: Span = Span::from_millis(200);
@@ -19,17 +19,52 @@ pub(crate) fn check(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     findings.push(open_doors(&config.server));
     findings.extend(plain_text(&config.server));
     findings.extend(ledger(config));
-    let Store::Redis(redis) = &config.store else {
-        let found = "memory: each process counts alone, and its counts are lost when it stops";
-        findings.push(Finding::ok("store", found));
-        return findings;
+    findings.extend(stores(config));
+    match &config.store {
+        Store::Redis(redis) => findings.extend(on_redis(config, None, redis)),
+        _ => {
+            let found = "memory: each process counts alone, and its counts are lost when it stops";
+            findings.push(Finding::ok("store", found));
+        }
+    }
+    for store in &config.stores {
+        findings.extend(on_redis(config, Some(&store.name), &store.redis));
+    }
+    findings
+}
+
+/// Says which rules are in which store, if there are several.
+fn stores(config: &Config) -> Option<Finding> {
+    let by_store = config.rules_by_store();
+    let rules = by_store.iter();
+    let rules = rules.map(|(store, rules)| format!("{store} ({})", rules.join(", ")));
+    let rules: Vec<String> = rules.collect();
+    (!rules.is_empty()).then(|| {
+        let found = format!(
+            "{}: each is atomic, and a request under rules of several stores is compensated",
+            rules.join(", ")
+        );
+        Finding::ok("stores", found)
+    })
+}
+
+/// Returns the findings about the rules of one store on Redis. The default store has no name.
+fn on_redis(config: &Config, name: Option<&str>, redis: &Redis) -> Vec<Finding> {
+    let is_there = |rule: &&Rule| match (rule.store(), name) {
+        (RuleStore::Default, None) => true,
+        (RuleStore::Named(of_rule), Some(name)) => **of_rule == *name,
+        _ => false,
     };
-    let found = describe_store(&config.store).unwrap_or_default();
-    findings.push(Finding::ok("store", found));
-    let rules = &config.policy.rules;
-    findings.push(failure_policies(rules));
-    findings.extend(fallback(rules, redis));
-    findings.push(hot_keys(rules, redis));
+    let rules = config.policy.rules.iter().filter(is_there);
+    let rules: Vec<Rule> = rules.cloned().collect();
+    let found = describe_redis(redis);
+    let mut findings = vec![match name {
+        None => Finding::ok("store", found),
+        Some(name) => Finding::ok("store", format!("{name}: {found}")),
+    }];
+    findings.push(failure_policies(&rules));
+    findings.extend(fallback(&rules, redis));
+    findings.push(hot_keys(&rules, redis));
     findings.push(timeout(redis));
     if redis.denial_cache.is_none() {
         let found = "off: every denial costs a call to the store";

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
-use tollgate::{Config, Engine, Span};
-use tollgate_config::{Admin, Gateway, Grpc, Listen, Mode, Resp, Store, Upstream, Upstreams};
+use tollgate::{Config, Engine, Rule, RuleStore, Span};
+use tollgate_config::{
+    Admin, Gateway, Grpc, Listen, Mode, Redis, Resp, Store, Upstream, Upstreams,
+};
 use tollgate_server::audit::Audit;
 use tollgate_server::control::{ReloadError, SIGNAL, Source};
 use tollgate_server::events::Webhook;
@@ -267,6 +269,10 @@ fn announce(args: &Args, config: &Config, problem: Option<&str>, addresses: &[Ad
     if let Some(store) = describe_store(&config.store) {
         say(&format!("state in {store}\n"));
     }
+    for store in &config.stores {
+        let (name, servers) = (&store.name, describe_redis(&store.redis));
+        say(&format!("state of the store {name} in {servers}\n"));
+    }
     if let Some(problem) = problem {
         say(&format!(
             "running WITHOUT the store: failure policies decide until it answers ({problem})\n"
@@ -364,7 +370,7 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
         started => started,
     };
     let engine = engine.map_err(failed)?;
-    if config.store == Store::Memory {
+    if config.redis_stores().next().is_none() {
         return Ok(engine);
     }
     if args.config.config.is_none() {
@@ -373,7 +379,7 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
         );
     }
     let rules = config.policy.rules.iter();
-    for rule in rules.filter(|rule| rule.on_store_failure().is_none()) {
+    for rule in rules.filter(|rule| lacks_policy(rule, config)) {
         tracing::warn!(
             rule = rule.id(),
             "the rule has no on_store_failure: its requests get 503 while the store is down"
@@ -385,21 +391,36 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
 /// Returns whether every rule says what happens while the store is down.
 fn has_policies(config: &Config) -> bool {
     let mut rules = config.policy.rules.iter();
-    rules.all(|rule| rule.on_store_failure().is_some())
+    rules.all(|rule| !lacks_policy(rule, config))
+}
+
+/// Returns whether a rule does not say what happens while its store is down, and its store may be down.
+fn lacks_policy(rule: &Rule, config: &Config) -> bool {
+    let may_fail = match rule.store() {
+        RuleStore::Local => false,
+        RuleStore::Default => config.store != Store::Memory,
+        RuleStore::Named(_) => true,
+    };
+    may_fail && rule.on_store_failure().is_none()
 }
 
 /// Lists the servers that hold the state, without passwords; `None` for the memory store.
-pub(crate) fn describe_store(store: &Store) -> Option<String> {
-    let Store::Redis(redis) = store else {
-        return None;
-    };
+fn describe_store(store: &Store) -> Option<String> {
+    match store {
+        Store::Redis(redis) => Some(describe_redis(redis)),
+        _ => None,
+    }
+}
+
+/// Lists the servers of a Redis, without passwords.
+pub(crate) fn describe_redis(redis: &Redis) -> String {
     let urls: Vec<String> = redis.urls.iter().map(ToString::to_string).collect();
     let urls = urls.join(", ");
-    Some(match &redis.mode {
+    match &redis.mode {
         Mode::Standalone => urls,
         Mode::Sentinel { master } => format!("master {master} of the Sentinels {urls}"),
         Mode::Cluster => format!("the cluster at {urls}"),
-    })
+    }
 }
 
 /// Prints to standard output. A closed pipe does not stop the server.

@@ -29,6 +29,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
                 }
                 let (rules, version) = (count_rules(checked.rules), &checked.version);
                 println!("{name}: ok, {rules}, version {version}");
+                print_stores(&checked.by_store);
                 for warning in &checked.warnings {
                     eprintln!("{name}: warning: {warning}");
                     eprintln!("  help: {}", warning.help);
@@ -41,6 +42,18 @@ pub(crate) fn run(args: &Args) -> CommandResult {
         }
     }
     Ok(all_valid)
+}
+
+/// Prints the rules of each store, if there are several.
+fn print_stores(by_store: &[(String, Vec<String>)]) {
+    for (store, rules) in by_store {
+        println!("  store {store}: {}", rules.join(", "));
+    }
+    if !by_store.is_empty() {
+        println!(
+            "  rules of one store are atomic; a request under rules of several stores is compensated"
+        );
+    }
 }
 
 pub(crate) fn schema() -> CommandResult {

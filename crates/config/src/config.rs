@@ -8,8 +8,8 @@ use tollgate_rules::document::{
     Field, List, Named, Node, Place, Problems, Read, Short, Text, parse_document, section,
 };
 use tollgate_rules::{
-    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Override, Policy, Problem, RawPolicy, Rule,
-    RuleSet, Warning, is_id,
+    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Outside, Override, Policy, Problem,
+    RawPolicy, Rule, RuleSet, RuleState, RuleStore, Warning, is_id,
 };
 
 use crate::events::{self, Events, RawEvents};
@@ -21,8 +21,8 @@ use crate::route::{self, RawRoute, Routes};
 use crate::secrets;
 use crate::server::{self, RawServer, Server};
 use crate::store::{
-    self, ClockSource, NO_SECRET, NO_SECRET_FOR_DENIALS, NO_SECRET_FOR_LEDGER, RawStore,
-    SECRET_HELP, Store,
+    self, ClockSource, NO_SECRET, NO_SECRET_FOR_DENIALS, NO_SECRET_FOR_LEDGER, NamedStore,
+    RawSharedStore, RawStore, SECRET_HELP, Store,
 };
 use crate::subjects::{self, RawSubjects, Subjects};
 use crate::telemetry::{self, RawTelemetry, Telemetry};
@@ -46,6 +46,8 @@ pub struct Config {
     pub server: Server,
     /// Where state is kept.
     pub store: Store,
+    /// Further stores, which rules name.
+    pub stores: Vec<NamedStore>,
     /// How subjects are hashed, and where doors find them.
     pub subjects: Subjects,
     /// The headers and bodies of responses.
@@ -79,6 +81,8 @@ section! {
         server: RawServer = "server",
         /// Where state is kept: memory, or a Redis that instances share.
         store: RawStore = "store",
+        /// Further stores, by name. A rule with store NAME keeps its state there.
+        stores: Named<RawSharedStore> = "stores",
         /// How subjects are hashed, and where doors find them.
         subjects: RawSubjects = "subjects",
         /// The headers and bodies of responses.
@@ -131,10 +135,49 @@ impl Config {
         let options = CompileOptions {
             keyring,
             ipv6_prefix: self.subjects.ipv6_prefix,
-            cluster_tags: self.store != Store::Memory,
+            cluster_tags: self.redis_stores().next().is_some(),
             ledger: self.ledger.is_some(),
+            is_local: self.is_local(),
         };
         RuleSet::compile_with(&self.policy, options, overrides)
+    }
+
+    /// Returns whether the default store is only the memory of this instance. Then it also keeps the rules of
+    /// the store `local`.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.store == Store::Memory && self.ledger.is_none()
+    }
+
+    /// Returns the ids of the enabled rules, by the name of their store, in the order in which stores decide.
+    /// Rules of one store decide a request in one step. Rules of several stores compensate. Empty if all rules
+    /// are in one store.
+    #[must_use]
+    pub fn rules_by_store(&self) -> Vec<(String, Vec<String>)> {
+        let stores = self
+            .stores
+            .iter()
+            .map(|it| RuleStore::Named(Arc::clone(&it.name)));
+        let first = match self.is_local() {
+            // The default store is the local one.
+            true => vec![RuleStore::Default],
+            false => vec![RuleStore::Local, RuleStore::Default],
+        };
+        let enabled = |rule: &&Rule| rule.state() != RuleState::Disabled;
+        let by_store = first.into_iter().chain(stores).filter_map(|store| {
+            let is_there = |rule: &&Rule| match rule.store() {
+                RuleStore::Local if self.is_local() => store == RuleStore::Default,
+                of_rule => *of_rule == store,
+            };
+            let rules = self.policy.rules.iter().filter(enabled).filter(is_there);
+            let rules: Vec<String> = rules.map(|it| it.id().to_owned()).collect();
+            (!rules.is_empty()).then(|| (store.name().to_owned(), rules))
+        });
+        let by_store: Vec<_> = by_store.collect();
+        match by_store.len() {
+            ..2 => Vec::new(),
+            _ => by_store,
+        }
     }
 
     /// Replaces the ledger of the config by the open ledger, because a reload neither opens nor closes
@@ -169,6 +212,8 @@ pub struct Checked {
     pub unset: Vec<Problem>,
     /// Rules that may not do what their author expects.
     pub warnings: Vec<Warning>,
+    /// The rules by their store, if there are several: see [`Config::rules_by_store`].
+    pub by_store: Vec<(String, Vec<String>)>,
 }
 
 /// Checks the config at `path`, and the tenant files that it names, as [`load`] does. But a `${VAR}`
@@ -181,6 +226,7 @@ pub fn check(path: &Path) -> Result<Checked, ConfigError> {
     Ok(Checked {
         rules: config.policy.rules.len(),
         warnings: config.policy.warnings(),
+        by_store: config.rules_by_store(),
         version: config.policy.version,
         unset,
     })
@@ -311,6 +357,7 @@ impl RawConfig {
         let namespace = self.namespace(env, problems);
         let server = server::server(self.server.value(), env, problems);
         let store = store::store(self.store.value(), env, problems);
+        let stores = store::named_stores(self.stores.value(), &store, env, problems);
         self.check_hash_secret(problems);
         self.check_time_header(&store, problems);
         let subjects = subjects::subjects(self.subjects.value(), env, problems);
@@ -324,10 +371,17 @@ impl RawConfig {
         let start = Place::new(root.place.start, root.place.start);
         // A `ledger` field that could not be read counts as a ledger.
         let has_ledger = !self.ledger.is_absent();
+        let names: Vec<Arc<str>> = stores.iter().map(|it| Arc::clone(&it.name)).collect();
+        let outside = Outside {
+            ledger: has_ledger,
+            stores: &names,
+        };
+        let policy = self.policy.validate(start, outside, problems);
         Config {
             namespace,
             server,
             store,
+            stores,
             subjects,
             headers,
             routes,
@@ -335,7 +389,7 @@ impl RawConfig {
             telemetry,
             ledger,
             events,
-            policy: self.policy.validate(start, has_ledger, problems),
+            policy,
             tenant_files: self.tenant_files(files, env, problems),
             files: Vec::new(),
             watched: Vec::new(),
@@ -365,6 +419,8 @@ impl RawConfig {
         if let Some(RawStore::Redis { .. }) = self.store.value()
             && let (true, Some(key)) = (absent, self.store.key())
         {
+            problems.report(key, NO_SECRET, SECRET_HELP);
+        } else if let (true, Some(key)) = (absent, self.stores.key()) {
             problems.report(key, NO_SECRET, SECRET_HELP);
         } else if let (true, Some(key)) = (absent, self.ledger.key()) {
             problems.report(key, NO_SECRET_FOR_LEDGER, SECRET_HELP);

@@ -34,6 +34,7 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     }
     let restarts = [
         ("store", old.store != new.store),
+        ("stores", old.stores != new.stores),
         ("server", doors(&old.server) != doors(&new.server)),
         ("telemetry", old.telemetry != new.telemetry),
         ("ledger", old.ledger != new.ledger),

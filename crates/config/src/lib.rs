@@ -62,7 +62,8 @@ pub use server::{
     TokenScopes, UnknownDomain,
 };
 pub use store::{
-    CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,
+    CircuitBreaker, ClockSource, Login, Mode, NamedStore, Password, Redis, RedisUrl, Store,
+    UrlError,
 };
 pub use subjects::{ClientHeader, SubjectHeaders, Subjects};
 pub use telemetry::{Denials, OtlpUrl, Telemetry};
@@ -72,8 +73,8 @@ pub use tollgate_rules::{
     DenialField, Difference, Durability, Effect, Explanation, FailurePolicy, FieldValue,
     LimitSource, LogDenials, Missing, NamedSubject, NumberFrom, Overridden, Override, Placement,
     Policy, Problem, RequestLimits, RequestSource, Resolution, Rollout, Rule, RuleBuilder,
-    RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, Scope, Tiers,
-    is_attribute_name, summary,
+    RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, RuleStore, Scope,
+    Tiers, is_attribute_name, summary,
 };
 pub use upstream::{
     HealthCheck, Upstream, UpstreamHost, UpstreamProtocol, UpstreamServer, Upstreams,

@@ -64,8 +64,8 @@ mod units;
 
 pub use calendar::{Anchor, Around, Calendar, Period, Unit, Zone};
 pub use carry_over::CarryOver;
-pub use charge::{Charge, Enforcement, OnDenied, Recorded, Tag};
-pub use hold::{HoldId, HoldIdError, Token};
+pub use charge::{Charge, Enforcement, OnDenied, Recorded, StoreId, Tag};
+pub use hold::{HoldId, HoldIdError, HoldStores, Token};
 pub use key::{Key, Keyring, RuleSalt, Subject, SubjectHex, SubjectKind};
 pub use leaky_bucket::Leaky;
 pub use limit::{Algorithm, Limit};

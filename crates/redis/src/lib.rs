@@ -42,6 +42,7 @@ mod topology;
 pub use census::{Census, RuleCensus, ServerCensus};
 pub use deployment::Deployment;
 pub use inspect::{Finding, Level, inspect};
+pub use key_name::state_key;
 pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, ClockSource, Login, Options, Servers, Tls};
 pub use shared_log::SharedLog;

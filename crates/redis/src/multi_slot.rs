@@ -242,6 +242,7 @@ impl MultiSlot {
             granted: if allowed { granted } else { 0 },
             outcomes: outcomes.into_iter().flatten().collect(),
             guarantee: Guarantee::Compensated,
+            unanswered: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_core::{Enforcement, Key, Keyring};
+use tollgate_core::{Enforcement, Key, Keyring, StoreId};
 
 use crate::address::{self, NetworkMap};
 use crate::index::{Guards, Index};
@@ -13,7 +13,7 @@ use crate::pattern::{Exact, Pattern};
 use crate::placement::Placement;
 use crate::policy::Policy;
 use crate::request_limits::Source;
-use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
+use crate::rule::{Condition, Cost, Durability, Rule, RuleState, RuleStore};
 use crate::ruleset::{
     Accepted, Anonymous, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom,
 };
@@ -33,6 +33,9 @@ pub struct CompileOptions {
     pub cluster_tags: bool,
     /// Whether usage is recorded in a ledger.
     pub ledger: bool,
+    /// Whether the default store is only the memory of this instance. If so, it also keeps the rules of the
+    /// store `local`, and decides them with the others in one step.
+    pub is_local: bool,
 }
 
 /// Makes the options of one instance without a ledger. 64 bits of an IPv6 address make one subject.
@@ -43,6 +46,7 @@ impl From<Keyring> for CompileOptions {
             ipv6_prefix: 64,
             cluster_tags: false,
             ledger: false,
+            is_local: true,
         }
     }
 }
@@ -86,6 +90,7 @@ impl RuleSet {
             ipv6_prefix: options.ipv6_prefix,
             tagged: options.cluster_tags,
             ledger: options.ledger,
+            is_local: options.is_local,
             version: policy.version.clone(),
             index: Index::default(),
             candidates: candidates(&rules),
@@ -150,6 +155,10 @@ impl RuleSet {
             salt,
             overflow: Key::overflow(salt),
             tag,
+            store: match &rule.store {
+                RuleStore::Local if self.is_local => StoreId::DEFAULT,
+                store => store.id(),
+            },
             enforcement: rule.enforcement(),
             charge_denied: rule.charge_denied,
             carry_over: rule.carry_over,

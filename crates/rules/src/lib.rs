@@ -86,10 +86,11 @@ pub use raw::{AttributeType, RawPolicy};
 pub use request_limits::RequestLimits;
 pub use resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason};
 pub use rule::{
-    Ceiling, Durability, FailurePolicy, LogDenials, MAX_DENIAL_DELAY, Missing, Rule, RuleState,
+    Ceiling, DEFAULT_STORE, Durability, FailurePolicy, LOCAL_STORE, LogDenials, MAX_DENIAL_DELAY,
+    Missing, Rule, RuleState, RuleStore,
 };
 pub use ruleset::RuleSet;
 pub use source::{LimitSource, RequestSource};
 pub use tiers::Tiers;
-pub use validate::{ID_HELP, is_attribute_name, is_id};
+pub use validate::{ID_HELP, Outside, is_attribute_name, is_id};
 pub use warnings::Warning;

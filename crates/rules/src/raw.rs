@@ -124,6 +124,8 @@ section! {
         max_wait: Duration = "max_wait",
         /// Which keys share a slot of a Redis cluster (default tenant).
         placement: Placement = "placement",
+        /// The store that keeps the state: local (the memory of this instance, decided before any other store), a name of stores, or default (the store section). Default: default.
+        store: Text = "store",
         /// How counts carry over when numbers change (default keep). For a quota also how much of the unused rest of a period goes into the next period: an amount, or a share such as 10%.
         carry_over: Carried = "carry_over",
         /// Whether the usage of a quota is recorded in the ledger: async (soon after the answer), strict (before the answer) or none. Default: async if there is a ledger.

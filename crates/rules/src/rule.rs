@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate, Span};
+use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate, Span, StoreId};
 
 use crate::denial_body::DenialBody;
 use crate::document::words;
@@ -108,6 +108,7 @@ pub struct Rule {
     pub(crate) on_store_failure: Option<FailurePolicy>,
     pub(crate) emergency_limit: Option<Rate>,
     pub(crate) placement: Placement,
+    pub(crate) store: RuleStore,
     pub(crate) state: RuleState,
     /// The share of subjects, in hundredths of a percent.
     pub(crate) rollout: u16,
@@ -117,6 +118,45 @@ pub struct Rule {
     pub(crate) log_denials: LogDenials,
     pub(crate) subject_type: String,
 }
+
+/// The store that keeps the state of a rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RuleStore {
+    /// The store of the config's `store` section.
+    #[default]
+    Default,
+    /// The memory of this instance. Its rules are decided before those of any other store.
+    Local,
+    /// The store with this name, from the config's `stores` section.
+    Named(Arc<str>),
+}
+
+impl RuleStore {
+    /// Returns the id of the store, as charges carry it.
+    #[must_use]
+    pub fn id(&self) -> StoreId {
+        match self {
+            RuleStore::Default => StoreId::DEFAULT,
+            RuleStore::Local => StoreId::LOCAL,
+            RuleStore::Named(name) => StoreId::named(name),
+        }
+    }
+
+    /// Returns the name as rules write it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            RuleStore::Default => DEFAULT_STORE,
+            RuleStore::Local => LOCAL_STORE,
+            RuleStore::Named(name) => name,
+        }
+    }
+}
+
+/// The name of the store of the config's `store` section.
+pub const DEFAULT_STORE: &str = "default";
+/// The name of the store in the memory of this instance.
+pub const LOCAL_STORE: &str = "local";
 
 /// The values of one attribute that a rule accepts.
 #[derive(Clone, Debug)]
@@ -296,6 +336,12 @@ impl Rule {
     #[must_use]
     pub fn emergency_limit(&self) -> Option<Rate> {
         self.emergency_limit
+    }
+
+    /// The store that keeps the rule's state.
+    #[must_use]
+    pub fn store(&self) -> &RuleStore {
+        &self.store
     }
 
     /// Which keys of the rule share a cluster slot.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, Recorded, RuleSalt, Subject,
-    SubjectKind, Tag,
+    CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, Recorded, RuleSalt, StoreId,
+    Subject, SubjectKind, Tag,
 };
 
 use crate::address::{self, NetworkMap};
@@ -48,6 +48,8 @@ pub struct RuleSet {
     pub(crate) tagged: bool,
     /// Whether there is a ledger.
     pub(crate) ledger: bool,
+    /// Whether the default store is only the memory of this instance.
+    pub(crate) is_local: bool,
     pub(crate) version: String,
     pub(crate) index: Index,
     /// Candidates, and the rules that they may replace.
@@ -79,6 +81,7 @@ pub(crate) struct Compiled {
     pub(crate) salt: RuleSalt,
     pub(crate) overflow: Key,
     pub(crate) tag: TagFrom,
+    pub(crate) store: StoreId,
     pub(crate) enforcement: Enforcement,
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
@@ -355,6 +358,7 @@ impl RuleSet {
                     overflow: compiled.overflow,
                     rule: &compiled.name,
                     tag: self.tag(compiled, subject, &mut request),
+                    store: compiled.store,
                     cost,
                     enforcement: compiled.enforcement,
                     on_denied: OnDenied::charged(compiled.charge_denied),

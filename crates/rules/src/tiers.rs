@@ -7,7 +7,7 @@ use tollgate_core::{CarryOver, Span, Zone};
 
 use crate::limits::{Counting, Numbers};
 use crate::placement::Placement;
-use crate::rule::Durability;
+use crate::rule::{Durability, RuleStore};
 use crate::share::Overdraft;
 
 /// Numbers that replace those of a rule or a budget, by its name.
@@ -50,6 +50,7 @@ pub(crate) struct Allowance {
     pub(crate) per: Vec<String>,
     pub(crate) counting: Counting,
     pub(crate) placement: Placement,
+    pub(crate) store: RuleStore,
     pub(crate) carry_over: CarryOver,
     pub(crate) durability: Durability,
     /// Whether the text leaves `durability` out, so that it is `async` if there is a ledger.

@@ -9,6 +9,7 @@ mod validate;
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tollgate_core::Span;
 
@@ -16,14 +17,16 @@ use crate::config::Config;
 use crate::secrets::Secret;
 use tollgate_rules::document::words;
 
-pub(crate) use raw::RawStore;
+pub(crate) use raw::{RawSharedStore, RawStore};
 pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address, decode, host_port};
 pub use url::{RedisUrl, UrlError};
-pub(crate) use validate::store;
+pub(crate) use validate::{named_stores, store};
 
 /// The most addresses that a config may list. Other nodes of a cluster are found through the listed
 /// ones.
 pub(crate) const MAX_URLS: usize = 32;
+/// The most stores beside the default one.
+pub(crate) const MAX_STORES: usize = 16;
 /// The largest password file, in bytes. A larger file is a mistake.
 const MAX_PASSWORD: u64 = 64 * 1024;
 
@@ -48,6 +51,16 @@ pub enum Store {
     Memory,
     /// In a Redis.
     Redis(Box<Redis>),
+}
+
+/// A store beside the default one. Rules name it with `store`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NamedStore {
+    /// The name.
+    pub name: Arc<str>,
+    /// The Redis that keeps the state.
+    pub redis: Box<Redis>,
 }
 
 /// A Redis that keeps state, and how to treat it.
@@ -214,6 +227,18 @@ impl Redis {
         }
     }
 
+    /// Whether this Redis would keep its keys where `other` keeps them: same address, database and prefix.
+    pub(crate) fn shares_keys_with(&self, other: &Redis) -> bool {
+        let mut both = self
+            .urls
+            .iter()
+            .flat_map(|one| other.urls.iter().map(move |two| (one, two)));
+        self.key_prefix == other.key_prefix
+            && both.any(|(one, two)| {
+                (&one.host, one.port, one.database) == (&two.host, two.port, two.database)
+            })
+    }
+
     /// Whether connections are encrypted.
     #[must_use]
     pub fn tls(&self) -> bool {
@@ -277,16 +302,25 @@ impl Config {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_store(&self) -> Result<(), String> {
-        let Store::Redis(redis) = &self.store else {
-            return Ok(());
-        };
-        if self.subjects.hash_secret.is_none() {
-            return Err(format!("{NO_SECRET}; {SECRET_HELP}"));
-        }
-        let mut logins = redis.urls.iter().map(|url| redis.login_at(url));
-        if logins.any(|it| it.username.is_some() && it.password.is_none()) {
-            return Err(format!("{USER_ALONE}; {USER_ALONE_HELP}"));
+        for (_, redis) in self.redis_stores() {
+            if self.subjects.hash_secret.is_none() {
+                return Err(format!("{NO_SECRET}; {SECRET_HELP}"));
+            }
+            let mut logins = redis.urls.iter().map(|url| redis.login_at(url));
+            if logins.any(|it| it.username.is_some() && it.password.is_none()) {
+                return Err(format!("{USER_ALONE}; {USER_ALONE_HELP}"));
+            }
         }
         Ok(())
+    }
+
+    /// Returns every Redis that keeps state, each with its name: `None` for the Redis of the `store` section.
+    pub fn redis_stores(&self) -> impl Iterator<Item = (Option<&Arc<str>>, &Redis)> {
+        let default = match &self.store {
+            Store::Memory => None,
+            Store::Redis(redis) => Some((None, &**redis)),
+        };
+        let named = self.stores.iter().map(|it| (Some(&it.name), &*it.redis));
+        default.into_iter().chain(named)
     }
 }

@@ -1,8 +1,11 @@
 //! Checks allowances: their subjects, their algorithms, their terms, and the sources of their numbers.
 
+use std::sync::Arc;
+
 use tollgate_core::backoff::Schedule;
 use tollgate_core::{Algorithm, CarryOver, Limit, Span};
 
+use super::Outside;
 use super::rule::{check_attribute, names};
 use crate::document::{
     At, Duration, Field, Place, Problems, Short, Text, Whole, rate, suggestion, whole,
@@ -11,16 +14,16 @@ use crate::layers::is_by_tenant;
 use crate::limits;
 use crate::placement::Placement;
 use crate::raw::{RawAlgorithm, RawAllowance, RawBackoff, RawRule};
-use crate::rule::{Ceiling, Durability, LimitFrom};
+use crate::rule::{Ceiling, DEFAULT_STORE, Durability, LOCAL_STORE, LimitFrom, RuleStore};
 use crate::share::Carried;
 use crate::tiers::{Allowance, Budget};
 use crate::zone::ZoneFrom;
 
-/// Returns the allowance of a rule without a budget. `ledger` says whether there is a ledger.
+/// Returns the allowance of a rule without a budget.
 pub(super) fn own(
     raw: &RawRule,
     start: Place,
-    ledger: bool,
+    outside: Outside<'_>,
     problems: &mut Problems<'_>,
 ) -> Option<Allowance> {
     if raw.algorithm.is_absent() && raw.budget.is_absent() {
@@ -30,21 +33,24 @@ pub(super) fn own(
     let candidate = !raw.candidate_of.is_absent();
     let of = ("rule", start);
     raw.allowance
-        .validate(&raw.algorithm, of, ledger, candidate, problems)
+        .validate(&raw.algorithm, of, outside, candidate, problems)
 }
 
 impl RawAllowance {
-    /// Returns the allowance of `what`, a rule or a budget that starts at `start`. `ledger` says
-    /// whether there is a ledger. The usage of a candidate is not recorded.
+    /// Returns the allowance of `what`, a rule or a budget that starts at `start`. The usage of a candidate
+    /// is not recorded.
     pub(super) fn validate(
         &self,
         algorithm: &Field<RawAlgorithm>,
         (what, start): (&str, Place),
-        ledger: bool,
+        outside: Outside<'_>,
         candidate: bool,
         problems: &mut Problems<'_>,
     ) -> Option<Allowance> {
         let per = names(self.per.value(), problems);
+        let store = self.store(outside, problems);
+        // A ledger does not record what only this instance counts.
+        let ledger = outside.ledger && store != RuleStore::Local;
         // The subject of a candidate may come from the rule that it may replace, so it is not known
         // here.
         if !candidate {
@@ -62,7 +68,12 @@ impl RawAllowance {
             None => Durability::None,
         };
         let ledgered = ledger && durability != Durability::None;
-        self.check_terms(algorithm, ledger, ledgered, problems);
+        self.check_terms(
+            algorithm,
+            (ledger, store == RuleStore::Local),
+            ledgered,
+            problems,
+        );
         if let (Some(at), Limit::Concurrency(slots)) = (self.max_lease.get(), &counting.limit)
             && at.value.0 < slots.lease()
         {
@@ -75,22 +86,48 @@ impl RawAllowance {
             per,
             counting,
             placement: self.placement.value().copied().unwrap_or_default(),
+            durable_by_default: self.durability.is_absent()
+                && by_default
+                && store != RuleStore::Local,
+            store,
             carry_over: match self.carry_over.value() {
                 Some(Carried::Counts(word)) => *word,
                 Some(Carried::Most(_)) | None => CarryOver::Keep,
             },
             durability,
-            durable_by_default: self.durability.is_absent() && by_default,
             overdraft: self.overdraft.value().copied(),
             max_lease: self.max_lease.value().map(|it| it.0),
         })
+    }
+
+    /// Returns the store that the allowance names.
+    fn store(&self, outside: Outside<'_>, problems: &mut Problems<'_>) -> RuleStore {
+        let Some(at) = self.store.get() else {
+            return RuleStore::Default;
+        };
+        match at.value.0.as_str() {
+            DEFAULT_STORE => RuleStore::Default,
+            LOCAL_STORE => RuleStore::Local,
+            name => match outside.stores.iter().find(|it| ***it == *name) {
+                Some(known) => RuleStore::Named(Arc::clone(known)),
+                None => {
+                    let known = outside.stores.iter().map(|it| &**it);
+                    let known = known.chain([LOCAL_STORE, DEFAULT_STORE]);
+                    let help = "define it under `stores`, or write `local` for the memory of this instance";
+                    let help = suggestion(name, known, help);
+                    let message = format!("there is no store `{}`", Short(name));
+                    problems.report(at.place, message, help);
+                    RuleStore::Default
+                }
+            },
+        }
     }
 
     /// Reports a durability, carry-over or overdraft that does not fit the algorithm or the ledger.
     fn check_terms(
         &self,
         algorithm: RawAlgorithm,
-        ledger: bool,
+        (ledger, local): (bool, bool),
         ledgered: bool,
         problems: &mut Problems<'_>,
     ) {
@@ -100,6 +137,10 @@ impl RawAllowance {
             if algorithm != RawAlgorithm::Quota {
                 let message = format!("only quotas are recorded in a ledger, and this is {name}");
                 let help = "write `algorithm: quota`, or remove `durability`";
+                problems.report(at.place, message, help);
+            } else if local && at.value != Durability::None {
+                let message = "a ledger does not record a quota that only this instance counts";
+                let help = "remove `store: local`, or write `durability: none`";
                 problems.report(at.place, message, help);
             } else if !ledger && at.value != Durability::None {
                 let message = format!("`{}` needs a ledger", at.value.name());
@@ -170,6 +211,7 @@ pub(super) fn drawing(
         ("per", given.per.key()),
         ("algorithm", raw.algorithm.key()),
         ("placement", given.placement.key()),
+        ("store", given.store.key()),
         ("carry_over", given.carry_over.key()),
         ("durability", given.durability.key()),
         ("overdraft", given.overdraft.key()),

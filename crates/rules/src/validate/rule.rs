@@ -7,13 +7,14 @@ use tollgate_core::{Algorithm, Rate, Span};
 
 use super::allowance::{backoff, check_placement, drawing, limit_from, own};
 use super::formula;
-use super::{ID_HELP, is_attribute_name, is_id};
+use super::{ID_HELP, Outside, is_attribute_name, is_id};
 use crate::document::{At, Field, List, Place, Problems, Short, Text, suggestion};
 use crate::expr::Declared;
 use crate::pattern::Pattern;
 use crate::raw::{Conditions, RawRule};
 use crate::rule::{
     Condition, Cost, FailurePolicy, LogDenials, MAX_DENIAL_DELAY, Missing, Rule, RuleState,
+    RuleStore,
 };
 use crate::tiers::Budget;
 
@@ -24,8 +25,7 @@ const NO_SUBJECTS_HELP: &str = "add `per`, or write `state: shadow` to try the r
 pub(super) struct Scope<'c> {
     pub(super) budgets: &'c [Budget],
     pub(super) declared: &'c Declared,
-    /// Whether there is a ledger.
-    pub(super) ledger: bool,
+    pub(super) outside: Outside<'c>,
 }
 
 pub(super) fn rules(
@@ -130,6 +130,17 @@ fn candidate(
     if raw.allowance.placement.is_absent() && rule.budget.is_none() {
         rule.placement = current.placement;
     }
+    if raw.allowance.store.is_absent() && rule.budget.is_none() {
+        rule.store = current.store;
+    } else if rule.store != current.store {
+        let place = raw.allowance.store.get().map_or(at.place, |it| it.place);
+        let (own, other) = (rule.store.name(), current.store.name());
+        let message = format!(
+            "the candidate is in the store `{own}`, and `{name}` is in the store `{other}`"
+        );
+        let help = "one store compares the two: write the same `store`, or leave it out";
+        problems.report(place, message, help);
+    }
     if let Some(at) = raw.allowance.placement.get() {
         check_placement(at, &rule.per, problems);
     }
@@ -144,6 +155,11 @@ fn candidate(
 
 /// Reports fields of a rule that do not fit its algorithm. `start` is where the rule starts.
 fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<'_>) {
+    if let (RuleStore::Local, Some(key)) = (&rule.store, raw.on_store_failure.key()) {
+        let message = "`on_store_failure` has no effect on a rule in the store `local`";
+        let help = "remove `on_store_failure`: the memory of this instance always answers";
+        problems.report(key, message, help);
+    }
     let charged = raw.charge_denied.get().filter(|at| at.value.0);
     match (rule.algorithm(), charged) {
         (Algorithm::Concurrency, Some(at)) => {
@@ -241,7 +257,7 @@ fn rule(
     let cost = formula::cost(&raw.cost, scope.declared, problems);
     let allowance = match raw.budget.get() {
         Some(at) => drawing(raw, at, scope.budgets, problems),
-        None => own(raw, start, scope.ledger, problems),
+        None => own(raw, start, scope.outside, problems),
     };
     let limit_from = limit_from(raw, allowance.as_ref(), problems);
     let rollout = raw.rollout.value().map_or(10_000, |percent| percent.0);
@@ -280,6 +296,7 @@ fn rule(
         on_store_failure: raw.on_store_failure.value().copied(),
         emergency_limit,
         placement: allowance.placement,
+        store: allowance.store,
         state: raw.state.value().copied().unwrap_or(RuleState::Enforce),
         rollout,
         message: raw.message.value().map(|text| text.0.clone()),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tollgate_core::Zone;
 
-use super::{ID_HELP, is_id};
+use super::{ID_HELP, Outside, is_id};
 use crate::document::{At, Field, Named, Place, Problems, Short, Text, one_of, suggestion};
 use crate::layers::is_by_tenant;
 use crate::limits::{self, Counting, Numbers};
@@ -17,10 +17,10 @@ use crate::zone;
 /// With more plans than this, the file probably lists tenants as plans.
 const MAX_PLANS: usize = 256;
 
-/// Returns the budgets of a policy. `ledger` says whether there is a ledger.
+/// Returns the budgets of a policy.
 pub(super) fn budgets(
     raw: Option<&Named<RawBudget>>,
-    ledger: bool,
+    outside: Outside<'_>,
     problems: &mut Problems<'_>,
 ) -> Vec<Budget> {
     let given = raw.map_or(&[][..], |named| &named.0);
@@ -38,7 +38,7 @@ pub(super) fn budgets(
         }
         let of = ("budget", Place::new(name.place.start, name.place.start));
         let allowance = &raw.allowance;
-        let allowance = allowance.validate(&raw.algorithm, of, ledger, false, problems);
+        let allowance = allowance.validate(&raw.algorithm, of, outside, false, problems);
         budgets.extend(allowance.map(|allowance| Budget {
             name: name.value.as_str().into(),
             allowance,

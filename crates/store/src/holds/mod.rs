@@ -145,6 +145,9 @@ pub enum Settle {
     Release,
     /// Ends an expired hold. Gives back all units of a reservation, or the slots of a lease.
     Expire,
+    /// Undoes a hold that should not have been made: gives back everything that it took, and forgets its
+    /// record. So a hold with the same id can be made again.
+    Undo,
     /// Gives back the slots of a lease. The other charges of the lease stay.
     ReleaseLease {
         /// The secret of the owner.

@@ -4,6 +4,7 @@
 //! | wrapper | adds |
 //! |---|---|
 //! | [`Traced`] | a span for each call |
+//! | [`Routed`] | several stores: each charge goes to the store of its rule |
 //! | [`Remembered`] | known denials, answered without a call |
 //! | `Ledgered` (in `ledgered/`) | counts restored from a ledger, usage recorded there |
 //! | `Guarded` | a breaker, a timeout and a limit on calls in flight |
@@ -11,9 +12,11 @@
 #[cfg(feature = "wait")]
 mod guarded;
 mod remembered;
+mod routed;
 mod traced;
 
 #[cfg(feature = "wait")]
 pub use guarded::{GuardOptions, Guarded};
 pub use remembered::Remembered;
+pub use routed::Routed;
 pub use traced::{TRACES, Traced};
