@@ -76,7 +76,7 @@ fn a_rule_from_code_is_the_rule_of_a_file() -> Result<(), ParamError> {
                 .per(["tenant"]),
         ),
         (
-            "{ id: a, algorithm: gcra, rate: 100/s, placement: sharded(16) }",
+            "{ id: a, algorithm: gcra, rate: 100/s, burst: 100, placement: sharded(16) }",
             new("a", Limit::gcra(per(100, Span::SECOND), 100)?)
                 .placement(Placement::Sharded(16.try_into().unwrap())),
         ),
