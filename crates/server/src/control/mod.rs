@@ -60,7 +60,7 @@ pub struct ControlPlane {
     source: Option<Arc<Source>>,
     audit: Audit,
     overrides: Overrides,
-    authenticators: Authenticators,
+    authenticators: Arc<Authenticators>,
     webhook: Option<Webhook>,
     journal: Option<Journal>,
     clock: SystemClock,
@@ -153,7 +153,7 @@ impl ControlPlane {
         let first = source.as_ref().map(|source| source.first(&config));
         ControlPlane {
             overrides: Overrides::of(Arc::clone(&engine)),
-            authenticators: Authenticators::new(&engine),
+            authenticators: Arc::new(Authenticators::new(&engine)),
             engine,
             reading: tokio::sync::Mutex::new(first.unwrap_or_default()),
             source: source.map(Arc::new),
@@ -217,7 +217,7 @@ impl ControlPlane {
     }
 
     /// Returns what verifies the credentials of requests.
-    pub(crate) fn authenticators(&self) -> &Authenticators {
+    pub(crate) fn authenticators(&self) -> &Arc<Authenticators> {
         &self.authenticators
     }
 

@@ -110,14 +110,16 @@ impl Protocols {
         stopping: &Stopping,
     ) -> Result<(), ConnectionError> {
         let account = self.memory.account();
+        let certificate = stream.certificate.clone();
         let tunnel = TunnelPlace::default();
         let (stream, turn) = Turns::new(stream);
         let service = service_fn(|request: Request<Incoming>| {
-            let (account, tunnel) = (&account, &tunnel);
+            let (account, tunnel, certificate) = (&account, &tunnel, certificate.as_deref());
             async move {
                 let from = Arrival {
                     peer,
                     account,
+                    certificate,
                     tunnel: Some(tunnel),
                 };
                 let mut answer = self.gateway.handle(request, from).await;
@@ -167,14 +169,16 @@ impl Protocols {
         let account = self.memory.account();
         let (gateway, metrics) = (Arc::clone(&self.gateway), Arc::clone(&self.metrics));
         let (counted, counting) = (activity.clone(), account.clone());
+        let certificate = stream.certificate.clone();
         let service = service_fn(move |request: Request<Incoming>| {
             let active = counted.start();
             let (gateway, metrics) = (Arc::clone(&gateway), Arc::clone(&metrics));
-            let account = counting.clone();
+            let (account, certificate) = (counting.clone(), certificate.clone());
             async move {
                 let from = Arrival {
                     peer,
                     account: &account,
+                    certificate: certificate.as_deref(),
                     tunnel: None,
                 };
                 let answer = gateway.handle(request, from).await;

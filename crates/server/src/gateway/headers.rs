@@ -217,6 +217,36 @@ pub(super) fn tell_decision(headers: &mut HeaderMap, action: Option<&str>, decis
     }
 }
 
+/// The attributes of a caller that the upstream is told, and their headers.
+static CALLER: [(&str, HeaderName); 6] = [
+    (
+        "authentication",
+        HeaderName::from_static("x-tollgate-authentication"),
+    ),
+    ("tenant", HeaderName::from_static("x-tollgate-tenant")),
+    ("user", HeaderName::from_static("x-tollgate-user")),
+    (
+        "service_account",
+        HeaderName::from_static("x-tollgate-service-account"),
+    ),
+    ("plan", HeaderName::from_static("x-tollgate-plan")),
+    ("subject", HeaderName::from_static("x-tollgate-subject")),
+];
+
+/// Tells the upstream who calls, as verified credentials say.
+pub(super) fn tell_identity<'i>(
+    headers: &mut HeaderMap,
+    attributes: impl Iterator<Item = (&'i str, &'i str)>,
+) {
+    for (name, value) in attributes {
+        let known = CALLER.iter().find(|(attribute, _)| *attribute == name);
+        // A value with control characters cannot be a header, and is left out.
+        if let (Some((_, header)), Ok(value)) = (known, HeaderValue::from_bytes(value.as_bytes())) {
+            headers.insert(header.clone(), value);
+        }
+    }
+}
+
 /// Tells the upstream that no rule was asked.
 pub(super) fn tell_exempt(headers: &mut HeaderMap) {
     headers.insert(X_TOLLGATE_DECISION, HeaderValue::from_static("exempt"));

@@ -1,10 +1,10 @@
 //! The gateway door: passes the requests of clients on to upstreams, within limits.
 //!
-//! The path of a request: `connection` -> `inquiry` (host, route, attributes) -> the decision -> `headers` ->
-//! `upstream` -> `relay` (the body of the answer) -> client. Bodies are never held as a whole, except those
+//! The path of a request: `connection` -> `inquiry` (host, path) -> who calls (`crate::identity`) -> route and
+//! attributes -> the decision -> `headers` -> `upstream` -> `relay` (the body of the answer) -> client. Bodies are never held as a whole, except those
 //! that a route reads attributes from.
 //!
-//! * `client_body`: the body of a request. `tunnel`: connections that leave HTTP, such as WebSockets.
+//! * `decision`: slots and waits. `client_body`: the body of a request. `tunnel`: connections that leave HTTP, such as WebSockets.
 //! * `slots`: the concurrency slots that a request holds. `access_log`: a line for each request.
 //! * `silence`: times out what is silent for too long. [`bounds`]: what clients and upstreams may send.
 
@@ -12,6 +12,7 @@ mod access_log;
 pub mod bounds;
 mod client_body;
 mod connection;
+mod decision;
 mod headers;
 mod inquiry;
 mod relay;
@@ -34,7 +35,7 @@ use hyper::body::{Body, Incoming};
 use hyper::upgrade::OnUpgrade;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tollgate::{AcquireOutcome, ActiveConfig, Ask, Decision, HoldError, Kind, Snapshot, Span};
+use tollgate::{ActiveConfig, Decision, Kind, Snapshot};
 use tollgate_config::{ExemptPaths, Gateway as GatewayConfig, Route, Routes, Subjects};
 
 pub(crate) use self::access_log::AccessLog;
@@ -49,14 +50,15 @@ use self::slots::{Slot, Slots};
 use self::tunnel::{Tunnel, TunnelPlace};
 use self::upstream::{Exchanged, Outbound, Registry, Upstreams};
 pub(crate) use self::upstream::{Upstream, UpstreamError, check_all};
-use crate::backend::{Answer, AskError, Backend};
+use crate::backend::Backend;
 use crate::client::{Client, Clients};
 use crate::control::ControlPlane;
+use crate::identity::{self, Authenticators, Identity};
 use crate::ingress_time::IngressTime;
 use crate::net::{self, Account, Listener, NoRoom, Peer, ReadError, Received};
 use crate::per_config::{Made, PerConfig};
-use crate::question::{AttributeMap, Check, Question, Refund};
 use crate::respond::{self, RequestError, Responder};
+use crate::tls::ClientCertificate;
 use crate::trace::{Origin, RequestSpan};
 
 /// The protocols of the gateway (ALPN), the preferred first.
@@ -69,6 +71,7 @@ const DOOR: &str = "gateway";
 pub(crate) struct Gateway {
     backend: Backend,
     per_config: PerConfig<DoorConfig>,
+    authenticators: Arc<Authenticators>,
     registry: Arc<Registry>,
     slots: Arc<Slots>,
     access_log: Option<Arc<AccessLog>>,
@@ -100,7 +103,7 @@ impl DoorConfig {
         let mut rules = active.rules().rules().iter();
         DoorConfig {
             responder: Responder::new(&config.headers, active.rules()),
-            clients: Clients::new(config.subjects.clone()),
+            clients: Clients::new(identity::subjects(config)),
             subjects: config.subjects.clone(),
             ingress_time: IngressTime::of(active),
             routes: config.routes.clone(),
@@ -117,6 +120,8 @@ impl DoorConfig {
 struct Arrival<'c> {
     peer: SocketAddr,
     account: &'c Account,
+    /// The certificate of the client, if TLS has verified one.
+    certificate: Option<&'c ClientCertificate>,
     /// Where a tunnel is left if the connection leaves HTTP; `None` over HTTP/2.
     tunnel: Option<&'c TunnelPlace>,
 }
@@ -130,6 +135,7 @@ enum Asked<'c> {
 /// A request that may proceed.
 struct Admitted<'c> {
     inquiry: Inquiry,
+    identity: Identity,
     /// The client's address, behind trusted proxies.
     client: IpAddr,
     route: Option<&'c Route>,
@@ -160,6 +166,7 @@ impl Gateway {
         Arc::new(Gateway {
             backend: Backend::new(Arc::clone(engine), Arc::clone(listener.metrics())),
             per_config: PerConfig::new(engine, move |active| DoorConfig::of(active, &known)),
+            authenticators: Arc::clone(control.authenticators()),
             registry,
             slots: Slots::new(engine),
             access_log,
@@ -270,6 +277,9 @@ impl Gateway {
             return Err(RequestError::Connect);
         }
         let (inquiry, client) = (inquiry?, found?);
+        let authenticator = self.authenticators.of(snapshot.active());
+        let identifying = authenticator.identify(&parts.headers, from.certificate);
+        let identity = identifying.await?;
         let client_address = client.address();
         let (method, written) = (parts.method.as_str(), parts.uri.path());
         let host = Some(inquiry.host.as_str());
@@ -284,6 +294,7 @@ impl Gateway {
         }
         let mut admitted = Admitted {
             inquiry,
+            identity,
             client: client_address,
             route,
             body: ClientBody::Empty,
@@ -310,6 +321,10 @@ impl Gateway {
         let mut attributes = inquiry.attributes(parts, self.scheme, route, client, size.exact());
         if let Some(route) = route {
             inquiry::add_fields(&mut attributes, route, parts, whole.as_ref())?;
+        }
+        // Last, so that nothing that a client sends replaces what its credentials say.
+        for (name, value) in admitted.identity.attributes() {
+            attributes.push(name, value);
         }
         let ingress_time = &door_config.ingress_time;
         let snapshot = ingress_time.apply(snapshot, &parts.extensions, &parts.headers);
@@ -338,6 +353,7 @@ impl Gateway {
     ) -> Result<Response<GatewayBody>, RequestError> {
         let Admitted {
             inquiry,
+            identity,
             client,
             route,
             body,
@@ -379,6 +395,7 @@ impl Gateway {
         if let Some(span) = &passage.span {
             span.continue_in(&mut parts.headers);
         }
+        headers::tell_identity(&mut parts.headers, identity.attributes());
         let deadline = upstream.deadline();
         let request = outbound(parts, inquiry, body, deadline);
         let exchanged = upstream.send(request).await;
@@ -430,87 +447,6 @@ impl Gateway {
         }
         let body = GatewayBody::relayed(relay, passage.line.take(), passage.span.take());
         Ok(Response::from_parts(head, body))
-    }
-
-    /// Decides a request. Waits for its turn if a shaping rule says so, and takes the slots of concurrency
-    /// rules.
-    async fn decide(
-        &self,
-        snapshot: &Snapshot<'_>,
-        door_config: &DoorConfig,
-        attributes: AttributeMap<'_>,
-        origin: &Origin,
-    ) -> Result<(Decision, Option<Slot>), RequestError> {
-        let backend = &self.backend;
-        let started = backend.metrics.start();
-        let mut attributes = attributes;
-        let mut held = None;
-        if door_config.has_slots {
-            let question = Question::AcquireLease {
-                attributes,
-                ttl: None,
-                owner: DOOR.into(),
-                wait: Span::ZERO,
-            };
-            let answer = backend
-                .answer_or_delay(started, snapshot, &question, origin)
-                .await;
-            attributes = match question {
-                Question::AcquireLease { attributes, .. } => attributes,
-                _ => AttributeMap::default(),
-            };
-            match answer {
-                Ok(Answer::Acquire(outcome)) => held = Some(outcome),
-                Ok(_) => return Err(RequestError::Internal),
-                // No concurrency rule applies to this request.
-                Err(AskError::Hold {
-                    error: HoldError::NothingToLease,
-                    ..
-                }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let (mut decision, slot, attributes) = match held {
-            Some(AcquireOutcome::Denied(decision)) => return Ok((decision, None)),
-            Some(AcquireOutcome::Granted {
-                lease,
-                token,
-                decision,
-            }) => {
-                let slot = self.slots.hold(&lease, token, decision.decided_at());
-                (decision, slot, attributes)
-            }
-            None => {
-                let ask = Ask::Exactly(1);
-                let question = Question::Check(Check { attributes, ask });
-                let answer = backend
-                    .answer_or_delay(started, snapshot, &question, origin)
-                    .await?;
-                match (answer, question) {
-                    (Answer::Decision(decision), Question::Check(check)) => {
-                        (decision, None, check.attributes)
-                    }
-                    _ => return Err(RequestError::Internal),
-                }
-            }
-        };
-        let delay = decision.delay();
-        if decision.is_allowed() && delay > Span::ZERO {
-            let Ok(_place) = self.waiting.try_acquire() else {
-                // A request that is turned away costs nothing.
-                let refund = Refund {
-                    attributes,
-                    units: 1,
-                    charged_at: decision.decided_at(),
-                };
-                let refund = Question::Refund(refund);
-                let _ = backend.answer(snapshot, &refund, origin).await;
-                return Err(RequestError::TooManyWaiting);
-            };
-            tokio::time::sleep(delay.into()).await;
-            decision.answer_later(delay);
-        }
-        Ok((decision, slot))
     }
 }
 

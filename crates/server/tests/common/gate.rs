@@ -41,6 +41,11 @@ impl Gate {
         let mut config = tollgate_config::parse("rules.yaml", yaml, &|_| None)
             .unwrap_or_else(|error| panic!("{error}"));
         config.server.http.address.set_port(0);
+        Gate::of_config(config)
+    }
+
+    /// Starts a gateway with this config.
+    pub(crate) fn of_config(config: tollgate_config::Config) -> Gate {
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {

@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod credentials;
 mod docs;
 #[path = "../common/doors.rs"]
 mod doors;
