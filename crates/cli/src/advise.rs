@@ -352,8 +352,8 @@ fn text(
             "tried    nine subjects at half of the limit: {} of {} requests denied. One at ten times the limit: {} of {} allowed",
             check.quiet_denied, check.quiet_requests, check.loud_allowed, check.loud_requests
         );
-        text += &match check.most_in_window {
-            Some(most) => format!(", at most {most} in {}\n", answers.window),
+        text += &match check.most_in_window.zip(check.window_millis) {
+            Some((most, millis)) => format!(", at most {most} in {}\n", Span::from_millis(millis)),
             None => "\n".to_owned(),
         };
     }

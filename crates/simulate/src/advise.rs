@@ -120,8 +120,10 @@ pub struct AdviceCheck {
     pub loud_requests: u64,
     /// Of these, allowed.
     pub loud_allowed: u64,
-    /// The most units that a subject was allowed in any window.
+    /// The most units that a subject was allowed in any time of `window_millis`.
     pub most_in_window: Option<u64>,
+    /// The time in which a spent allowance comes back, in milliseconds.
+    pub window_millis: Option<u64>,
 }
 
 /// The longest log that is advised.
@@ -396,13 +398,13 @@ fn check(config: &tollgate::Config, answers: &Answers) -> AdviceCheck {
             .filter(|row| row.name.contains("=loud"));
         rows.map(|row| row.counts.denied).sum()
     });
+    let burst = rule.and_then(|rule| rule.largest_burst);
     AdviceCheck {
         quiet_requests: quiet,
         quiet_denied: report.new.denied - denied,
         loud_requests: loud,
         loud_allowed: loud - denied,
-        most_in_window: rule
-            .and_then(|rule| rule.largest_burst)
-            .map(|it| it.admitted),
+        most_in_window: burst.map(|it| it.admitted),
+        window_millis: burst.map(|it| it.window_millis),
     }
 }
