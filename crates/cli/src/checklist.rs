@@ -2,6 +2,7 @@
 
 use tollgate::{Algorithm, Config, FailurePolicy, Finding, Limit, Rule, RuleStore, Span};
 use tollgate_config::{Listen, Mode, Placement, Redis, RuleState, Server, Store};
+use tollgate_simulate::redis_bytes;
 
 use crate::config::{ConfigArgs, STARTER_SECRET};
 use crate::serve::describe_redis;
@@ -15,6 +16,8 @@ pub(crate) fn check(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     findings.extend(unenforced(&config.policy.rules));
     let warnings = config.policy.warnings().into_iter();
     findings.extend(warnings.map(|it| Finding::warn("rules", it.to_string(), it.help)));
+    let practices = config.policy.practices().into_iter();
+    findings.extend(practices.map(|it| Finding::warn("practice", it.to_string(), it.help)));
     findings.push(secret(config));
     findings.push(open_doors(&config.server));
     findings.extend(plain_text(&config.server));
@@ -264,6 +267,41 @@ fn timeout(redis: &Redis) -> Finding {
         format!("{timeout}: when the store hangs, every request waits that long"),
         format!("use {LONG_TIMEOUT} or less; after it, failure policies decide"),
     )
+}
+
+/// Compares the memory that the rules need for so many subjects each with what the servers of the store may use.
+pub(crate) fn memory(config: &Config, subjects: u64, found: &[Finding]) -> Option<Finding> {
+    if config.store == Store::Memory && config.stores.is_empty() {
+        return None;
+    }
+    let counted = config.policy.rules.iter().filter(|rule| is_counted(rule));
+    let bytes = counted.map(|rule| {
+        let subjects = if rule.per().is_empty() { 1 } else { subjects };
+        // A subject at its limit has the longest log.
+        redis_bytes(rule, u64::MAX).saturating_mul(subjects)
+    });
+    let needed = bytes.fold(0, u64::saturating_add);
+    let mebibytes = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let needs = format!(
+        "{subjects} subjects at their limits need about {}",
+        mebibytes(needed)
+    );
+    let limits: Vec<u64> = found.iter().filter_map(|it| it.max_bytes).collect();
+    if limits.is_empty() {
+        let found = format!("{needs}; no `maxmemory` to compare with");
+        return Some(Finding::ok("memory-estimate", found));
+    }
+    let most = limits.into_iter().fold(0, u64::saturating_add);
+    let found = format!("{needs}; `maxmemory` is {}", mebibytes(most));
+    // Redis needs room for the copy of a snapshot, for buffers of clients and for growth.
+    match needed.saturating_mul(2) > most {
+        false => Some(Finding::ok("memory-estimate", found)),
+        true => Some(Finding::warn(
+            "memory-estimate",
+            found,
+            "set `maxmemory` to twice the estimate, lower `subjects.max_keys`, or use an algorithm with a smaller state",
+        )),
+    }
 }
 
 /// Lists the first few rules for which `is_one` holds, and how many more there are; `None` if there are

@@ -11,6 +11,9 @@ use crate::terminal::has_colour;
 /// The rules of a server without a config file.
 pub(crate) const STARTER: &str = include_str!("starter.yaml");
 
+/// The rules of a gateway without a config file.
+pub(crate) const GATEWAY_STARTER: &str = include_str!("gateway-starter.yaml");
+
 /// The hash secret of the starter rules in a shared store. The secret is public, like the rules.
 pub(crate) const STARTER_SECRET: &str = "the starter rules of tollgate";
 
@@ -35,10 +38,15 @@ pub(crate) struct ConfigArgs {
 impl ConfigArgs {
     /// Loads the file and applies the flags.
     pub(crate) fn load(&self) -> Result<Config, String> {
+        self.load_or(STARTER)
+    }
+
+    /// Loads the file, or `starter` if there is none, and applies the flags.
+    pub(crate) fn load_or(&self, starter: &str) -> Result<Config, String> {
         let variable = |name: &str| std::env::var(name).ok();
         let loaded = match &self.config {
             Some(path) => tollgate_config::load(path),
-            None => tollgate_config::parse("starter.yaml", STARTER, &variable),
+            None => tollgate_config::parse("starter.yaml", starter, &variable),
         };
         let config = loaded.map_err(|error| render(&error))?;
         self.apply_flags(config).map_err(failed)

@@ -8,7 +8,9 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tollgate::{Config, Engine, Rule, RuleStore, Span};
-use tollgate_config::{Admin, Grpc, Listen, Mode, Redis, Resp, Store};
+use tollgate_config::{
+    Admin, Gateway, Grpc, Listen, Mode, Redis, Resp, Store, Upstream, Upstreams,
+};
 use tollgate_server::audit::Audit;
 use tollgate_server::control::{ReloadError, SIGNAL, Source};
 use tollgate_server::events::Webhook;
@@ -17,7 +19,7 @@ use tollgate_server::net::ListenError;
 use tollgate_server::{Address, ControlPlane, DoorError, Doors};
 
 use crate::audit::DataArgs;
-use crate::config::ConfigArgs;
+use crate::config::{ConfigArgs, GATEWAY_STARTER, STARTER};
 use crate::logs::{self, LogArgs};
 use crate::terminal::count_rules;
 use crate::{CommandResult, failed};
@@ -59,6 +61,15 @@ pub(crate) struct DoorArgs {
     /// Listen for operators here, such as 127.0.0.1:8082
     #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_ADMIN")]
     admin: Option<SocketAddr>,
+
+    /// Listen here for requests to pass on, within limits, such as 127.0.0.1:8000
+    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_GATEWAY")]
+    gateway: Option<SocketAddr>,
+
+    /// Pass the requests of the gateway on to this server, such as http://127.0.0.1:9000
+    /// [default: the upstreams in the config file]
+    #[arg(long, value_name = "URL", env = "TOLLGATE_UPSTREAM")]
+    upstream: Option<String>,
 }
 
 impl DoorArgs {
@@ -81,6 +92,26 @@ impl DoorArgs {
             let admin = server.admin.get_or_insert_with(|| Admin::new(new(address)));
             admin.listen.address = address;
         }
+        if let Some(address) = self.gateway {
+            let gateway = server
+                .gateway
+                .get_or_insert_with(|| Gateway::new(new(address)));
+            gateway.listen.address = address;
+        }
+        if let Some(url) = &self.upstream {
+            if !config.upstreams.is_empty() {
+                return Err(
+                    "--upstream: the config file has `upstreams`; use one of the two".into(),
+                );
+            }
+            if config.server.gateway.is_none() {
+                return Err(
+                    "--upstream http://… needs a gateway: add --gateway 127.0.0.1:8000".into(),
+                );
+            }
+            let upstream = Upstream::of_url(url).map_err(|error| format!("--upstream: {error}"))?;
+            config.upstreams = Upstreams::one("upstream", upstream);
+        }
         config.check_doors()?;
         Ok(config)
     }
@@ -88,7 +119,11 @@ impl DoorArgs {
 
 pub(crate) async fn run(args: &Args) -> CommandResult {
     let source = source(args);
-    let config = args.config.load()?;
+    let starter = match args.doors.gateway {
+        Some(_) => GATEWAY_STARTER,
+        None => STARTER,
+    };
+    let config = args.config.load_or(starter)?;
     let exporter = logs::start(&args.logs, &config.telemetry)?;
     let config = args.doors.apply(config).map_err(failed)?;
     let engine = Arc::new(start(args, &config).await?);
@@ -302,7 +337,10 @@ fn describe_door_error(error: &DoorError) -> String {
     let help = match &error.error {
         ListenError::Address { .. } => format!("choose another address with --{door}"),
         ListenError::Tls(_) => format!("check server.{door} and server.tls in the config"),
-        ListenError::Password(_) => format!("check server.{door} in the config"),
+        ListenError::Password(_) | ListenError::AccessLog(_) => {
+            format!("check server.{door} in the config")
+        }
+        ListenError::Upstream(_) => "check upstreams in the config".to_owned(),
     };
     format!("error: {error}\nhelp: {help}")
 }
@@ -393,6 +431,9 @@ fn say(text: &str) {
 }
 
 fn requests_to_try(addresses: &[Address]) -> String {
+    if let Some(gateway) = addresses.iter().find(|it| it.door == "gateway") {
+        return gateway_requests(gateway, addresses);
+    }
     let mut text = String::new();
     for address in addresses {
         text += &match address.door {
@@ -404,9 +445,27 @@ fn requests_to_try(addresses: &[Address]) -> String {
     }
     if let [_] = addresses {
         text += "\nTo open more doors: --resp 127.0.0.1:6390 (Redis clients), --grpc 127.0.0.1:8081 (Envoy),\n\
-                 --admin 127.0.0.1:8082 (operators).\n";
+                 --admin 127.0.0.1:8082 (operators).\n\
+                 To limit a service without changing it: --gateway 127.0.0.1:8000 --upstream http://127.0.0.1:9000\n";
     }
     text + "\n"
+}
+
+fn gateway_requests(gateway: &Address, addresses: &[Address]) -> String {
+    let http = addresses.iter().find(|it| it.door == "http");
+    let metrics = http.map_or_else(String::new, |http| {
+        format!("\nMetrics of all decisions so far:\n  curl {http}/metrics\n")
+    });
+    format!(
+        r"
+Try it. Your service, with the rate limit in the headers of each answer:
+  curl -i {gateway}/
+
+100 requests at once, 50 a second after that, then 429 with Retry-After:
+  seq 150 | xargs -P 20 -I _ curl -s -o /dev/null -w '%{{http_code}}\n' {gateway}/ | sort | uniq -c
+{metrics}
+"
+    )
 }
 
 fn redis_requests(address: &Address) -> String {

@@ -56,8 +56,19 @@ fn print_stores(by_store: &[(String, Vec<String>)]) {
     }
 }
 
-pub(crate) fn schema() -> CommandResult {
-    let schema = serde_json::to_string_pretty(&tollgate_config::json_schema());
+#[derive(clap::Args)]
+pub(crate) struct SchemaArgs {
+    /// Print the schema of the files that `tollgate test` reads
+    #[arg(long)]
+    tests: bool,
+}
+
+pub(crate) fn schema(args: &SchemaArgs) -> CommandResult {
+    let schema = match args.tests {
+        true => tollgate_simulate::rule_tests::json_schema(),
+        false => tollgate_config::json_schema(),
+    };
+    let schema = serde_json::to_string_pretty(&schema);
     println!("{}", schema.map_err(crate::failed)?);
     Ok(true)
 }

@@ -12,6 +12,7 @@ use tollgate_rules::{
     RawPolicy, Rule, RuleSet, RuleState, RuleStore, Warning, is_id,
 };
 
+use crate::authentication::{self, Authentication, RawAuthentication};
 use crate::events::{self, Events, RawEvents};
 use crate::fields::{Env, expand};
 use crate::foreign;
@@ -27,6 +28,11 @@ use crate::store::{
 use crate::subjects::{self, RawSubjects, Subjects};
 use crate::telemetry::{self, RawTelemetry, Telemetry};
 use crate::tenant_files;
+use crate::upstream::{self, RawUpstream, Upstreams};
+
+pub(crate) const NO_UPSTREAM: &str = "the gateway has no upstream to pass requests to";
+pub(crate) const NO_UPSTREAM_HELP: &str =
+    "add one, such as `upstreams: { api: { servers: [\"http://127.0.0.1:9000\"] } }`";
 
 /// Larger files are rejected unread.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
@@ -49,6 +55,10 @@ pub struct Config {
     pub headers: Headers,
     /// The routes: they give a request its action at doors that see only method, host and path.
     pub routes: Routes,
+    /// How callers of the gateway and of forward-auth prove who they are.
+    pub authentication: Authentication,
+    /// The servers that the gateway passes requests to.
+    pub upstreams: Upstreams,
     /// Traces and logs.
     pub telemetry: Telemetry,
     /// The ledger that usage is recorded in, if there is one.
@@ -60,7 +70,7 @@ pub struct Config {
     pub policy: Policy,
     /// The paths of tenant files, as written.
     pub(crate) tenant_files: Vec<String>,
-    /// The tenant files that were read, and the directories that the config names for tenant files.
+    /// The other files that were read, and the directories that the config names for tenant files.
     pub(crate) files: Vec<PathBuf>,
     pub(crate) watched: Vec<PathBuf>,
 }
@@ -80,8 +90,12 @@ section! {
         subjects: RawSubjects = "subjects",
         /// The headers and bodies of responses.
         headers: RawHeaders = "headers",
-        /// The routes of forward-auth. The first route that matches a request sets the request's action.
+        /// The routes of forward-auth and of the gateway. The first route that matches a request sets the request's action, and its upstream.
         routes: List<RawRoute> = "routes",
+        /// How callers of the gateway and of forward-auth prove who they are.
+        authentication: RawAuthentication = "authentication",
+        /// The servers that the gateway passes requests to, by name.
+        upstreams: Named<RawUpstream> = "upstreams",
         /// Traces and logs.
         telemetry: RawTelemetry = "telemetry",
         /// The ledger that usage is recorded in.
@@ -106,9 +120,9 @@ impl Config {
         Ok(Config { policy, ..defaults })
     }
 
-    /// The files that tenants were read from.
+    /// The other files that the config was read from: tenants, keys of tokens, API keys.
     #[must_use]
-    pub fn tenant_files(&self) -> &[PathBuf] {
+    pub fn other_files(&self) -> &[PathBuf] {
         &self.files
     }
 
@@ -223,12 +237,34 @@ pub fn check(path: &Path) -> Result<Checked, ConfigError> {
     })
 }
 
+/// Reads the config at `path`, and the tenant files that it names, as [`load`] does. But a `${VAR}` that
+/// is not set is not an error, so that rules can be tried without the secrets. Such a setting has its
+/// default. The config must not be used to open doors, a store or a ledger.
+///
+/// # Errors
+/// As [`load`]. A variable in the path of a tenant file must be set.
+pub fn load_offline(path: &Path) -> Result<Config, ConfigError> {
+    let (config, unset) = load_with(path, Unset::Returned)?;
+    if !unset.is_empty() {
+        let text = read_text(path)?;
+        let mut problems = Problems::new(&text);
+        let raw = parse_document(EMPTY_HELP, &mut problems)
+            .and_then(|root| RawConfig::read(&root, &mut problems))
+            .unwrap_or_default();
+        raw.tenant_files(true, &process_env, &mut problems);
+        if !problems.is_empty() {
+            return Err(problems.into_error(&path.display().to_string()));
+        }
+    }
+    Ok(config)
+}
+
 /// What happens if a variable of the environment is not set.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unset {
     /// The config is rejected.
     Rejected,
-    /// The problem is returned with the config, which must not be used.
+    /// The problem is returned with the config, which must not be used by a server.
     Returned,
 }
 
@@ -237,7 +273,7 @@ fn load_with(path: &Path, unset: Unset) -> Result<(Config, Vec<Problem>), Config
     let name = path.display().to_string();
     let (mut config, problems) = read(&name, &text, &process_env, true, unset)?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    tenant_files::add_tenants(&mut config, &text, folder)?;
+    read_others(&mut config, &text, folder)?;
     Ok((config, problems))
 }
 
@@ -250,18 +286,24 @@ pub fn load_text(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let name = path.display().to_string();
     let (mut config, _) = read(&name, text, &process_env, true, Unset::Rejected)?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    tenant_files::add_tenants(&mut config, text, folder)?;
+    read_others(&mut config, text, folder)?;
     Ok(config)
+}
+
+/// Reads the other files that `config` names. `text` is the text of the config.
+fn read_others(config: &mut Config, text: &str, folder: &Path) -> Result<(), ConfigError> {
+    tenant_files::add_tenants(config, text, folder)?;
+    authentication::read_files(config, folder)
 }
 
 fn process_env(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
 }
 
-/// Returns the tenant files that the config at `path` names now, and the directories that hold them.
+/// Returns the other files that the config at `path` names now, and the directories of its tenant files.
 /// This also works for a rejected config, as far as its text can be read.
 #[must_use]
-pub fn tenant_paths(path: &Path) -> Vec<PathBuf> {
+pub fn other_paths(path: &Path) -> Vec<PathBuf> {
     let Ok(text) = read_text(path) else {
         return Vec::new();
     };
@@ -269,8 +311,17 @@ pub fn tenant_paths(path: &Path) -> Vec<PathBuf> {
     let raw = parse_document(EMPTY_HELP, &mut problems)
         .and_then(|root| RawConfig::read(&root, &mut problems))
         .unwrap_or_default();
+    let folder = path.parent().unwrap_or(Path::new(""));
     let given = raw.tenant_files(true, &process_env, &mut problems);
-    tenant_files::all_paths(&given, path.parent().unwrap_or(Path::new("")))
+    let mut paths = tenant_files::all_paths(&given, folder);
+    let authentication = &raw.authentication;
+    paths.extend(authentication::paths(
+        authentication,
+        folder,
+        &process_env,
+        &mut problems,
+    ));
+    paths
 }
 
 /// Reads the text of the config at `path`, valid or not.
@@ -353,7 +404,11 @@ impl RawConfig {
         self.check_time_header(&store, problems);
         let subjects = subjects::subjects(self.subjects.value(), env, problems);
         let headers = headers::headers(self.headers.value(), problems);
-        let routes = route::routes(self.routes.value(), problems);
+        let authentication =
+            authentication::authentication(&self.authentication, env, files, problems);
+        let upstreams = upstream::upstreams(&self.upstreams, env, problems);
+        let routes = route::routes(self.routes.value(), &upstreams, problems);
+        self.check_gateway(problems);
         let telemetry = telemetry::telemetry(self.telemetry.value(), env, problems);
         let ledger = ledger::ledger(&self.ledger, &namespace, env, problems);
         let events = events::events(self.events.value(), env, problems);
@@ -366,7 +421,7 @@ impl RawConfig {
             stores: &names,
         };
         let policy = self.policy.validate(start, outside, problems);
-        Config {
+        let mut config = Config {
             namespace,
             server,
             store,
@@ -374,6 +429,8 @@ impl RawConfig {
             subjects,
             headers,
             routes,
+            authentication,
+            upstreams,
             telemetry,
             ledger,
             events,
@@ -381,7 +438,9 @@ impl RawConfig {
             tenant_files: self.tenant_files(files, env, problems),
             files: Vec::new(),
             watched: Vec::new(),
-        }
+        };
+        authentication::add_claims(&mut config, start, problems);
+        config
     }
 
     fn namespace(&self, env: Env<'_>, problems: &mut Problems<'_>) -> String {
@@ -435,6 +494,19 @@ impl RawConfig {
             let message = "`time_header` needs a store whose clock is the caller's";
             let help = "write `clock: caller` in `store.redis`, or remove `time_header`";
             problems.report(key, message, help);
+        }
+    }
+
+    /// Reports a gateway that has no upstream.
+    fn check_gateway(&self, problems: &mut Problems<'_>) {
+        let is_empty = match &self.upstreams {
+            Field::Absent => true,
+            Field::Broken { .. } => false,
+            Field::Given { at, .. } => at.value.0.is_empty(),
+        };
+        let gateway = self.server.value().and_then(|it| it.gateway.key());
+        if let (true, Some(key)) = (is_empty, gateway) {
+            problems.report(key, NO_UPSTREAM, NO_UPSTREAM_HELP);
         }
     }
 

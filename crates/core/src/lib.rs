@@ -56,6 +56,7 @@ mod limiting;
 pub mod meter;
 mod param;
 pub mod quota;
+mod siphash;
 pub mod sliding_counter;
 pub mod sliding_log;
 pub mod token_bucket;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tollgate_core::{Enforcement, Key, Keyring, StoreId};
 
 use crate::address::{self, NetworkMap};
+use crate::conditions::{Accepted, Conditions};
 use crate::index::{Guards, Index};
 use crate::layers::{Layers, Tables, is_by_tenant};
 use crate::overrides::Override;
@@ -14,9 +15,7 @@ use crate::placement::Placement;
 use crate::policy::Policy;
 use crate::request_limits::Source;
 use crate::rule::{Condition, Cost, Durability, Rule, RuleState, RuleStore};
-use crate::ruleset::{
-    Accepted, Anonymous, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom,
-};
+use crate::ruleset::{Anonymous, Compiled, CompiledCost, RuleSet, TENANT, TagFrom};
 use crate::symbols::{AttributeId, Symbols};
 
 /// The index of each set of attributes that makes subjects.
@@ -184,7 +183,10 @@ impl RuleSet {
     fn conditions(&mut self, conditions: &[Condition]) -> Conditions {
         let conditions = conditions.iter().map(|condition| {
             let accepted = match &*condition.accepted {
-                [one] => Accepted::One(one.clone()),
+                [one] => match one.exact() {
+                    Some(Exact::Text(text)) => Accepted::Exact(text.into()),
+                    _ => Accepted::One(one.clone()),
+                },
                 many => match networks(many) {
                     Some(networks) => Accepted::Networks(networks),
                     None => Accepted::Any(Arc::clone(&condition.accepted)),

@@ -150,8 +150,7 @@ impl RuleSet {
     /// ```
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
-        let mut request = Request::new(attributes);
-        self.prepare_for(&mut request);
+        let mut request = self.request(attributes);
         let rules = (0u32..).zip(self.compiled.iter().zip(&self.rules));
         let explain = |(index, (compiled, rule)): (u32, (_, &Rule))| {
             let verdict = self.consider(compiled, &mut request);
@@ -298,7 +297,7 @@ impl RuleSet {
             Verdict::OutOfRollout(draw) => {
                 let rollout = percentage(u32::from(rule.rollout));
                 if rule.rollout == 0 {
-                    format!("rollout: rollout is {rollout}")
+                    format!("rollout: {rollout} of the subjects")
                 } else {
                     let draw = percentage(u32::try_from(*draw).unwrap_or(WHOLE));
                     format!("rollout: subject is at {draw}, rollout is {rollout}")

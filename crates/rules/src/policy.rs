@@ -136,7 +136,7 @@ impl<'p> TenantReader<'p> {
             if self.tenants.contains_key(name) {
                 let first = self.files.get(name).map_or("the config", |file| file);
                 let message = format!("the tenant `{name}` is given twice");
-                let help = format!("it stands in {first} too: keep one of the two");
+                let help = format!("it is also in {first}: keep one of the two");
                 problems.report(tenant.place, message, help);
             }
         }

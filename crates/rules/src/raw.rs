@@ -51,7 +51,7 @@ section! {
         budget: Text = "budget",
         /// The algorithm that counts. A rule that draws on a budget uses the budget's algorithm.
         algorithm: RawAlgorithm = "algorithm",
-        /// An attribute that brings the limit of a request: attributes.NAME. A request without the attribute gets the numbers of the rule.
+        /// An attribute that brings the limit of a request: attributes.NAME, or jwt.claims.NAME for a claim of its token. A request without the attribute gets the numbers of the rule.
         limit_from: Text = "limit_from",
         /// The highest limit that limit_from may bring.
         ceiling: Text = "ceiling",

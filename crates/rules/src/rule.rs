@@ -225,6 +225,12 @@ impl Rule {
         &self.counting.limit
     }
 
+    /// The attribute in which a request may bring a limit (`limit_from`), if there is one.
+    #[must_use]
+    pub fn limit_attribute(&self) -> Option<&str> {
+        self.limit_from.as_ref().map(|from| from.attribute.as_str())
+    }
+
     /// The budget that the rule draws on, if there is one.
     #[must_use]
     pub fn budget(&self) -> Option<&str> {
@@ -281,6 +287,15 @@ impl Rule {
     #[must_use]
     pub fn state(&self) -> RuleState {
         self.state
+    }
+
+    /// The cost of one unit, if it is the same for all requests.
+    #[must_use]
+    pub fn fixed_cost(&self) -> Option<u64> {
+        match self.cost {
+            Cost::Fixed(cost) => Some(cost),
+            Cost::Expr(_) | Cost::Table(_) => None,
+        }
     }
 
     /// Whether denied requests are charged too.

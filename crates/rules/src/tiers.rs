@@ -72,6 +72,14 @@ impl Tiers {
         Some(&plan.name)
     }
 
+    /// The plan of a tenant. A tenant that the config does not name has the default plan.
+    #[must_use]
+    pub fn plan_of_tenant(&self, tenant: &str) -> Option<&str> {
+        let plan = self.plan_of(self.tenants.get(tenant))?;
+        let plan = self.plans.get(usize::from(plan))?;
+        Some(&plan.name)
+    }
+
     /// The number of tenants that the config names.
     #[must_use]
     pub fn tenants(&self) -> usize {

@@ -334,7 +334,7 @@ fn alerts_pass_their_tests() {
 }
 
 #[test]
-fn every_metric_of_the_alerts_and_the_dashboard_exists() {
+fn every_metric_of_alerts_dashboard_and_docs_exists() {
     let pages = [
         page_in_memory(),
         page_with_a_store(),
@@ -371,6 +371,34 @@ fn every_metric_of_the_alerts_and_the_dashboard_exists() {
         }
     }
     assert!(used.len() > 50, "{used:?}");
+    // The docs also name histograms as a whole.
+    let histograms = pages
+        .lines()
+        .filter_map(|it| it.strip_prefix("# TYPE ")?.strip_suffix(" histogram"));
+    known.extend(histograms.map(str::to_owned));
+    // Words of Envoy and of examples.
+    known.extend(["rate_limit_service", "rate_limit_exceeded"].map(str::to_owned));
+    known.extend(["rate_limit_denied", "tollgate_version"].map(str::to_owned));
+    for page in std::fs::read_dir(deploy("../docs")).unwrap() {
+        let page = page.unwrap().path();
+        if page.extension().is_none_or(|it| it != "md") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&page).unwrap();
+        for word in text.split(|it: char| !it.is_ascii_alphanumeric() && it != '_') {
+            let is_metric = ["rate_limit_", "tollgate_", "process_"];
+            if is_metric
+                .iter()
+                .any(|it| word.starts_with(it) && word != *it)
+            {
+                let page = page.display();
+                assert!(
+                    known.contains(word),
+                    "{page} names {word}, which is not a metric"
+                );
+            }
+        }
+    }
 }
 
 /// Returns the names of all alerts.

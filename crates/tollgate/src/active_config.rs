@@ -416,8 +416,8 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     (config, differs.map(|(name, _)| name).collect())
 }
 
-/// Returns the `server` section to put in force. New addresses of doors need a restart. New tokens, and
-/// a new answer to unknown Envoy domains, do not.
+/// Returns the `server` section to put in force. New addresses of doors need a restart. New tokens, a new
+/// answer to unknown Envoy domains, and new bounds and exempt paths of the gateway do not.
 fn server_without_restart(wanted: &Server, running: &Server) -> Server {
     let mut server = running.clone();
     server.tokens.clone_from(&wanted.tokens);
@@ -435,6 +435,11 @@ fn server_without_restart(wanted: &Server, running: &Server) -> Server {
         if !wanted.tokens.is_empty() || admin.listen.is_loopback() {
             admin.tokens.clone_from(&wanted.tokens);
         }
+    }
+    if let (Some(gateway), Some(wanted)) = (&mut server.gateway, &wanted.gateway) {
+        gateway.exempt.clone_from(&wanted.exempt);
+        gateway.max_body = wanted.max_body;
+        gateway.max_inspected_body = wanted.max_inspected_body;
     }
     server
 }

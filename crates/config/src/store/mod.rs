@@ -85,7 +85,7 @@ pub struct Redis {
     pub connect_timeout: Span,
     /// How long a server that starts tries to reach the store (default 10 s).
     pub connect_patience: Span,
-    /// After how long without use a connection is closed (default 30 s).
+    /// How long a connection may be idle before it is closed (default 30 s).
     pub idle_timeout: Span,
     /// The most connections to each server (default 4).
     pub max_connections: usize,

@@ -87,7 +87,7 @@ section! {
         connect_timeout: Duration = "connect_timeout",
         /// How long a server that starts tries to reach the store, 1ms to 10m (default 10s).
         connect_patience: Duration = "connect_patience",
-        /// After how long without use a connection is closed, 1s to 1h (default 30s).
+        /// How long a connection may be idle before it is closed, 1s to 1h (default 30s).
         idle_timeout: Duration = "idle_timeout",
         /// The most connections to a server, 1 to 1024 (default 4).
         max_connections: Whole = "max_connections",

@@ -278,9 +278,12 @@ pub(super) fn limit_from(
         }
         _ => return Some(None),
     };
-    let Some(attribute) = from.value.0.strip_prefix("attributes.") else {
-        let message = format!("`{}` does not name an attribute", Short(&from.value.0));
-        let help = "write attributes. and the name, such as attributes.rate_limit";
+    let given = from.value.0.as_str();
+    // A claim of a token becomes an attribute of the same name.
+    let claim = Some(given).filter(|it| it.starts_with("jwt.claims."));
+    let Some(attribute) = given.strip_prefix("attributes.").or(claim) else {
+        let message = format!("`{}` does not name an attribute", Short(given));
+        let help = "write attributes. and the name, such as attributes.rate_limit, or jwt.claims. and the claim of a token";
         problems.report(from.place, message, help);
         return None;
     };

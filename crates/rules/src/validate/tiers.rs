@@ -145,7 +145,9 @@ pub(super) fn plans(
     let given = raw.value().map_or(&[][..], |named| &named.0);
     if let (Some(key), true) = (raw.key(), given.len() > MAX_PLANS) {
         let message = format!("there are {} plans", given.len());
-        let help = format!("write at most {MAX_PLANS}; numbers of one tenant are its `overrides`");
+        let help = format!(
+            "write at most {MAX_PLANS} plans, and put the numbers of a single tenant into its `overrides`"
+        );
         problems.report(key, message, help);
         return tiers;
     }

@@ -126,8 +126,8 @@ pub enum Held {
         /// The decision on each charge.
         applied: Applied,
         /// How many clients wait before this client; `None` if this client does not wait. A client waits
-        /// only if just slots are missing, no queue is full, and its patience is not zero. Otherwise the
-        /// client has no place in a queue, and loses any place it had.
+        /// only if nothing but slots is missing, no queue is full, and its patience is not zero. Otherwise
+        /// the client has no place in a queue, and loses any place it had.
         ahead: Option<u64>,
     },
 }

@@ -7,8 +7,9 @@ use smallvec::SmallVec;
 use tollgate_core::concurrency::{Holder, State};
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
 
+use super::MemoryStore;
 use super::all_charges::{Looks, all_allow};
-use super::{Locked, MemoryStore};
+use super::locked::Locked;
 use crate::clock::Clock;
 use crate::contract::{Applied, StoreError};
 use crate::holds::{

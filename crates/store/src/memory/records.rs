@@ -46,7 +46,7 @@ impl Records {
         }
     }
 
-    /// Locks the part of a hold.
+    /// Locks the part of the records that a hold belongs to.
     pub(super) fn lock(&self, id: HoldId) -> MutexGuard<'_, Part> {
         // Ids are random, so their low bits spread the records evenly.
         #[allow(clippy::cast_possible_truncation)]
