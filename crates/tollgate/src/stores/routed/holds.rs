@@ -22,7 +22,8 @@ use tollgate_store::{
     StoreError,
 };
 
-use super::{Part, Routed, Told, gather};
+use super::Routed;
+use super::parts::{Part, Told, gather};
 
 /// How long a part lasts after the main part was extended at another instance, until it is due again.
 const FOLLOWS: Span = Span::MINUTE;
