@@ -12,6 +12,8 @@ use fastrand::Rng;
 use tollgate_bench::table::Table;
 use tollgate_core::{Limiting, ParamError, Span, Time, sliding_counter, sliding_log, two_window};
 
+use crate::length::Length;
+
 const LIMIT: u64 = 100;
 const WINDOW: Span = Span::MINUTE;
 /// The rate of requests that uses up exactly the limit, per second.
@@ -29,8 +31,8 @@ const HEADINGS: [&str; 6] = [
     "two windows",
 ];
 
-pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
-    let requests: u32 = if quick { 50_000 } else { 1_000_000 };
+pub(crate) fn run(length: Length) -> Result<(), Box<dyn Error>> {
+    let requests: u32 = length.pick(50_000, 1_000_000, 1_000_000);
     println!("{LIMIT} a minute, {requests} requests of each kind of traffic\n");
     let traffic = [
         ("Poisson, 0.5x the limit", Traffic::Poisson { load: 0.5 }),

@@ -4,16 +4,20 @@
 
 use std::error::Error;
 use std::hint::black_box;
+use std::path::Path;
 use std::sync::Barrier;
 use std::thread;
 
 use governor::DefaultKeyedRateLimiter;
 use tollgate::{Attributes, Limiter};
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table, median};
 use tollgate_bench::workload;
 use tollgate_core::{Key, Limit};
 use tollgate_rig::Stopwatch;
 use tollgate_store::{Applied, Ask, MemoryStore};
+
+use crate::length::Length;
 
 pub(crate) const FIVE_RULES: &str = include_str!("five-rules.yaml");
 const KEYS: [usize; 3] = [1, 10_000, 1_000_000];
@@ -27,21 +31,13 @@ struct Effort {
     checks: usize,
 }
 
-pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
-    let effort = if quick {
-        Effort {
-            rounds: 3,
-            checks: 100_000,
-        }
-    } else {
-        Effort {
-            rounds: 9,
-            checks: 1_000_000,
-        }
-    };
-    let (rounds, checks) = (effort.rounds, effort.checks);
-    println!("Nanoseconds per check and thread, medians of {rounds} rounds of {checks} checks\n");
-
+pub(crate) fn run(length: Length, write: Option<&Path>) -> Result<Vec<String>, Box<dyn Error>> {
+    let (rounds, checks) = length.pick((3, 100_000), (5, 1_000_000), (9, 1_000_000));
+    let effort = Effort { rounds, checks };
+    let mut report = Report::new("engine");
+    report.say(&format!(
+        "Nanoseconds per check and thread, medians of {rounds} rounds of {checks} checks."
+    ));
     let columns = [
         "keys", "threads", "tollgate", "governor", "ratio", "bar", "",
     ];
@@ -68,15 +64,22 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
             limiter.row(row(times.limiter, slower, limiter_bar(keys)));
         }
     }
-    println!("The store: one gcra charge, key already hashed; how many times as fast as governor");
-    println!("{store}");
-    println!(
-        "The limiter: string attributes in, five rules of which two match (gcra per tenant, and per\n\
-         tenant and API key, {KEYS_PER_TENANT} API keys a tenant), decision out, metrics on; \
-         its time in times of governor's\nsingle check"
+    report.section(
+        "The store: one gcra charge, key already hashed; how many times as fast as governor.",
+        &[store],
     );
-    println!("{limiter}");
-    Ok(())
+    report.section(
+        &format!(
+            "The limiter: string attributes in, five rules of which two match (gcra per tenant, and per \
+             tenant and\nAPI key, {KEYS_PER_TENANT} API keys a tenant), decision out, metrics on; its time in \
+             times of governor's single check."
+        ),
+        &[limiter],
+    );
+    if let Some(file) = write {
+        report.write(file)?;
+    }
+    Ok(report.missed().to_vec())
 }
 
 fn store_bar(keys: usize) -> Bar {

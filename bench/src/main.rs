@@ -1,10 +1,14 @@
 //! The benchmarks. `cargo xtask bench` runs them.
 //!
-//! * The engine against governor, and the doors against no-op servers.
-//! * The Redis store against scripts of one check each.
+//! * The engine against governor, and the doors against no-op servers and peers.
+//! * The Redis store against scripts of one check each, and against a peer.
 //! * The memory of Redis by kind of rule.
+//! * The journal of denials under a flood.
 //! * Quotas with and without a ledger.
+//! * Leased mode against exact checks.
+//! * The gateway against nginx.
 //! * Approximate algorithms against the exact one.
+//! * Simulations of access logs.
 
 #![allow(
     clippy::print_stdout,
@@ -15,12 +19,17 @@
 mod accuracy;
 mod doors;
 mod engine;
-mod http;
+mod gateway;
+mod journal;
+mod length;
+mod load;
+mod modes;
+mod peers;
 mod quota;
 mod redis;
-mod report;
 mod round;
 mod rules;
+mod see;
 mod server;
 mod sizes;
 mod tollgate;
@@ -29,125 +38,148 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use tollgate_bench::report::clear_peers;
 
-/// Measures Tollgate. A missed bar is printed and does not fail the command.
+use self::length::Length;
+
+/// The exit code of a benchmark that could not measure. A missed bar is 1.
+const BROKEN: u8 = 2;
+
+/// Measures Tollgate. A missed bar fails the command, after everything is measured.
 #[derive(Parser)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
+/// A benchmark whose figures are in a document.
+#[derive(Args)]
+struct Written {
+    #[command(flatten)]
+    length: Length,
+    /// Write the figures to this document, between their markers
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+}
+
 #[derive(Subcommand)]
 enum Command {
     /// The store and the whole limiter against governor's keyed limiter, in nanoseconds per check
-    Engine {
-        /// Run for a short time, as a smoke test
-        #[arg(long)]
-        quick: bool,
-    },
-    /// The server's /v1/check against a no-op handler, in requests per second (needs wrk)
-    Http {
-        /// Run for a short time, as a smoke test
-        #[arg(long)]
-        quick: bool,
-        /// The server to measure [default: the tollgate beside this program]
-        #[arg(long, value_name = "PROGRAM")]
-        tollgate: Option<PathBuf>,
-    },
-    /// Each door against a no-op server (needs wrk, redis-server and redis-benchmark)
+    Engine(Written),
+    /// Each door against a no-op server and peers (needs wrk, redis-server and redis-benchmark)
     Doors {
-        /// Run for a short time, as a smoke test
-        #[arg(long)]
-        quick: bool,
-        /// Write the figures to this document, between their markers
-        #[arg(long, value_name = "FILE")]
-        write: Option<PathBuf>,
+        #[command(flatten)]
+        written: Written,
+        /// Empty the table of peers in the document first
+        #[arg(long, requires = "write")]
+        fresh: bool,
         /// The parts to measure
         #[arg(value_enum, default_values_t = doors::Part::ALL)]
         parts: Vec<doors::Part>,
     },
-    /// The Redis store against redis-benchmark with scripts of one check each (needs both programs)
-    Redis {
-        /// Run for a short time, as a smoke test
-        #[arg(long)]
-        quick: bool,
-        /// Write the figures to this document, between their markers
-        #[arg(long, value_name = "FILE")]
-        write: Option<PathBuf>,
-    },
+    /// The Redis store against redis-benchmark with scripts of one check each (needs both programs), and against
+    /// redis_rate
+    Redis(Written),
     /// The memory of Redis for each subject and hold, by kind of rule (needs redis-server)
-    Sizes {
-        /// Run with few subjects, as a smoke test
-        #[arg(long)]
-        quick: bool,
-        /// Write the figures to this document, between their markers
-        #[arg(long, value_name = "FILE")]
-        write: Option<PathBuf>,
-    },
+    Sizes(Written),
     /// The sliding counters against the exact log on synthetic traffic
-    Accuracy {
-        /// Run for a short time, as a smoke test
-        #[arg(long)]
-        quick: bool,
-    },
+    Accuracy(Length),
     /// The same request under few and many rules, and with many tenants
-    Rules {
-        /// Run for a short time, as a smoke test
-        #[arg(long)]
-        quick: bool,
-    },
+    Rules(Written),
+    /// Simulations of access logs: CPU time for a million lines
+    See(Length),
     /// Checks with a ledger, reservations, and the ledger itself (needs redis-server and PostgreSQL)
-    Quota {
-        /// Run for a short time, as a smoke test
-        #[arg(long)]
-        quick: bool,
-    },
-    /// The no-op handler
+    Quota(Written),
+    /// Leased mode on Redis against the memory store and exact checks (needs redis-server)
+    Modes(Length),
+    /// The journal of denials under 100,000 denials a second, and `tollgate why` over a full journal
+    Journal(Length),
+    /// The gateway against nginx (needs nginx and wrk)
+    Gateway(Length),
+    /// The no-op HTTP server
     #[command(hide = true)]
-    NoopHttp(http::noop::Options),
+    NoopHttp(doors::http::noop::Options),
     /// The no-op gRPC server
     #[command(hide = true)]
-    NoopGrpc(doors::grpc::noop::Options),
-    /// The load generator of the gRPC door
-    #[command(hide = true)]
-    LoadGrpc(doors::grpc::load::Options),
+    NoopGrpc(doors::grpc::Listen),
     /// The no-op RESP server
     #[command(hide = true)]
     NoopResp(doors::resp::Listen),
+    /// The load generator of gRPC servers
+    #[command(hide = true)]
+    LoadGrpc(load::Options),
     /// The load generator of the RESP door, at a fixed rate
     #[command(hide = true)]
     LoadResp(doors::resp::paced::Options),
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+    let command = Cli::parse().command;
+    match run(&command) {
+        Ok(missed) if missed.is_empty() => ExitCode::SUCCESS,
+        Ok(missed) => {
+            eprintln!("missed bars:\n{}", missed.join("\n"));
+            match command.length().is_some_and(Length::is_quick) {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            }
+        }
         Err(error) => {
             eprintln!("tollgate-bench: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(BROKEN)
         }
     }
 }
 
-fn run(command: Command) -> Result<(), Box<dyn Error>> {
-    match command {
-        Command::Engine { quick } => engine::run(quick),
-        Command::Http { quick, tollgate } => http::run(quick, tollgate),
-        Command::Redis { quick, write } => redis::run(quick, write),
-        Command::Sizes { quick, write } => sizes::run(quick, write),
-        Command::Rules { quick } => rules::run(quick),
-        Command::Accuracy { quick } => accuracy::run(quick),
-        Command::Quota { quick } => quota::run(quick),
-        Command::Doors {
-            quick,
-            write,
-            parts,
-        } => doors::run(quick, write.as_deref(), &parts),
-        Command::NoopHttp(options) => http::noop::run(&options),
-        Command::NoopGrpc(options) => doors::grpc::noop::run(&options),
-        Command::LoadGrpc(options) => doors::grpc::load::run(&options),
-        Command::NoopResp(listen) => doors::resp::noop::run(&listen),
-        Command::LoadResp(options) => doors::resp::paced::run(&options),
+impl Command {
+    fn length(&self) -> Option<Length> {
+        match self {
+            Command::Engine(it)
+            | Command::Redis(it)
+            | Command::Sizes(it)
+            | Command::Rules(it)
+            | Command::Quota(it)
+            | Command::Doors { written: it, .. } => Some(it.length),
+            Command::Accuracy(length)
+            | Command::Modes(length)
+            | Command::See(length)
+            | Command::Journal(length)
+            | Command::Gateway(length) => Some(*length),
+            _ => None,
+        }
     }
+}
+
+/// Returns the bars that were missed.
+fn run(command: &Command) -> Result<Vec<String>, Box<dyn Error>> {
+    match command {
+        Command::Engine(it) => return engine::run(it.length, it.write.as_deref()),
+        Command::Redis(it) => return redis::run(it.length, it.write.as_deref()),
+        Command::Rules(it) => return rules::run(it.length, it.write.as_deref()),
+        Command::Quota(it) => return quota::run(it.length, it.write.as_deref()),
+        Command::Doors {
+            written,
+            fresh,
+            parts,
+        } => {
+            let write = written.write.as_deref();
+            if let (true, Some(file)) = (fresh, write) {
+                clear_peers(file)?;
+            }
+            return doors::run(written.length, write, parts);
+        }
+        Command::Sizes(it) => sizes::run(it.length, it.write.as_deref())?,
+        Command::Accuracy(length) => accuracy::run(*length)?,
+        Command::Modes(length) => return modes::run(*length),
+        Command::See(length) => see::run(length.is_quick())?,
+        Command::Journal(length) => journal::run(length.is_quick())?,
+        Command::Gateway(length) => gateway::run(length.is_quick())?,
+        Command::NoopHttp(options) => doors::http::noop::run(options)?,
+        Command::NoopGrpc(listen) => doors::grpc::noop::run(listen)?,
+        Command::NoopResp(listen) => doors::resp::noop::run(listen)?,
+        Command::LoadGrpc(options) => load::run(options)?,
+        Command::LoadResp(options) => doors::resp::paced::run(options)?,
+    }
+    Ok(Vec::new())
 }

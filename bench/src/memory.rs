@@ -5,15 +5,16 @@
 //! affect governor more than the store: governor has a block per key, the store a few large blocks.
 
 #![allow(
-    clippy::print_stdout,
     clippy::print_stderr,
     reason = "a command line tool reports on the terminal"
 )]
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table};
 use tollgate_bench::workload;
 use tollgate_core::{Key, Limit, Rate, Span};
@@ -27,20 +28,31 @@ struct Cli {
     /// Use fewer keys, as a smoke test
     #[arg(long)]
     quick: bool,
+    /// Accepted for `cargo xtask bench engine --long`; the figures do not depend on it
+    #[arg(long)]
+    long: bool,
+    /// Write the figures to this document, between their markers
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().quick) {
-        Ok(()) => ExitCode::SUCCESS,
+    let cli = Cli::parse();
+    match run(&cli) {
+        Ok(missed) if missed.is_empty() || cli.quick => ExitCode::SUCCESS,
+        Ok(missed) => {
+            eprintln!("missed bars:\n{}", missed.join("\n"));
+            ExitCode::FAILURE
+        }
         Err(error) => {
             eprintln!("tollgate-bench-memory: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(2)
         }
     }
 }
 
-fn run(quick: bool) -> Result<(), Box<dyn Error>> {
-    let count = if quick { 100_000 } else { 1_000_000 };
+fn run(cli: &Cli) -> Result<Vec<String>, Box<dyn Error>> {
+    let count = if cli.quick { 100_000 } else { 1_000_000 };
     let api_keys = workload::api_keys(count);
     let keys = workload::hashed(&api_keys);
     let per_key = |bytes: f64| bytes / api_keys.len() as f64;
@@ -55,23 +67,36 @@ fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         ),
     ];
 
-    println!("Bytes per key at {count} keys of 16 characters");
-    let mut table = Table::new(["", "reported", "allocated", "governor", "bar", ""]);
+    let mut table = Table::new([
+        "bytes per key",
+        "governor",
+        "reported",
+        "allocated",
+        "bar",
+        "",
+    ]);
     for (name, limit) in &limits {
         let (reported, allocated) = store_bytes(&keys, limit);
         let (reported, allocated) = (per_key(reported), per_key(allocated));
         let bar = Bar::AtMost(MOST.min(governor));
         table.row([
             format!("store, {name}"),
+            format!("{governor:.1}"),
             format!("{reported:.1}"),
             format!("{allocated:.1}"),
-            format!("{governor:.1}"),
             format!("<= {MOST} and below governor"),
             bar.verdict(reported.max(allocated)),
         ]);
     }
-    println!("{table}");
-    Ok(())
+    let mut report = Report::part("engine", "bytes");
+    report.section(
+        &format!("Bytes per key at {count} keys of 16 characters, as the store reports and as the allocator counts."),
+        &[table],
+    );
+    if let Some(file) = &cli.write {
+        report.write(file)?;
+    }
+    Ok(report.missed().to_vec())
 }
 
 /// Returns the bytes as the store reports them, and as the allocator counts them.

@@ -7,8 +7,12 @@ mod plain;
 mod through_http;
 
 use std::error::Error;
+use std::path::Path;
 
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table};
+
+use crate::length::Length;
 
 /// The most that a check may cost with an asynchronous ledger, relative to one without.
 const MOST_OF_LEDGER: f64 = 1.3;
@@ -31,43 +35,50 @@ struct Pair {
     bar: Bar,
 }
 
-pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
-    let effort = match quick {
-        true => Effort {
-            rounds: 2,
-            requests: 2_000,
-            entries: 5_000,
-        },
-        false => Effort {
-            rounds: 9,
-            requests: 50_000,
-            entries: 100_000,
-        },
+pub(crate) fn run(length: Length, write: Option<&Path>) -> Result<Vec<String>, Box<dyn Error>> {
+    let (rounds, requests, entries) = length.pick(
+        (2, 2_000, 5_000),
+        (5, 50_000, 100_000),
+        (9, 50_000, 100_000),
+    );
+    let effort = Effort {
+        rounds,
+        requests,
+        entries,
     };
+    let mut report = Report::new("quota");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
         let (ledgered, mut reserved) = checks::measure(&effort).await?;
         reserved.push(through_http::measure(&effort)?);
-        println!(
-            "Microseconds, medians of {} rounds: a check of a quota with a ledger, against one without\n",
-            effort.rounds
+        report.section(
+            &format!(
+                "Microseconds, medians of {rounds} rounds: a check of a quota with a ledger, against one without."
+            ),
+            &[table(["store", "with", "without"], &ledgered, 2)],
         );
-        print(["store", "with", "without"], &ledgered, 2);
-        println!("Microseconds: reserve and commit, against one check of the same rules\n");
-        print(["store", "reserve + commit", "check"], &reserved, 2);
+        report.section(
+            "Microseconds: reserve and commit, against one check of the same rules.",
+            &[table(["store", "reserve + commit", "check"], &reserved, 2)],
+        );
         let written = ingest::measure(&effort).await?;
-        println!(
-            "Thousands of rows a second, {} rows: the ledger, against a plain batched insert\n",
-            effort.entries
+        report.section(
+            &format!(
+                "Thousands of rows a second, {entries} rows: the ledger, against a plain batched insert."
+            ),
+            &[table(["database", "ledger", "plain"], &written, 1)],
         );
-        print(["database", "ledger", "plain"], &written, 1);
-        Ok(())
-    })
+        Ok::<_, Box<dyn Error>>(())
+    })?;
+    if let Some(file) = write {
+        report.write(file)?;
+    }
+    Ok(report.missed().to_vec())
 }
 
-fn print([first, ours, theirs]: [&str; 3], pairs: &[Pair], digits: usize) {
+fn table([first, ours, theirs]: [&str; 3], pairs: &[Pair], digits: usize) -> Table {
     let mut table = Table::new([first, ours, theirs, "ratio", "bar", ""]);
     for pair in pairs {
         let ratio = pair.ours / pair.theirs;
@@ -80,5 +91,5 @@ fn print([first, ours, theirs]: [&str; 3], pairs: &[Pair], digits: usize) {
             pair.bar.verdict(ratio),
         ]);
     }
-    println!("{table}");
+    table
 }

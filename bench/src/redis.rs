@@ -7,15 +7,17 @@
 mod callers;
 mod cluster;
 mod latency;
+mod library;
 mod memory;
 mod reference;
 mod traffic;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table, median};
 use tollgate_core::Limit;
 use tollgate_rig::Redis;
@@ -24,7 +26,7 @@ use self::callers::Side;
 use self::latency::{Latency, Percentiles};
 use self::reference::Reference;
 use self::traffic::{Rule, SUBJECTS, Traffic};
-use crate::report::Report;
+use crate::length::Length;
 
 /// Concurrent tasks.
 const CALLERS: usize = 256;
@@ -34,6 +36,7 @@ const CPU: Bar = Bar::AtMost(0.6);
 const FOUR_RULES: Bar = Bar::AtMost(2.5);
 const LATENCY: Bar = Bar::AtMost(1.5);
 const MEMORY: Bar = Bar::AtMost(1.2);
+const MEMORY_OF_FIXED_WINDOW: Bar = Bar::AtMost(1.3);
 
 struct Effort {
     rounds: usize,
@@ -50,21 +53,17 @@ struct Round {
     our_cpu: f64,
     /// Requests in one call of the script.
     batch: f64,
+    p50_millis: f64,
+    p99_millis: f64,
 }
 
-pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Error>> {
-    let effort = if quick {
-        Effort {
-            rounds: 2,
-            round: Duration::from_millis(300),
-            keys: 50_000,
-        }
-    } else {
-        Effort {
-            rounds: 7,
-            round: Duration::from_secs(1),
-            keys: 1_000_000,
-        }
+pub(crate) fn run(length: Length, write: Option<&Path>) -> Result<Vec<String>, Box<dyn Error>> {
+    let (rounds, millis, keys) =
+        length.pick((2, 300, 50_000), (3, 1000, 500_000), (7, 1000, 1_000_000));
+    let effort = Effort {
+        rounds,
+        round: Duration::from_millis(millis),
+        keys,
     };
     let servers = [Redis::start()];
     let mut report = Report::new("redis");
@@ -79,15 +78,16 @@ pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Err
     let limits = traffic::limits()?;
     let most = algorithms(&side, &servers[0], &limits, &effort, &mut report)?;
     rules(&side, &limits, &effort, &mut report)?;
+    library::run(&side, &servers[0], &limits[0].1, length, &mut report)?;
     drop(side);
     latency_at_low_load(&servers[0], &limits[0].1, most, &effort, &mut report)?;
     drop(servers);
     bytes(&limits, &effort, &mut report)?;
     cluster::run(&limits[0].1, &effort, &mut report)?;
-    match write {
-        Some(file) => report.write(&file),
-        None => Ok(()),
+    if let Some(file) = write {
+        report.write(file)?;
     }
+    Ok(report.missed().to_vec())
 }
 
 /// Measures every algorithm, and compares it with its reference if there is one. Returns the throughput of
@@ -307,8 +307,8 @@ fn latency_at_low_load(
     table.row(against("p99", 0, (check, ping), LATENCY));
     report.section(
         &format!(
-            "Latency at a fifth of gcra's checks/s in the first table: {per_second:.0} requests a second leave \
-             at random instants.\nThe peer is a bare PING through the same client library at the same rate."
+            "Latency at a fifth of gcra's checks/s in the first table: {per_second:.0} requests a second are \
+             sent at random times.\nThe peer is a bare PING through the same client library at the same rate."
         ),
         &[table],
     );
@@ -322,18 +322,21 @@ fn bytes(
 ) -> Result<(), Box<dyn Error>> {
     // Measure two lengths of key names, because they are in different size classes of the allocator.
     let mut tables = Vec::new();
-    for (rule, what) in [
-        ("bench", "names of 57 bytes"),
-        ("per-api-key", "names of 63 bytes"),
-    ] {
-        let plain = memory::of_plain(rule, effort.keys)?;
-        let mut table = Table::new([what, "bytes a key", "plain key", "ratio", "bar", ""]);
-        for (name, limit) in limits {
+    for rule in ["bench", "per-api-key"] {
+        let mut sizes = Vec::new();
+        for (_, limit) in limits {
+            sizes.push(memory::of_states(rule, limit, effort.keys)?);
+        }
+        let length = sizes.first().map_or(0, |(_, length)| *length);
+        let plain = memory::of_plain(length, effort.keys)?;
+        let what = format!("names of {length} bytes");
+        let mut table = Table::new([&what, "bytes a key", "plain key", "ratio", "bar", ""]);
+        for ((name, _), (state, _)) in limits.iter().zip(sizes) {
             let bar = match *name {
                 "gcra" | "token-bucket" => MEMORY,
+                "fixed-window" => MEMORY_OF_FIXED_WINDOW,
                 _ => Bar::None,
             };
-            let state = memory::of_states(rule, limit, effort.keys)?;
             table.row(against(name, 0, (state, plain), bar));
         }
         tables.push(table);

@@ -4,13 +4,17 @@
 use std::error::Error;
 use std::fmt::Write as _;
 use std::hint::black_box;
+use std::path::Path;
 
 use tollgate::{Attributes, Limiter, RuleSet};
 use tollgate_bench::process::resident_bytes;
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table, median};
 use tollgate_config::{RequestLimits, parse};
 use tollgate_core::Keyring;
 use tollgate_rig::Stopwatch;
+
+use crate::length::Length;
 
 const RULES: [usize; 3] = [5, 50, 500];
 const TENANTS: usize = 50_000;
@@ -33,17 +37,9 @@ struct Side {
     memory: f64,
 }
 
-pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
-    let effort = match quick {
-        true => Effort {
-            rounds: 3,
-            requests: 20_000,
-        },
-        false => Effort {
-            rounds: 15,
-            requests: 300_000,
-        },
-    };
+pub(crate) fn run(length: Length, write: Option<&Path>) -> Result<Vec<String>, Box<dyn Error>> {
+    let (rounds, requests) = length.pick((3, 20_000), (7, 300_000), (15, 300_000));
+    let effort = Effort { rounds, requests };
     let mut sides = Vec::new();
     for tenants in [0, TENANTS] {
         for rules in RULES {
@@ -64,9 +60,7 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         }
     }
     let (rounds, requests) = (effort.rounds, effort.requests);
-    println!(
-        "Nanoseconds per request, medians of {rounds} rounds of {requests}; three rules match\n"
-    );
+    let mut report = Report::new("rules");
     let columns = [
         "rules", "resolve", "ratio", "bar", "", "check", "ratio", "bar", "",
     ];
@@ -97,16 +91,24 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
             check_bar.verdict(check_ratio),
         ]);
     }
-    println!("{table}");
-    println!("Loading: text to rules in force\n");
+    report.section(
+        &format!(
+            "Nanoseconds per request, medians of {rounds} alternating rounds of {requests}; three rules match. \
+             `resolve` is from\nattributes to charges, `check` from attributes to the decision."
+        ),
+        &[table],
+    );
     let mut loading = Table::new(["rules", "milliseconds", "resident MB"]);
     for side in &sides {
         let memory = side.memory / 1e6;
         let millis = format!("{:.1}", side.load_millis);
         loading.row([side.name.clone(), millis, format!("{memory:.1}")]);
     }
-    println!("{loading}");
-    Ok(())
+    report.section("Loading, from the text to rules in force.", &[loading]);
+    if let Some(file) = write {
+        report.write(file)?;
+    }
+    Ok(report.missed().to_vec())
 }
 
 impl Side {

@@ -1,9 +1,10 @@
 //! A server as a child process: started on a free port, and stopped when dropped.
 
 use std::error::Error;
+use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
@@ -17,6 +18,8 @@ pub(crate) struct Server {
     name: &'static str,
     address: SocketAddr,
     process: Child,
+    /// What the server writes to its standard error.
+    log: PathBuf,
 }
 
 impl Server {
@@ -37,26 +40,34 @@ impl Server {
         address: SocketAddr,
         mut command: Command,
     ) -> Result<Server, Box<dyn Error>> {
+        let log = format!("tollgate-bench-{}.log", address.port());
+        let log = std::env::temp_dir().join(log);
         let process = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::inherit())
-            .spawn()?;
+            .stderr(File::create(&log)?)
+            .spawn()
+            .map_err(|error| format!("{command:?} does not run: {error}"))?;
         let mut server = Server {
             name,
             address,
             process,
+            log,
         };
         for _ in 0..TRIES {
             if let Some(status) = server.process.try_wait()? {
-                return Err(format!("{name} stopped at once ({status}): {command:?}").into());
+                let log = std::fs::read_to_string(&server.log)?;
+                return Err(
+                    format!("{name} stopped at once ({status}): {command:?}\n{log}").into(),
+                );
             }
             if TcpStream::connect(address).is_ok() {
                 return Ok(server);
             }
             sleep(PAUSE);
         }
-        Err(format!("{name} does not listen on {address}: {command:?}").into())
+        let log = std::fs::read_to_string(&server.log)?;
+        Err(format!("{name} does not listen on {address}: {command:?}\n{log}").into())
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -65,6 +76,11 @@ impl Server {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Returns the id of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
     }
 
     /// Returns the CPU time of the process so far, in microseconds.
@@ -83,6 +99,7 @@ impl Drop for Server {
         // The process may have stopped by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
+        let _ = std::fs::remove_file(&self.log);
     }
 }
 
@@ -110,8 +127,20 @@ impl Scratch {
         Ok(Scratch(path))
     }
 
+    /// Returns the path of `name` in the directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Creates a directory, and the directories that it is in.
+    pub(crate) fn directory(&self, name: &str) -> io::Result<PathBuf> {
+        let path = self.0.join(name);
+        std::fs::create_dir_all(&path)?;
+        Ok(path)
+    }
+
     pub(crate) fn file(&self, name: &str, content: &[u8]) -> io::Result<PathBuf> {
-        let path = Path::new(&self.0).join(name);
+        let path = self.path(name);
         std::fs::write(&path, content)?;
         Ok(path)
     }

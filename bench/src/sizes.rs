@@ -2,15 +2,16 @@
 //! the machine: the server counts its own bytes.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
 use tollgate::{Acquire, AcquireOutcome, Attributes, Engine, Reserve, ReserveOutcome, Span};
+use tollgate_bench::report::Report;
 use tollgate_bench::table::Table;
 use tollgate_rig::Redis;
 
-use crate::report::Report;
+use crate::length::Length;
 
 /// Tasks that ask at the same time.
 const CALLERS: usize = 64;
@@ -107,8 +108,8 @@ const ROWS: [Row; 15] = [
     row("`quota`, one ended reservation", QUOTA, Work::Commit),
 ];
 
-pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Error>> {
-    let subjects = if quick { 1_000 } else { 100_000 };
+pub(crate) fn run(length: Length, write: Option<&Path>) -> Result<(), Box<dyn Error>> {
+    let subjects = length.pick(1_000, 100_000, 100_000);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
@@ -135,7 +136,7 @@ pub(crate) fn run(quick: bool, write: Option<PathBuf>) -> Result<(), Box<dyn Err
         &[table],
     );
     match write {
-        Some(file) => report.write(&file),
+        Some(file) => report.write(file),
         None => Ok(()),
     }
 }

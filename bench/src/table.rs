@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+const MISSED: &str = "MISSED";
+
 /// Rows under headings. All columns but the first are aligned to the right.
 #[derive(Debug)]
 pub struct Table {
@@ -20,6 +22,30 @@ impl Table {
     /// Adds a row.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(Vec::from(cells));
+    }
+
+    /// Adds a row with as many cells as there are.
+    pub fn push(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    /// Returns a line about each bar that was missed: the row, the figure, and the bar.
+    #[must_use]
+    pub fn missed(&self) -> Vec<String> {
+        let mut missed = Vec::new();
+        let heading = self.rows.first().and_then(|row| row.first());
+        let heading = heading.map_or("", String::as_str);
+        for row in &self.rows {
+            for (place, cell) in row.iter().enumerate() {
+                // A verdict stands after its figure and its bar.
+                if cell == MISSED && place >= 2 {
+                    let (name, figure, bar) = (&row[0], &row[place - 2], &row[place - 1]);
+                    let line = format!("{heading} {name}: {figure}, bar {bar}");
+                    missed.push(line.trim_start().to_owned());
+                }
+            }
+        }
+        missed
     }
 
     /// Returns the table in Markdown.
@@ -66,6 +92,8 @@ pub enum Bar {
     AtLeast(f64),
     /// This much or less.
     AtMost(f64),
+    /// Less than this.
+    Below(f64),
 }
 
 impl Bar {
@@ -77,8 +105,9 @@ impl Bar {
             _ if value.is_nan() => return "not measured".to_owned(),
             Bar::AtLeast(bar) => value >= bar,
             Bar::AtMost(bar) => value <= bar,
+            Bar::Below(bar) => value < bar,
         };
-        if met { "met" } else { "MISSED" }.to_owned()
+        if met { "met" } else { MISSED }.to_owned()
     }
 }
 
@@ -88,6 +117,7 @@ impl fmt::Display for Bar {
             Bar::None => f.write_str("-"),
             Bar::AtLeast(bar) => write!(f, ">= {bar}"),
             Bar::AtMost(bar) => write!(f, "<= {bar}"),
+            Bar::Below(bar) => write!(f, "< {bar}"),
         }
     }
 }

@@ -7,6 +7,8 @@ use crate::cache::{self, run};
 
 /// redis-py, as pip names it.
 const REDIS_PY: &str = "redis==8.1.0";
+/// websockets, as pip names it.
+const WEBSOCKETS: &str = "websockets==15.0.1";
 /// schemathesis, as pip names it.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 /// ioredis, as npm names it.
@@ -21,6 +23,20 @@ const IOREDIS: &str = "ioredis@6.0.0";
 pub fn python() -> Command {
     needs("python3", "python3 python3-pip");
     let home = python_package(REDIS_PY, REDIS_PY, &["--no-deps"]);
+    let mut python = Command::new("python3");
+    python.env("PYTHONPATH", home);
+    python
+}
+
+/// Returns a command that runs Python with the library `websockets`.
+///
+/// # Panics
+///
+/// When the download fails; the message says what to install, or shows the output of pip.
+#[must_use]
+pub fn python_with_websockets() -> Command {
+    needs("python3", "python3 python3-pip");
+    let home = compiled_python_package(WEBSOCKETS);
     let mut python = Command::new("python3");
     python.env("PYTHONPATH", home);
     python

@@ -9,55 +9,67 @@ use crate::compare;
 use crate::components::{self, Component};
 use crate::shell::{self, Failure, Step};
 
+/// The document with the figures, and the one with the memory of Redis.
+const PERFORMANCE: &str = "docs/performance.md";
+const PRODUCTION: &str = "docs/production.md";
+
 /// The benchmark to run.
 #[derive(Subcommand)]
 pub(crate) enum Bench {
+    /// Everything that docs/performance.md shows: doors, redis, engine, rules, quota
+    All(Written),
     /// The engine against governor's keyed limiter: nanoseconds per check, bytes per key
-    Engine(Options),
-    /// The server's /v1/check against a no-op handler: requests per second (needs wrk)
-    Http(Options),
-    /// The Redis store against scripts of one check each: Redis CPU per check, checks per second, bytes
-    /// per key (needs redis-server and redis-benchmark)
-    Redis {
-        #[command(flatten)]
-        options: Options,
-        /// Write the figures to docs/performance.md
-        #[arg(long, conflicts_with = "against")]
-        write: bool,
-    },
+    Engine(Written),
+    /// The Redis store against scripts of one check each, and against redis_rate: Redis CPU per check, checks per
+    /// second, bytes per key (needs redis-server, redis-benchmark and go)
+    Redis(Written),
     /// The memory of Redis for each subject and hold, by kind of rule (needs redis-server)
-    Sizes {
-        #[command(flatten)]
-        options: Options,
-        /// Write the figures to docs/production.md
-        #[arg(long, conflicts_with = "against")]
-        write: bool,
-    },
-    /// Each door against a no-op server, and RESP against throttlecrab: decisions per second, latency,
-    /// CPU time, memory (needs wrk, redis-server and redis-benchmark, and protoc to build throttlecrab)
+    Sizes(Written),
+    /// Each door against a no-op server and against peers: decisions per second, latency, CPU time, system calls,
+    /// memory (needs wrk, redis-server, redis-benchmark and perf; go and protoc to build the peers)
     Doors {
         #[command(flatten)]
-        options: Options,
-        /// Write the figures to docs/performance.md
-        #[arg(long, conflicts_with = "against")]
-        write: bool,
-        /// The parts to measure: resp, p99, grpc, http, redis, memory [default: all]
+        written: Written,
+        /// The parts to measure: rls, open, grpc, http, resp, p99, redis, cost, memory [default: all]
         parts: Vec<String>,
     },
     /// The same request under 5, 50 and 500 rules, and with 50,000 tenants: nanoseconds, load time
-    Rules(Options),
+    Rules(Written),
     /// A check with a ledger against one without, reserve and commit against one check, the ledger against a
     /// plain insert (needs redis-server and PostgreSQL)
-    Quota(Options),
+    Quota(Written),
+    /// Leased mode on Redis against the memory store and exact checks: checks per second, calls per check
+    /// (needs redis-server)
+    Modes(Options),
+    /// 100,000 denials a second for a minute: memory and files of the journal, and how long `tollgate why` takes
+    /// over a full one
+    Journal(Options),
+    /// The gateway against nginx: requests per second, latency, CPU time, memory of open streams (needs nginx
+    /// and wrk)
+    Gateway(Options),
+    /// Simulations of access logs: CPU time for a million lines
+    See(Options),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
 
 #[derive(Args)]
+pub(crate) struct Written {
+    #[command(flatten)]
+    options: Options,
+    /// Write the figures to their document: docs/performance.md, or docs/production.md for `sizes`
+    #[arg(long, conflicts_with = "against")]
+    write: bool,
+}
+
+#[derive(Args)]
 pub(crate) struct Options {
-    /// Run for a short time, as a smoke test; the figures mean nothing
+    /// Run for a short time, as a smoke test; the figures mean nothing, and no bar fails the command
     #[arg(long)]
     quick: bool,
+    /// Run more and longer rounds
+    #[arg(long, conflicts_with = "quick")]
+    long: bool,
     /// Compare with another checkout of this project: run its benchmark and this one in turn
     #[arg(long, value_name = "DIR")]
     against: Option<PathBuf>,
@@ -69,47 +81,67 @@ pub(crate) struct Options {
 /// A benchmark, as the programs it consists of.
 struct Plan<'a> {
     options: &'a Options,
-    components: &'static [Component],
+    components: Vec<&'static [Component]>,
     needs_server: bool,
+    has_peers: bool,
     /// The arguments after `cargo run --release --locked -p tollgate-bench`, for each program.
     programs: Vec<Vec<&'a str>>,
 }
 
 impl<'a> Plan<'a> {
     fn new(bench: &'a Bench) -> Plan<'a> {
-        let (name, options, components): (_, _, &[Component]) = match bench {
-            Bench::Engine(options) => ("engine", options, &[]),
-            Bench::Http(options) => ("http", options, components::BENCH_HTTP),
-            Bench::Redis { options, .. } => ("redis", options, components::BENCH_REDIS),
-            Bench::Sizes { options, .. } => ("sizes", options, components::BENCH_SIZES),
-            Bench::Doors { options, .. } => ("doors", options, components::BENCH_DOORS),
-            Bench::Rules(options) => ("rules", options, &[]),
-            Bench::Quota(options) => ("quota", options, components::BENCH_QUOTA),
-            Bench::Accuracy(options) => ("accuracy", options, &[]),
+        let (names, options, write): (&[&str], _, _) = match bench {
+            Bench::All(it) => (
+                &["doors", "redis", "engine", "bytes", "rules", "quota"],
+                &it.options,
+                it.write,
+            ),
+            Bench::Engine(it) => (&["engine", "bytes"], &it.options, it.write),
+            Bench::Redis(it) => (&["redis"], &it.options, it.write),
+            Bench::Sizes(it) => (&["sizes"], &it.options, it.write),
+            Bench::Doors { written: it, .. } => (&["doors"], &it.options, it.write),
+            Bench::Rules(it) => (&["rules"], &it.options, it.write),
+            Bench::Quota(it) => (&["quota"], &it.options, it.write),
+            Bench::Modes(options) => (&["modes"], options, false),
+            Bench::See(options) => (&["see"], options, false),
+            Bench::Journal(options) => (&["journal"], options, false),
+            Bench::Gateway(options) => (&["gateway"], options, false),
+            Bench::Accuracy(options) => (&["accuracy"], options, false),
         };
-        let mut programs = vec![vec!["--bin", "tollgate-bench", "--", name]];
-        if name == "engine" {
-            programs.push(vec!["--bin", "tollgate-bench-memory", "--"]);
-        }
-        for program in &mut programs {
+        let programs = names.iter().map(|name| {
+            let mut program = match *name {
+                "bytes" => vec!["--bin", "tollgate-bench-memory", "--"],
+                name => vec!["--bin", "tollgate-bench", "--", name],
+            };
             if options.quick {
                 program.push("--quick");
             }
-            if let Bench::Redis { write: true, .. } | Bench::Doors { write: true, .. } = bench {
-                program.extend(["--write", "docs/performance.md"]);
+            if options.long {
+                program.push("--long");
             }
-            if let Bench::Sizes { write: true, .. } = bench {
-                program.extend(["--write", "docs/production.md"]);
+            if write {
+                let document = if *name == "sizes" {
+                    PRODUCTION
+                } else {
+                    PERFORMANCE
+                };
+                program.extend(["--write", document]);
             }
-            if let Bench::Doors { parts, .. } = bench {
-                program.extend(parts.iter().map(String::as_str));
+            match bench {
+                Bench::All(_) if write && *name == "doors" => program.push("--fresh"),
+                Bench::Doors { parts, .. } => program.extend(parts.iter().map(String::as_str)),
+                _ => {}
             }
-        }
+            program
+        });
         Plan {
             options,
-            components,
-            needs_server: matches!(name, "http" | "doors" | "quota"),
-            programs,
+            components: names.iter().map(|name| needs(name)).collect(),
+            needs_server: names
+                .iter()
+                .any(|name| matches!(*name, "doors" | "gateway" | "journal" | "quota")),
+            has_peers: names.contains(&"doors"),
+            programs: programs.collect(),
         }
     }
 
@@ -123,32 +155,59 @@ impl<'a> Plan<'a> {
             .run()
     }
 
-    /// Runs all programs, and returns what they printed.
-    fn run(&self, checkout: &Path) -> Result<String, Failure> {
-        let mut printed = String::new();
+    /// Runs all programs, and returns what they printed, and whether all bars were met.
+    fn run(&self, checkout: &Path) -> Result<(String, bool), Failure> {
+        let (mut printed, mut is_met) = (String::new(), true);
+        let mut failures = Vec::new();
         for program in &self.programs {
-            Step::cargo("bench", "run --release --locked -p tollgate-bench")
+            let step = Step::cargo("bench", "run --release --locked -p tollgate-bench")
                 .args(program)
-                .in_checkout(checkout)
-                .run_watched(|line| printed += line)?;
+                .in_checkout(checkout);
+            // A program that fails does not keep the others from measuring.
+            match step.run_measured(|line| printed += line) {
+                Ok(met) => is_met &= met,
+                Err(failure) => failures.push(failure.to_string()),
+            }
         }
-        Ok(printed)
+        match failures.is_empty() {
+            true => Ok((printed, is_met)),
+            false => Err(Failure::new(failures.join("\n"))),
+        }
+    }
+}
+
+/// Returns the components of a program.
+fn needs(name: &str) -> &'static [Component] {
+    match name {
+        "redis" => components::BENCH_REDIS,
+        "sizes" | "modes" => components::BENCH_SIZES,
+        "doors" => components::BENCH_DOORS,
+        "quota" => components::BENCH_QUOTA,
+        "gateway" => components::BENCH_GATEWAY,
+        _ => &[],
     }
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     let plan = Plan::new(bench);
-    components::ensure(plan.components)?;
-    if let Bench::Doors { .. } = bench {
-        // Without protoc the bench measures everything but throttlecrab.
-        if let Err(failure) = components::ensure(components::BENCH_PEER) {
-            eprintln!("{failure}");
+    for components in &plan.components {
+        components::ensure(components)?;
+    }
+    if plan.has_peers {
+        // Without these the bench measures everything else, and says what is missing.
+        for components in [components::BENCH_PEER, components::BENCH_CALLS] {
+            if let Err(failure) = components::ensure(components) {
+                eprintln!("{failure}");
+            }
         }
     }
     let this = shell::root();
     plan.build(&this)?;
     let Some(other) = &plan.options.against else {
-        return plan.run(&this).map(drop);
+        return match plan.run(&this)? {
+            (_, true) => Ok(()),
+            (_, false) => Err(Failure::new("==> bench: bars were missed, see above")),
+        };
     };
     let other = &other
         .canonicalize()
@@ -157,15 +216,63 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     let (mut before, mut after) = (Vec::new(), Vec::new());
     for run in 0..plan.options.runs {
         // Each checkout goes first in half of the runs, so that a machine that becomes slower does not favour
-        // one of them.
+        // one of them. Bars do not matter here.
         if run % 2 == 0 {
-            before.push(plan.run(other)?);
-            after.push(plan.run(&this)?);
+            before.push(plan.run(other)?.0);
+            after.push(plan.run(&this)?.0);
         } else {
-            after.push(plan.run(&this)?);
-            before.push(plan.run(other)?);
+            after.push(plan.run(&this)?.0);
+            before.push(plan.run(other)?.0);
         }
     }
     println!("\n{}", compare::report(&before, &after)?);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(write: bool) -> Written {
+        let options = Options {
+            quick: false,
+            long: true,
+            against: None,
+            runs: 3,
+        };
+        Written { options, write }
+    }
+
+    #[test]
+    fn all_writes_the_whole_document_from_a_fresh_table() {
+        let bench = Bench::All(written(true));
+        let lines: Vec<String> = Plan::new(&bench)
+            .programs
+            .iter()
+            .map(|it| it.join(" "))
+            .collect();
+        assert_eq!(
+            lines[0],
+            "--bin tollgate-bench -- doors --long --write docs/performance.md --fresh"
+        );
+        assert_eq!(
+            lines[3],
+            "--bin tollgate-bench-memory -- --long --write docs/performance.md"
+        );
+        assert_eq!(lines.len(), 6);
+    }
+
+    #[test]
+    fn parts_of_the_doors_are_passed_on() {
+        let bench = Bench::Doors {
+            written: written(false),
+            parts: vec!["rls".to_owned()],
+        };
+        let plan = Plan::new(&bench);
+        assert_eq!(
+            plan.programs,
+            [["--bin", "tollgate-bench", "--", "doors", "--long", "rls"]]
+        );
+        assert!(plan.needs_server && plan.has_peers);
+    }
 }

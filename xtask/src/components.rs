@@ -24,6 +24,7 @@ pub(crate) const TEST: &[Component] = &[
     component("nginx", "nginx"),
     component("node", "nodejs"),
     component("npm", "npm"),
+    component("openssl", "openssl"),
     component("podman", "podman"),
     component("initdb", "postgresql"),
     component("promtool", "prometheus"),
@@ -56,16 +57,19 @@ pub(crate) const BENCH_QUOTA: &[Component] = &[
     component("initdb", "postgresql"),
     component("redis-server", "redis-server"),
 ];
-/// For the benchmark of the HTTP door.
-pub(crate) const BENCH_HTTP: &[Component] = &[component("wrk", "wrk")];
+/// For the benchmark of the gateway.
+pub(crate) const BENCH_GATEWAY: &[Component] =
+    &[component("nginx", "nginx"), component("wrk", "wrk")];
 /// For the benchmark of all doors.
 pub(crate) const BENCH_DOORS: &[Component] = &[
     component("redis-server", "redis-server"),
     component("redis-benchmark", "redis-tools"),
     component("wrk", "wrk"),
 ];
-/// To build throttlecrab, which the RESP door is compared with.
+/// To build throttlecrab, a peer of the doors.
 pub(crate) const BENCH_PEER: &[Component] = &[component("protoc", "protobuf-compiler")];
+/// To count system calls.
+pub(crate) const BENCH_CALLS: &[Component] = &[component("perf", "linux-perf")];
 
 /// Installs those of `components` that are missing. The error says which command installs them.
 pub(crate) fn ensure(components: &[Component]) -> Result<(), Failure> {

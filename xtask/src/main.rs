@@ -40,7 +40,7 @@ enum Command {
     /// Run a benchmark, and compare the figures with the targets of the project
     ///
     /// Absolute figures of a busy machine mean little. The ratios come from alternating rounds of one run. A
-    /// missed target is printed and does not fail the command.
+    /// missed target fails the command, after everything is measured and written.
     Bench {
         #[command(subcommand)]
         bench: bench::Bench,

@@ -81,14 +81,24 @@ impl Step {
     }
 
     /// Runs the step. Prints each line of its standard output, and then calls `see` with the line.
-    pub(crate) fn run_watched(&self, mut see: impl FnMut(&str)) -> Result<(), Failure> {
+    pub(crate) fn run_watched(&self, see: impl FnMut(&str)) -> Result<(), Failure> {
+        self.timed(|command| watch(command, see))
+    }
+
+    /// Like [`Step::run_watched`] for a benchmark: exit code 1 means that a bar was missed. Returns whether all bars
+    /// were met.
+    pub(crate) fn run_measured(&self, see: impl FnMut(&str)) -> Result<bool, Failure> {
+        let mut is_met = true;
         self.timed(|command| {
-            let mut child = command.stdout(Stdio::piped()).spawn()?;
-            if let Some(output) = child.stdout.take() {
-                pass_on(output, &mut see)?;
-            }
-            child.wait()
-        })
+            let status = watch(command, see)?;
+            is_met = status.code() != Some(1);
+            Ok(if is_met {
+                status
+            } else {
+                ExitStatus::default()
+            })
+        })?;
+        Ok(is_met)
     }
 
     /// Runs the step. Returns the result, and the lines of its standard output and its standard error.
@@ -155,6 +165,15 @@ impl fmt::Display for Step {
         }
         Ok(())
     }
+}
+
+/// Runs `command`, prints each line of its standard output, and calls `see` with the line.
+fn watch(command: &mut Command, mut see: impl FnMut(&str)) -> io::Result<ExitStatus> {
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    if let Some(output) = child.stdout.take() {
+        pass_on(output, &mut see)?;
+    }
+    child.wait()
 }
 
 fn pass_on(output: impl io::Read, see: &mut impl FnMut(&str)) -> io::Result<()> {

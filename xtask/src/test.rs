@@ -16,7 +16,7 @@ const LIBRARY: &str = "crates/tollgate/Cargo.toml";
 const UNPUBLISHED: [&str; 4] = ["tollgate-bench", "tollgate-faults", "tollgate-rig", "xtask"];
 
 /// All packages, those whose tests take the longest with `--long` first.
-const PACKAGES: [&str; 15] = [
+const PACKAGES: [&str; 16] = [
     "tollgate",
     "tollgate-redis",
     "tollgate-store",
@@ -30,6 +30,7 @@ const PACKAGES: [&str; 15] = [
     "tollgate-config",
     "tollgate-conformance",
     "tollgate-import",
+    "tollgate-simulate",
     "tollgate-bench",
     "xtask",
 ];
@@ -96,19 +97,15 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     .run()?;
 
     match options.long {
-        Some(part) => {
-            let tests = part
-                .packages()
-                .fold(Step::cargo("tests", "test --locked"), |step, package| {
-                    step.args(&["--package", package])
-                })
-                .env("TOLLGATE_PROOF_CASES", "100")
-                // The number of cases of properties that do not set their own number. Some of these properties
-                // are slow.
-                .env("PROPTEST_CASES", "2560");
-            tests.run_watched(|line| tally.add_line(line))?;
-        }
-        None => short_tests(tally)?,
+        Some(part) if part.of > 1 => tests("tests", options.long)
+            .args(
+                &part
+                    .packages()
+                    .flat_map(|it| ["--package", it])
+                    .collect::<Vec<_>>(),
+            )
+            .run_watched(|line| tally.add_line(line))?,
+        long => all_tests(long, tally)?,
     }
     if tally.is_empty() {
         return Err(Failure::new("==> tests: failed, no test was run"));
@@ -143,15 +140,25 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs all tests. A short run always uses the same random cases, so two runs of one commit agree.
+/// Makes a step that runs tests.
+fn tests(name: &'static str, long: Option<Part>) -> Step {
+    let tests = Step::cargo(name, "test --locked");
+    match long {
+        // The second number is for properties that do not set their own number of cases. Some of them are slow.
+        Some(_) => tests
+            .env("TOLLGATE_PROOF_CASES", "100")
+            .env("PROPTEST_CASES", "2560"),
+        // A short run always uses the same random cases, so two runs of one commit agree.
+        None => tests.env("PROPTEST_RNG_SEED", "1"),
+    }
+}
+
+/// Runs all tests.
 ///
 /// Many tests wait for servers, so the test programs run in two streams. Each takes about half of the time.
 /// The output of the second stream is printed when it has ended.
-fn short_tests(tally: &mut Tally) -> Result<(), Failure> {
-    let tests = |name| {
-        let tests = Step::cargo(name, "test --workspace --locked");
-        tests.env("PROPTEST_RNG_SEED", "1")
-    };
+fn all_tests(long: Option<Part>, tally: &mut Tally) -> Result<(), Failure> {
+    let tests = |name| tests(name, long).args(&["--workspace"]);
     tests("test programs").args(&["--no-run"]).run()?;
     let first = tests("tests a to k").args(&["--test", "[a-k]*"]);
     let second = tests("other tests").args(&["--lib", "--bins", "--examples", "--test", "[!a-k]*"]);

@@ -29,7 +29,11 @@ pub(super) fn table(heading: &str) -> Table {
     ])
 }
 
-pub(super) fn row(table: &mut Table, name: &str, ours: &Rounds, theirs: &Rounds, bars: (Bar, Bar)) {
+/// Adds a row. `measured` has the rounds of Tollgate, then those of the no-op server.
+pub(super) fn row(table: &mut Table, name: &str, measured: &[Rounds], bars: (Bar, Bar)) {
+    let [ours, theirs] = measured else {
+        return;
+    };
     let rate = ours.per_second() / theirs.per_second();
     let cpu = ours.cpu_micros() / theirs.cpu_micros();
     let (rate_bar, cpu_bar) = bars;

@@ -4,11 +4,12 @@ use std::error::Error;
 use std::thread::sleep;
 use std::time::Duration;
 
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table, figure};
 
 use super::resp::client::{Client, Dialect, Numbers};
-use super::{Setting, peer, resp};
-use crate::report::Report;
+use super::{Setting, resp};
+use crate::peers::{Peer, throttlecrab};
 use crate::server::Server;
 
 const IDLE: Bar = Bar::AtMost(25.0);
@@ -38,16 +39,25 @@ struct Resident {
 }
 
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let keys = if setting.quick { 100_000 } else { 1_000_000 };
+    let keys = setting.length.pick(100_000, 1_000_000, 1_000_000);
     let ours = measure(&resp::start(setting)?, Dialect::Cell, keys)?;
-    let theirs = match &setting.peer {
-        Some(peer) => measure(&peer.start()?, Dialect::Throttlecrab, keys)?,
-        None => Resident {
+    let theirs = match setting.peers.get(Peer::Throttlecrab) {
+        Ok(peer) => {
+            let server = throttlecrab::start(peer, throttlecrab::Door::Resp)?;
+            measure(&server, Dialect::Throttlecrab, keys)?
+        }
+        Err(_) => Resident {
             idle: f64::NAN,
             full: f64::NAN,
         },
     };
-    let mut table = Table::new(["resident, MB", "tollgate", "bar", "", peer::NAME]);
+    let mut table = Table::new([
+        "resident, MB",
+        "tollgate",
+        "bar",
+        "",
+        Peer::Throttlecrab.name(),
+    ]);
     let full = format!("{keys} keys");
     for (name, our, bar, their) in [
         ("idle", ours.idle, IDLE, theirs.idle),
@@ -64,10 +74,9 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     report.section(
         &format!(
             "Every door is open. Keys have 16 bytes, and the client sends one command for each key through \
-             RESP. The\nlimit is two at once and one a day. {} {} has only its RESP door. 1 MB is a million \
+             RESP. The\nlimit is two at once and one a day. {} has only its RESP door. 1 MB is a million \
              bytes.",
-            peer::NAME,
-            peer::VERSION
+            setting.peers.describe(&[Peer::Throttlecrab])
         ),
         &[table],
     );

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table, median};
 
 use super::Setting;
@@ -9,19 +10,18 @@ use super::resp::client::Dialect;
 use super::resp::load::{Limits, Load};
 use super::resp::paced::{self, CONNECTIONS, Latencies};
 use super::resp::{start, start_noop};
-use crate::report::Report;
-use crate::round::alternate;
+use crate::round::{Rounds, alternate};
 
 /// The highest 99th percentile, relative to the no-op server.
 const P99: Bar = Bar::AtMost(1.3);
 
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let (rounds, seconds) = if setting.quick { (2, 0.5) } else { (9, 3.0) };
+    let (rounds, seconds) = setting.length.pick((2, 0.5), (5, 2.0), (9, 3.0));
     let tollgate = start(setting)?;
     let noop = start_noop()?;
     let most = Load::new(&tollgate, Dialect::Cell, 1, Limits::Wide);
-    let [most] = alternate(rounds.min(3), [most], |load| load.run(seconds))?;
-    let rate = most.per_second() / 2.0;
+    let most = alternate(rounds.min(3), &mut [most], |load| load.run(seconds))?;
+    let rate = most.first().map_or(f64::NAN, Rounds::per_second) / 2.0;
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 0..=rounds {
         let our = paced::measure(&tollgate, rate, seconds)?;

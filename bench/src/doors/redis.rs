@@ -2,13 +2,12 @@
 
 use std::error::Error;
 
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table};
 use tollgate_rig::Redis;
 
-use super::{Setting, comparison, grpc};
+use super::{Setting, comparison, grpc, http};
 use crate::engine::FIVE_RULES;
-use crate::http;
-use crate::report::Report;
 use crate::round::{Round, Rounds, alternate};
 use crate::server::Server;
 
@@ -21,7 +20,7 @@ const RATE: Bar = Bar::AtLeast(0.5);
 const GROWTH: Bar = Bar::AtLeast(1.0);
 
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let (rounds, seconds) = setting.effort();
+    let (rounds, seconds) = setting.length.rounds();
     let redis = Redis::start();
     // A long timeout: the machine is fully loaded, and no request must fail.
     let config = format!(
@@ -32,7 +31,7 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     let mut table = comparison::table("door, in flight");
     let mut growth = Table::new(["door", "256 in flight to 64", "bar", ""]);
     {
-        let pair = http::Pair::start(&setting.tollgate, &setting.scratch, &config)?;
+        let pair = http::Pair::start(setting, &config)?;
         let all = each(rounds, &pair.tollgate, &pair.noop, |server, connections| {
             pair.measure(server, connections, seconds)
         })?;
@@ -41,7 +40,7 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     {
         let pair = grpc::Pair::start(setting, &config)?;
         let all = each(rounds, &pair.tollgate, &pair.noop, |server, in_flight| {
-            grpc::measure(server, in_flight, seconds)
+            pair.measure(server, in_flight, seconds)
         })?;
         rows("gRPC", &all, &mut table, &mut growth);
     }
@@ -67,19 +66,20 @@ fn each(
     tollgate: &Server,
     noop: &Server,
     measure: impl Fn(&Server, u32) -> Result<Round, Box<dyn Error>>,
-) -> Result<[Rounds; 4], Box<dyn Error>> {
-    let sides = [(tollgate, FEW), (noop, FEW), (tollgate, MANY), (noop, MANY)];
-    alternate(rounds, sides, |(server, at_a_time)| {
+) -> Result<Vec<Rounds>, Box<dyn Error>> {
+    let mut sides = [(tollgate, FEW), (noop, FEW), (tollgate, MANY), (noop, MANY)];
+    alternate(rounds, &mut sides, |(server, at_a_time)| {
         measure(server, *at_a_time)
     })
 }
 
-fn rows(door: &str, all: &[Rounds; 4], table: &mut Table, growth: &mut Table) {
-    let [ours_few, theirs_few, ours_many, theirs_many] = all;
+fn rows(door: &str, all: &[Rounds], table: &mut Table, growth: &mut Table) {
+    let [ours_few, _, ours_many, _] = all else {
+        return;
+    };
     let bars = (RATE, Bar::None);
-    comparison::row(table, &format!("{door}, {FEW}"), ours_few, theirs_few, bars);
-    let name = format!("{door}, {MANY}");
-    comparison::row(table, &name, ours_many, theirs_many, bars);
+    comparison::row(table, &format!("{door}, {FEW}"), &all[..2], bars);
+    comparison::row(table, &format!("{door}, {MANY}"), &all[2..], bars);
     let ratio = ours_many.per_second() / ours_few.per_second();
     growth.row([
         door.to_owned(),

@@ -67,32 +67,39 @@ impl<'s> Side<'s> {
         let our_cpu = cpu_micros(std::process::id())?;
         let redis_cpu = self.cpu_micros();
         let stopwatch = Stopwatch::start();
-        let requests = self.runtime.block_on(async {
+        let mut latencies = self.runtime.block_on(async {
             let stop = Arc::new(AtomicBool::new(false));
             let mut tasks = JoinSet::new();
             for _ in 0..callers {
                 let (store, traffic) = (self.store.clone(), Arc::clone(traffic));
-                tasks.spawn(caller(store, traffic, Arc::clone(&stop)));
+                tasks.spawn(caller(store, traffic, Arc::clone(&stop), stopwatch));
             }
             sleep(time).await;
             stop.store(true, Ordering::Relaxed);
-            let mut requests = 0;
+            let mut latencies = Vec::new();
             while let Some(asked) = tasks.join_next().await {
-                requests += asked??;
+                latencies.extend(asked??);
             }
-            Ok::<u64, Box<dyn Error>>(requests)
+            Ok::<Vec<Duration>, Box<dyn Error>>(latencies)
         })?;
         let seconds = stopwatch.elapsed().as_secs_f64();
         let redis_cpu = self.cpu_micros() - redis_cpu;
         let our_cpu = cpu_micros(std::process::id())? - our_cpu;
         let batches = self.store.metrics().batches();
-        let requests = requests as f64;
+        let requests = latencies.len() as f64;
+        latencies.sort_unstable();
+        let at = |percent: usize| {
+            let latency = latencies.get(latencies.len() * percent / 100);
+            latency.map_or(f64::NAN, |it| it.as_secs_f64() * 1e3)
+        };
         Ok(Round {
             per_second: requests / seconds,
             redis_cpu: redis_cpu / requests,
             our_cpu: our_cpu / requests,
             batch: (batches.sum - batches_before.sum) as f64
                 / (batches.count - batches_before.count) as f64,
+            p50_millis: at(50),
+            p99_millis: at(99),
         })
     }
 
@@ -133,13 +140,17 @@ async fn caller(
     store: RedisStore,
     traffic: Arc<Traffic>,
     stop: Arc<AtomicBool>,
-) -> Result<u64, StoreError> {
-    let (mut rng, mut asked) = (Rng::new(), 0);
+    clock: Stopwatch,
+) -> Result<Vec<Duration>, StoreError> {
+    let (mut rng, mut latencies) = (Rng::new(), Vec::new());
+    let mut sent = clock.elapsed();
     while !stop.load(Ordering::Relaxed) {
         ask(&store, &traffic, rng.usize(..SUBJECTS)).await?;
-        asked += 1;
+        let now = clock.elapsed();
+        latencies.push(now - sent);
+        sent = now;
     }
-    Ok(asked)
+    Ok(latencies)
 }
 
 /// Sends one request of a subject, which must be allowed.

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use tollgate_bench::report::Report;
 use tollgate_bench::table::Table;
 use tollgate_core::Limit;
 use tollgate_rig::Cluster;
@@ -10,7 +11,6 @@ use tollgate_rig::Cluster;
 use super::callers::Side;
 use super::traffic::{Placement, SUBJECTS, Traffic};
 use super::{CALLERS, Effort, middle};
-use crate::report::Report;
 
 pub(super) fn run(
     limit: &Limit,

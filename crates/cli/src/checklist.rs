@@ -1,10 +1,11 @@
 //! The checks of a config that `tollgate doctor` makes without asking the store.
 
-use tollgate::{Algorithm, Config, FailurePolicy, Finding, Limit, Rule, Span};
+use tollgate::{Algorithm, Config, FailurePolicy, Finding, Limit, Rule, RuleStore, Span};
 use tollgate_config::{Listen, Mode, Placement, Redis, RuleState, Server, Store};
+use tollgate_simulate::redis_bytes;
 
 use crate::config::{ConfigArgs, STARTER_SECRET};
-use crate::serve::describe_store;
+use crate::serve::describe_redis;
 
 /// The longest timeout without a warning. With a longer one, callers notice when the store hangs.
 const LONG_TIMEOUT: Span = Span::from_millis(200);
@@ -15,21 +16,58 @@ pub(crate) fn check(config: &Config, args: &ConfigArgs) -> Vec<Finding> {
     findings.extend(unenforced(&config.policy.rules));
     let warnings = config.policy.warnings().into_iter();
     findings.extend(warnings.map(|it| Finding::warn("rules", it.to_string(), it.help)));
+    let practices = config.policy.practices().into_iter();
+    findings.extend(practices.map(|it| Finding::warn("practice", it.to_string(), it.help)));
     findings.push(secret(config));
     findings.push(open_doors(&config.server));
     findings.extend(plain_text(&config.server));
     findings.extend(ledger(config));
-    let Store::Redis(redis) = &config.store else {
-        let found = "memory: each process counts alone, and its counts are lost when it stops";
-        findings.push(Finding::ok("store", found));
-        return findings;
+    findings.extend(stores(config));
+    match &config.store {
+        Store::Redis(redis) => findings.extend(on_redis(config, None, redis)),
+        _ => {
+            let found = "memory: each process counts alone, and its counts are lost when it stops";
+            findings.push(Finding::ok("store", found));
+        }
+    }
+    for store in &config.stores {
+        findings.extend(on_redis(config, Some(&store.name), &store.redis));
+    }
+    findings
+}
+
+/// Says which rules are in which store, if there are several.
+fn stores(config: &Config) -> Option<Finding> {
+    let by_store = config.rules_by_store();
+    let rules = by_store.iter();
+    let rules = rules.map(|(store, rules)| format!("{store} ({})", rules.join(", ")));
+    let rules: Vec<String> = rules.collect();
+    (!rules.is_empty()).then(|| {
+        let found = format!(
+            "{}: each is atomic, and a request under rules of several stores is compensated",
+            rules.join(", ")
+        );
+        Finding::ok("stores", found)
+    })
+}
+
+/// Returns the findings about the rules of one store on Redis. The default store has no name.
+fn on_redis(config: &Config, name: Option<&str>, redis: &Redis) -> Vec<Finding> {
+    let is_there = |rule: &&Rule| match (rule.store(), name) {
+        (RuleStore::Default, None) => true,
+        (RuleStore::Named(of_rule), Some(name)) => **of_rule == *name,
+        _ => false,
     };
-    let found = describe_store(&config.store).unwrap_or_default();
-    findings.push(Finding::ok("store", found));
-    let rules = &config.policy.rules;
-    findings.push(failure_policies(rules));
-    findings.extend(fallback(rules, redis));
-    findings.push(hot_keys(rules, redis));
+    let rules = config.policy.rules.iter().filter(is_there);
+    let rules: Vec<Rule> = rules.cloned().collect();
+    let found = describe_redis(redis);
+    let mut findings = vec![match name {
+        None => Finding::ok("store", found),
+        Some(name) => Finding::ok("store", format!("{name}: {found}")),
+    }];
+    findings.push(failure_policies(&rules));
+    findings.extend(fallback(&rules, redis));
+    findings.push(hot_keys(&rules, redis));
     findings.push(timeout(redis));
     if redis.denial_cache.is_none() {
         let found = "off: every denial costs a call to the store";
@@ -199,12 +237,13 @@ fn fallback(rules: &[Rule], redis: &Redis) -> Option<Finding> {
 
 /// Finds rules that put all their keys on one server.
 fn hot_keys(rules: &[Rule], redis: &Redis) -> Finding {
-    let global = |rule: &Rule| is_counted(rule) && rule.per().is_empty();
+    let is_split = |rule: &Rule| matches!(rule.placement(), Placement::Sharded(_));
+    let global = |rule: &Rule| is_counted(rule) && rule.per().is_empty() && !is_split(rule);
     if let Some(global) = names(rules, global) {
         return Finding::warn(
             "hot-key",
             format!("{global} has no `per`: all requests write one key, on one server"),
-            "add a `per`, or make sure that one server can serve all requests of the rule",
+            "write `placement: sharded(16)`, which splits the allowance over 16 keys, or add a `per`",
         );
     }
     let together = |rule: &Rule| is_counted(rule) && rule.placement() == Placement::Rule;
@@ -212,7 +251,7 @@ fn hot_keys(rules: &[Rule], redis: &Redis) -> Finding {
         Some(together) => Finding::warn(
             "hot-key",
             format!("{together} has `placement: rule`: one node of the cluster holds all its keys"),
-            "use `placement: sharded(16)`, or `subject`",
+            "use `placement: subject`",
         ),
         None => Finding::ok("hot-key", "no rule puts all its keys on one server"),
     }
@@ -228,6 +267,41 @@ fn timeout(redis: &Redis) -> Finding {
         format!("{timeout}: when the store hangs, every request waits that long"),
         format!("use {LONG_TIMEOUT} or less; after it, failure policies decide"),
     )
+}
+
+/// Compares the memory that the rules need for so many subjects each with what the servers of the store may use.
+pub(crate) fn memory(config: &Config, subjects: u64, found: &[Finding]) -> Option<Finding> {
+    if config.store == Store::Memory && config.stores.is_empty() {
+        return None;
+    }
+    let counted = config.policy.rules.iter().filter(|rule| is_counted(rule));
+    let bytes = counted.map(|rule| {
+        let subjects = if rule.per().is_empty() { 1 } else { subjects };
+        // A subject at its limit has the longest log.
+        redis_bytes(rule, u64::MAX).saturating_mul(subjects)
+    });
+    let needed = bytes.fold(0, u64::saturating_add);
+    let mebibytes = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let needs = format!(
+        "{subjects} subjects at their limits need about {}",
+        mebibytes(needed)
+    );
+    let limits: Vec<u64> = found.iter().filter_map(|it| it.max_bytes).collect();
+    if limits.is_empty() {
+        let found = format!("{needs}; no `maxmemory` to compare with");
+        return Some(Finding::ok("memory-estimate", found));
+    }
+    let most = limits.into_iter().fold(0, u64::saturating_add);
+    let found = format!("{needs}; `maxmemory` is {}", mebibytes(most));
+    // Redis needs room for the copy of a snapshot, for buffers of clients and for growth.
+    match needed.saturating_mul(2) > most {
+        false => Some(Finding::ok("memory-estimate", found)),
+        true => Some(Finding::warn(
+            "memory-estimate",
+            found,
+            "set `maxmemory` to twice the estimate, lower `subjects.max_keys`, or use an algorithm with a smaller state",
+        )),
+    }
 }
 
 /// Lists the first few rules for which `is_one` holds, and how many more there are; `None` if there are

@@ -11,6 +11,9 @@ use crate::terminal::has_colour;
 /// The rules of a server without a config file.
 pub(crate) const STARTER: &str = include_str!("starter.yaml");
 
+/// The rules of a gateway without a config file.
+pub(crate) const GATEWAY_STARTER: &str = include_str!("gateway-starter.yaml");
+
 /// The hash secret of the starter rules in a shared store. The secret is public, like the rules.
 pub(crate) const STARTER_SECRET: &str = "the starter rules of tollgate";
 
@@ -35,10 +38,15 @@ pub(crate) struct ConfigArgs {
 impl ConfigArgs {
     /// Loads the file and applies the flags.
     pub(crate) fn load(&self) -> Result<Config, String> {
+        self.load_or(STARTER)
+    }
+
+    /// Loads the file, or `starter` if there is none, and applies the flags.
+    pub(crate) fn load_or(&self, starter: &str) -> Result<Config, String> {
         let variable = |name: &str| std::env::var(name).ok();
         let loaded = match &self.config {
             Some(path) => tollgate_config::load(path),
-            None => tollgate_config::parse("starter.yaml", STARTER, &variable),
+            None => tollgate_config::parse("starter.yaml", starter, &variable),
         };
         let config = loaded.map_err(|error| render(&error))?;
         self.apply_flags(config).map_err(failed)
@@ -80,6 +88,11 @@ impl TrialArgs {
     /// Loads the config. Removes its store and its ledger, unless a flag asks for them, and prints
     /// which of them are not used.
     pub(crate) fn load(&self) -> Result<Config, String> {
+        self.load_with_stores().map(|(config, _)| config)
+    }
+
+    /// Like [`load`](Self::load), and also returns the config with its stores.
+    pub(crate) fn load_with_stores(&self) -> Result<(Config, Config), String> {
         let of_server = || std::env::var("TOLLGATE_STORE").ok();
         let store = self.store.clone();
         let args = ConfigArgs {
@@ -87,17 +100,20 @@ impl TrialArgs {
             store: store.or_else(|| of_server().filter(|_| self.live)),
         };
         let mut config = args.load()?;
+        let whole = config.clone();
         if self.live {
-            return Ok(config);
+            return Ok((config, whole));
         }
-        let has_store = self.store.is_none() && config.store != Store::Memory;
+        let has_store =
+            self.store.is_none() && config.store != Store::Memory || !config.stores.is_empty();
         let not_used = match (has_store, config.ledger.is_some()) {
             (true, true) => "the store and the ledger of the config are not used",
             (true, false) => "the store of the config is not used",
             (false, true) => "the ledger of the config is not used",
             (false, false) => "",
         };
-        if has_store {
+        config.stores.clear();
+        if self.store.is_none() {
             config.store = Store::Memory;
         }
         config.keep_in(None);
@@ -108,7 +124,7 @@ impl TrialArgs {
             };
             eprintln!("note: {not_used}, {instead}; --live uses the state of the server");
         }
-        Ok(config)
+        Ok((config, whole))
     }
 }
 
@@ -118,6 +134,9 @@ pub(crate) async fn start(config: &Config) -> Result<Engine, String> {
     if let Store::Redis(redis) = &mut config.store {
         // A person waits for the answer, so try to connect only once.
         redis.connect_patience = Span::ZERO;
+    }
+    for store in &mut config.stores {
+        store.redis.connect_patience = Span::ZERO;
     }
     Engine::start(&config).await.map_err(failed)
 }

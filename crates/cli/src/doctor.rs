@@ -18,6 +18,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     doors: DoorArgs,
 
+    /// Compare the memory that this many subjects of each rule need with the `maxmemory` of Redis
+    #[arg(long, value_name = "N")]
+    subjects: Option<u64>,
+
     /// Print the findings as a JSON array of {level, check, found, help}
     #[arg(long)]
     json: bool,
@@ -31,6 +35,9 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
         let help = "check the path and its permissions";
         vec![Finding::bad("store", error.to_string(), help)]
     }));
+    if let Some(subjects) = args.subjects {
+        findings.extend(checklist::memory(&config, subjects, &findings));
+    }
     let text = match args.json {
         true => to_json(&findings)?,
         false => to_text(&findings, has_colour(&std::io::stdout())),

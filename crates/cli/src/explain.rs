@@ -2,7 +2,8 @@
 //! others do not apply.
 
 use serde_json::{Map, Value, json};
-use tollgate_config::Store;
+use tollgate::{Attributes, Charge, Config, RuleSet, StoreId};
+use tollgate_config::{RequestLimits, Store};
 
 use crate::CommandResult;
 use crate::admin::{AdminArgs, Call, list};
@@ -18,12 +19,59 @@ pub(crate) struct Args {
     #[command(flatten)]
     config: TrialArgs,
 
+    /// Show the key of each rule in its store on Redis. Needs `subjects.hash_secret`
+    #[arg(long, conflicts_with = "running")]
+    keys: bool,
+
     /// Ask a running server: its rules, overrides, blocks and usage
     #[arg(long, conflicts_with_all = ["live", "store"])]
     running: bool,
 
     #[command(flatten)]
     admin: AdminArgs,
+}
+
+/// Prints in which stores the rules of a request are, if there are several. Prints the keys, if `keys` asks
+/// for them.
+fn print_stores(keys: bool, config: &Config, rules: &RuleSet, attributes: &Attributes<'_>) {
+    let limits = RequestLimits::default();
+    let charges = rules.resolve(attributes, &limits).charges;
+    let mut stores: Vec<(&str, Vec<&str>)> = Vec::new();
+    for charge in &charges {
+        let (name, prefix) = store_of(charge, config);
+        match stores.iter_mut().find(|(it, _)| *it == name) {
+            Some((_, rules)) if !rules.contains(&charge.rule) => rules.push(charge.rule),
+            Some(_) => {}
+            None => stores.push((name, vec![charge.rule])),
+        }
+        if let (true, Some(prefix)) = (keys, prefix)
+            && let Some(key) = tollgate::state_key(prefix, charge)
+        {
+            println!("{}: key {key} in the store {name}", charge.rule);
+        }
+    }
+    if stores.len() > 1 {
+        for (store, rules) in &stores {
+            println!("store {store} decides in one step: {}", rules.join(", "));
+        }
+        println!(
+            "together they are compensated: if a store denies, the others give back what they took"
+        );
+    }
+}
+
+/// Returns the name of the store of a charge, and the prefix of its keys if it is on Redis.
+fn store_of<'c>(charge: &Charge<'_>, config: &'c Config) -> (&'c str, Option<&'c str>) {
+    for (name, redis) in config.redis_stores() {
+        let id = name.map_or(StoreId::DEFAULT, |name| StoreId::named(name));
+        if id == charge.store {
+            return (name.map_or("default", |name| name), Some(&redis.key_prefix));
+        }
+    }
+    match charge.store {
+        StoreId::LOCAL => ("local", None),
+        _ => ("default", None),
+    }
 }
 
 /// Asks a running server.
@@ -55,7 +103,7 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     if args.running {
         return ask(args);
     }
-    let config = args.config.load()?;
+    let (config, stores) = args.config.load_with_stores()?;
     let limiter = config::start(&config).await?;
     let attributes = args.request.attributes();
     let decision = limiter.peek(&attributes, args.request.ask()).await;
@@ -72,6 +120,8 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
             println!("    now: {}", rule.now);
         }
     }
+    let rules = stores.compile(decision.rule_set().keyring().clone(), &[]);
+    print_stores(args.keys, &stores, &rules, &attributes);
     let word = match decision.is_allowed() {
         true => "allowed",
         false => "denied",

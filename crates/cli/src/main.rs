@@ -5,7 +5,7 @@
 //! * 0: success.
 //! * 1: a negative result. `check`, `explain`: denied. `validate`: a file has problems. `diff`: the configs
 //!   differ. `doctor`: a finding is bad. `health`: the server is not ready, or does not answer. `why`: no denial
-//!   was found. `reconcile`: counters differ from the ledger. `import`: nothing could be converted. `serve`: a
+//!   was found. `test`: a test failed. `simulate`: more is denied than `--max-denied`. `reconcile`: counters differ from the ledger. `import`: nothing could be converted. `serve`: a
 //!   second signal ended the server before it had answered all requests.
 //! * 2: a failure, such as wrong usage, no usable config, or no server.
 
@@ -17,6 +17,7 @@
 
 mod admin;
 mod adopt;
+mod advise;
 mod audit;
 mod blocks;
 mod candidates;
@@ -33,13 +34,16 @@ mod health;
 mod import;
 mod logs;
 mod overrides;
+mod plan;
 mod postings;
 mod reconcile;
 mod reload;
 mod request;
 mod serve;
+mod simulate;
 mod tail;
 mod terminal;
+mod testing;
 mod tls;
 mod usage;
 mod validate;
@@ -81,6 +85,18 @@ enum Command {
     Explain(explain::Args),
     /// Check config files. Shows each problem with its place and a remedy, and exits with 1 if there is any.
     Validate(validate::Args),
+    /// Run tests of rules on a virtual clock, without a store and without secrets. Exits with 1 if a test
+    /// fails.
+    Test(testing::Args),
+    /// Send an access log or described traffic through rules on a virtual clock, and show what they would
+    /// allow and deny.
+    Simulate(simulate::Args),
+    /// Find a rule: answer ten questions, and get a rule with its reasons, its cost and its promise. A log gives
+    /// the numbers.
+    Advise(advise::Args),
+    /// Size a deployment: from the capacity of a service to limits, tiers, connections, memory of Redis and
+    /// instances, and a config to start from.
+    Plan(plan::Args),
     /// Show what changes from one config to another, and who is affected. Exits with 1 if they differ.
     Diff(diff::Args),
     /// Check a config and its store for common mistakes. Exits with 1 if a finding is bad.
@@ -127,8 +143,8 @@ enum Command {
     /// Convert the config of another rate limiter, and list what differs. Exits with 1 if no limit could be
     /// converted.
     Import(import::Args),
-    /// Print the JSON schema of the config file, for editors.
-    Schema,
+    /// Print the JSON schema of the config file or of test files, for editors.
+    Schema(validate::SchemaArgs),
     /// Print the completions of a shell: bash, elvish, fish, powershell or zsh.
     Completions(completions::Args),
 }
@@ -139,6 +155,10 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => block_on(explain::run(&args)),
         Command::Validate(args) => validate::run(&args),
+        Command::Test(args) => testing::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
+        Command::Advise(args) => advise::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Doctor(args) => block_on(doctor::run(&args)),
         Command::Health(args) => health::run(&args),
@@ -160,7 +180,7 @@ fn main() -> ExitCode {
         Command::Grant(args) => postings::grant(&args),
         Command::Reconcile(args) => reconcile::run(&args),
         Command::Import(args) => import::run(&args),
-        Command::Schema => validate::schema(),
+        Command::Schema(args) => validate::schema(&args),
         Command::Completions(args) => completions::run(&args),
     };
     match result {

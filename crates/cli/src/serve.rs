@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
-use tollgate::{Config, Engine, Span};
-use tollgate_config::{Admin, Grpc, Listen, Mode, Resp, Store};
+use tollgate::{Config, Engine, Rule, RuleStore, Span};
+use tollgate_config::{
+    Admin, Gateway, Grpc, Listen, Mode, Redis, Resp, Store, Upstream, Upstreams,
+};
 use tollgate_server::audit::Audit;
 use tollgate_server::control::{ReloadError, SIGNAL, Source};
 use tollgate_server::events::Webhook;
@@ -17,7 +19,7 @@ use tollgate_server::net::ListenError;
 use tollgate_server::{Address, ControlPlane, DoorError, Doors};
 
 use crate::audit::DataArgs;
-use crate::config::ConfigArgs;
+use crate::config::{ConfigArgs, GATEWAY_STARTER, STARTER};
 use crate::logs::{self, LogArgs};
 use crate::terminal::count_rules;
 use crate::{CommandResult, failed};
@@ -59,6 +61,15 @@ pub(crate) struct DoorArgs {
     /// Listen for operators here, such as 127.0.0.1:8082
     #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_ADMIN")]
     admin: Option<SocketAddr>,
+
+    /// Listen here for requests to pass on, within limits, such as 127.0.0.1:8000
+    #[arg(long, value_name = "ADDRESS", env = "TOLLGATE_GATEWAY")]
+    gateway: Option<SocketAddr>,
+
+    /// Pass the requests of the gateway on to this server, such as http://127.0.0.1:9000
+    /// [default: the upstreams in the config file]
+    #[arg(long, value_name = "URL", env = "TOLLGATE_UPSTREAM")]
+    upstream: Option<String>,
 }
 
 impl DoorArgs {
@@ -81,6 +92,26 @@ impl DoorArgs {
             let admin = server.admin.get_or_insert_with(|| Admin::new(new(address)));
             admin.listen.address = address;
         }
+        if let Some(address) = self.gateway {
+            let gateway = server
+                .gateway
+                .get_or_insert_with(|| Gateway::new(new(address)));
+            gateway.listen.address = address;
+        }
+        if let Some(url) = &self.upstream {
+            if !config.upstreams.is_empty() {
+                return Err(
+                    "--upstream: the config file has `upstreams`; use one of the two".into(),
+                );
+            }
+            if config.server.gateway.is_none() {
+                return Err(
+                    "--upstream http://… needs a gateway: add --gateway 127.0.0.1:8000".into(),
+                );
+            }
+            let upstream = Upstream::of_url(url).map_err(|error| format!("--upstream: {error}"))?;
+            config.upstreams = Upstreams::one("upstream", upstream);
+        }
         config.check_doors()?;
         Ok(config)
     }
@@ -88,7 +119,11 @@ impl DoorArgs {
 
 pub(crate) async fn run(args: &Args) -> CommandResult {
     let source = source(args);
-    let config = args.config.load()?;
+    let starter = match args.doors.gateway {
+        Some(_) => GATEWAY_STARTER,
+        None => STARTER,
+    };
+    let config = args.config.load_or(starter)?;
     let exporter = logs::start(&args.logs, &config.telemetry)?;
     let config = args.doors.apply(config).map_err(failed)?;
     let engine = Arc::new(start(args, &config).await?);
@@ -234,6 +269,10 @@ fn announce(args: &Args, config: &Config, problem: Option<&str>, addresses: &[Ad
     if let Some(store) = describe_store(&config.store) {
         say(&format!("state in {store}\n"));
     }
+    for store in &config.stores {
+        let (name, servers) = (&store.name, describe_redis(&store.redis));
+        say(&format!("state of the store {name} in {servers}\n"));
+    }
     if let Some(problem) = problem {
         say(&format!(
             "running WITHOUT the store: failure policies decide until it answers ({problem})\n"
@@ -298,7 +337,10 @@ fn describe_door_error(error: &DoorError) -> String {
     let help = match &error.error {
         ListenError::Address { .. } => format!("choose another address with --{door}"),
         ListenError::Tls(_) => format!("check server.{door} and server.tls in the config"),
-        ListenError::Password(_) => format!("check server.{door} in the config"),
+        ListenError::Password(_) | ListenError::AccessLog(_) => {
+            format!("check server.{door} in the config")
+        }
+        ListenError::Upstream(_) => "check upstreams in the config".to_owned(),
     };
     format!("error: {error}\nhelp: {help}")
 }
@@ -328,7 +370,7 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
         started => started,
     };
     let engine = engine.map_err(failed)?;
-    if config.store == Store::Memory {
+    if config.redis_stores().next().is_none() {
         return Ok(engine);
     }
     if args.config.config.is_none() {
@@ -337,7 +379,7 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
         );
     }
     let rules = config.policy.rules.iter();
-    for rule in rules.filter(|rule| rule.on_store_failure().is_none()) {
+    for rule in rules.filter(|rule| lacks_policy(rule, config)) {
         tracing::warn!(
             rule = rule.id(),
             "the rule has no on_store_failure: its requests get 503 while the store is down"
@@ -349,21 +391,36 @@ async fn start(args: &Args, config: &Config) -> Result<Engine, String> {
 /// Returns whether every rule says what happens while the store is down.
 fn has_policies(config: &Config) -> bool {
     let mut rules = config.policy.rules.iter();
-    rules.all(|rule| rule.on_store_failure().is_some())
+    rules.all(|rule| !lacks_policy(rule, config))
+}
+
+/// Returns whether a rule does not say what happens while its store is down, and its store may be down.
+fn lacks_policy(rule: &Rule, config: &Config) -> bool {
+    let may_fail = match rule.store() {
+        RuleStore::Local => false,
+        RuleStore::Default => config.store != Store::Memory,
+        RuleStore::Named(_) => true,
+    };
+    may_fail && rule.on_store_failure().is_none()
 }
 
 /// Lists the servers that hold the state, without passwords; `None` for the memory store.
-pub(crate) fn describe_store(store: &Store) -> Option<String> {
-    let Store::Redis(redis) = store else {
-        return None;
-    };
+fn describe_store(store: &Store) -> Option<String> {
+    match store {
+        Store::Redis(redis) => Some(describe_redis(redis)),
+        _ => None,
+    }
+}
+
+/// Lists the servers of a Redis, without passwords.
+pub(crate) fn describe_redis(redis: &Redis) -> String {
     let urls: Vec<String> = redis.urls.iter().map(ToString::to_string).collect();
     let urls = urls.join(", ");
-    Some(match &redis.mode {
+    match &redis.mode {
         Mode::Standalone => urls,
         Mode::Sentinel { master } => format!("master {master} of the Sentinels {urls}"),
         Mode::Cluster => format!("the cluster at {urls}"),
-    })
+    }
 }
 
 /// Prints to standard output. A closed pipe does not stop the server.
@@ -374,6 +431,9 @@ fn say(text: &str) {
 }
 
 fn requests_to_try(addresses: &[Address]) -> String {
+    if let Some(gateway) = addresses.iter().find(|it| it.door == "gateway") {
+        return gateway_requests(gateway, addresses);
+    }
     let mut text = String::new();
     for address in addresses {
         text += &match address.door {
@@ -385,9 +445,27 @@ fn requests_to_try(addresses: &[Address]) -> String {
     }
     if let [_] = addresses {
         text += "\nTo open more doors: --resp 127.0.0.1:6390 (Redis clients), --grpc 127.0.0.1:8081 (Envoy),\n\
-                 --admin 127.0.0.1:8082 (operators).\n";
+                 --admin 127.0.0.1:8082 (operators).\n\
+                 To limit a service without changing it: --gateway 127.0.0.1:8000 --upstream http://127.0.0.1:9000\n";
     }
     text + "\n"
+}
+
+fn gateway_requests(gateway: &Address, addresses: &[Address]) -> String {
+    let http = addresses.iter().find(|it| it.door == "http");
+    let metrics = http.map_or_else(String::new, |http| {
+        format!("\nMetrics of all decisions so far:\n  curl {http}/metrics\n")
+    });
+    format!(
+        r"
+Try it. Your service, with the rate limit in the headers of each answer:
+  curl -i {gateway}/
+
+100 requests at once, 50 a second after that, then 429 with Retry-After:
+  seq 150 | xargs -P 20 -I _ curl -s -o /dev/null -w '%{{http_code}}\n' {gateway}/ | sort | uniq -c
+{metrics}
+"
+    )
 }
 
 fn redis_requests(address: &Address) -> String {

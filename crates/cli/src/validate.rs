@@ -29,6 +29,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
                 }
                 let (rules, version) = (count_rules(checked.rules), &checked.version);
                 println!("{name}: ok, {rules}, version {version}");
+                print_stores(&checked.by_store);
                 for warning in &checked.warnings {
                     eprintln!("{name}: warning: {warning}");
                     eprintln!("  help: {}", warning.help);
@@ -43,8 +44,31 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     Ok(all_valid)
 }
 
-pub(crate) fn schema() -> CommandResult {
-    let schema = serde_json::to_string_pretty(&tollgate_config::json_schema());
+/// Prints the rules of each store, if there are several.
+fn print_stores(by_store: &[(String, Vec<String>)]) {
+    for (store, rules) in by_store {
+        println!("  store {store}: {}", rules.join(", "));
+    }
+    if !by_store.is_empty() {
+        println!(
+            "  rules of one store are atomic; a request under rules of several stores is compensated"
+        );
+    }
+}
+
+#[derive(clap::Args)]
+pub(crate) struct SchemaArgs {
+    /// Print the schema of the files that `tollgate test` reads
+    #[arg(long)]
+    tests: bool,
+}
+
+pub(crate) fn schema(args: &SchemaArgs) -> CommandResult {
+    let schema = match args.tests {
+        true => tollgate_simulate::rule_tests::json_schema(),
+        false => tollgate_config::json_schema(),
+    };
+    let schema = serde_json::to_string_pretty(&schema);
     println!("{}", schema.map_err(crate::failed)?);
     Ok(true)
 }

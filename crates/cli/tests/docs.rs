@@ -80,7 +80,7 @@ fn examples_give_the_shown_output(docs: &str, wanted: usize) {
 
 #[test]
 fn http_examples_give_the_shown_output() {
-    examples_give_the_shown_output(include_str!("../../../docs/http.md"), 11);
+    examples_give_the_shown_output(include_str!("../../../docs/http.md"), 13);
 }
 
 #[test]

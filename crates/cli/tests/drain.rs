@@ -6,28 +6,63 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 
 use common::Serving;
 use common::load::{Answer, Client, Http, Load, PATIENCE, Throttle, read_answer};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::{ClientConfig, RootCertStore};
 
 /// How many clients of the HTTP door and of the RESP door send requests while the server stops.
 const HTTP_CLIENTS: usize = 48;
 const RESP_CLIENTS: usize = 24;
+/// With TLS there are fewer clients: each of their connections needs a handshake.
+const FEWER: usize = 6;
 
 struct Server {
     serving: Serving,
     http: SocketAddr,
     resp: SocketAddr,
     admin: SocketAddr,
+    /// The settings of clients, if the doors have TLS.
+    tls: Option<Arc<ClientConfig>>,
     _folder: tempfile::TempDir,
 }
 
 impl Server {
     fn start(drain: &str) -> Server {
+        Server::start_in(tempfile::tempdir().unwrap(), drain, None)
+    }
+
+    /// Starts a server with TLS at all doors.
+    fn start_with_tls(drain: &str) -> Server {
         let folder = tempfile::tempdir().unwrap();
+        let key = KeyPair::generate().unwrap();
+        let cert = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let cert = cert.self_signed(&key).unwrap();
+        let [cert_file, key_file] = ["cert.pem", "key.pem"].map(|name| folder.path().join(name));
+        std::fs::write(&cert_file, cert.pem()).unwrap();
+        std::fs::write(&key_file, key.serialize_pem()).unwrap();
+        let files = [cert_file, key_file].map(|file| file.display().to_string());
+        let section = format!("{drain}, tls: {{ cert: {}, key: {} }}", files[0], files[1]);
+        let mut roots = RootCertStore::empty();
+        roots.add(cert.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap();
+        let tls = tls.with_root_certificates(roots).with_no_client_auth();
+        Server::start_in(folder, &section, Some(Arc::new(tls)))
+    }
+
+    fn start_in(
+        folder: tempfile::TempDir,
+        section: &str,
+        tls: Option<Arc<ClientConfig>>,
+    ) -> Server {
         let config = folder.path().join("rules.yaml");
         let rules = format!(
-            "version: 1\nserver: {{ {drain} }}\nrules:\n  \
+            "version: 1\nserver: {{ {section} }}\nrules:\n  \
              - {{ id: api, match: {{ action: search }}, algorithm: gcra, rate: 1000000/s, burst: 1000000 }}\n  \
              - {{ id: jobs, match: {{ action: job }}, algorithm: concurrency, limit: 1, lease: 60s }}\n"
         );
@@ -36,13 +71,16 @@ impl Server {
         let any = "127.0.0.1:0";
         let args = ["--config", &config, "--resp", any, "--admin", any];
         let mut serving = Serving::start(&args);
-        let http = serving.url.strip_prefix("http://").unwrap().parse();
+        let secure = if tls.is_some() { "s" } else { "" };
+        let http = serving.url.strip_prefix(&format!("http{secure}://"));
+        let http = http.unwrap().parse();
         let mut lines = serving.stdout.as_mut().unwrap().lines().map(Result::unwrap);
         let mut address = |start: &str| -> SocketAddr {
-            let found = lines.find_map(|line| Some(line.strip_prefix(start)?.parse().unwrap()));
+            let start = format!("{start}{secure}://");
+            let found = lines.find_map(|line| Some(line.strip_prefix(&start)?.parse().unwrap()));
             found.unwrap()
         };
-        let (resp, admin) = (address("resp on redis://"), address("admin on http://"));
+        let (resp, admin) = (address("resp on redis"), address("admin on http"));
         let last = lines.next().unwrap();
         assert!(last.starts_with("admin needs no token"), "{last}");
         Server {
@@ -50,13 +88,21 @@ impl Server {
             resp,
             admin,
             serving,
+            tls,
             _folder: folder,
         }
     }
 
     fn load(&self) -> Load {
-        let http = (0..HTTP_CLIENTS).map(|_| Box::new(Http::check(self.http)) as Box<dyn Client>);
-        let resp = (0..RESP_CLIENTS).map(|_| Box::new(Throttle::new(self.resp)) as Box<dyn Client>);
+        let fewer = if self.tls.is_some() { FEWER } else { 1 };
+        let http = (0..HTTP_CLIENTS / fewer).map(|_| {
+            let client = Http::check(self.http).with_tls(self.tls.clone());
+            Box::new(client) as Box<dyn Client>
+        });
+        let resp = (0..RESP_CLIENTS / fewer).map(|_| {
+            let client = Throttle::new(self.resp).with_tls(self.tls.clone());
+            Box::new(client) as Box<dyn Client>
+        });
         Load::start(http.chain(resp).collect())
     }
 
@@ -118,6 +164,23 @@ fn no_request_is_lost_at_sigterm() {
     }
     assert!(info.contains("\r\ndraining:1\r\n"), "{info}");
     load.wait_for_answers(10);
+    let (printed, code) = server.end();
+    assert_eq!(
+        (&*printed, code),
+        ("finishing requests in flight\nstopped\n", Some(0))
+    );
+    let (answers, lost) = load.join();
+    assert!(lost.is_empty(), "{} of {answers}: {lost:#?}", lost.len());
+}
+
+#[test]
+fn no_request_is_lost_at_sigterm_with_tls() {
+    let mut server = Server::start_with_tls("drain: 1s");
+    let load = server.load();
+    load.wait_for_answers(5);
+    server.serving.send_sigterm();
+    assert!(server.line().starts_with("stopping"));
+    load.wait_for_answers(5);
     let (printed, code) = server.end();
     assert_eq!(
         (&*printed, code),

@@ -51,6 +51,49 @@ fn printed_requests_lead_to_a_429() {
     ));
 }
 
+#[test]
+fn one_line_protects_a_service() {
+    let service = Serving::start(&[]);
+    let args = ["--gateway", "127.0.0.1:0", "--upstream", &service.url];
+    let mut serving = Serving::start(&args);
+    let output = serving.stdout.as_mut().unwrap().lines().map(Result::unwrap);
+    let lines: Vec<String> = output
+        .filter_map(|line| Some(line.strip_prefix("  ")?.to_owned()))
+        .take(3)
+        .collect();
+    let answer = stdout(&format!("{}healthz", lines[0]));
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    assert!(
+        answer.contains("ratelimit: ") && answer.ends_with("ok\n"),
+        "{answer}"
+    );
+    assert!(lines[1].contains("seq 150"), "{lines:?}");
+    let metrics = stdout(&lines[2]);
+    assert!(
+        metrics.contains(
+            r#"tollgate_upstream_requests_total{upstream="upstream",outcome="answered"} 1"#
+        ),
+        "{metrics}"
+    );
+    for wrong in [
+        ["--upstream", "http://127.0.0.1:1"].as_slice(),
+        &["--gateway", "127.0.0.1:0"],
+        &["--gateway", "127.0.0.1:0", "--upstream", "127.0.0.1:1"],
+    ] {
+        let tollgate = env!("CARGO_BIN_EXE_tollgate");
+        let ended = Command::new(tollgate)
+            .arg("serve")
+            .args(wrong)
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&ended.stderr);
+        assert!(
+            !ended.status.success() && error.contains("http://"),
+            "{wrong:?}: {error}"
+        );
+    }
+}
+
 /// Replaces the address in a line by that of another server.
 fn replace_address(line: &str, url: &str) -> String {
     let start = line.find("http://").unwrap();

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use tollgate_core::Keyring;
 use tollgate_rules::document::{
-    Field, List, Node, Place, Problems, Read, Short, Text, parse_document, section,
+    Field, List, Named, Node, Place, Problems, Read, Short, Text, parse_document, section,
 };
 use tollgate_rules::{
-    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Override, Policy, Problem, RawPolicy, Rule,
-    RuleSet, Warning, is_id,
+    CompileOptions, ConfigError, EMPTY_HELP, ID_HELP, Outside, Override, Policy, Problem,
+    RawPolicy, Rule, RuleSet, RuleState, RuleStore, Warning, is_id,
 };
 
+use crate::authentication::{self, Authentication, RawAuthentication};
 use crate::events::{self, Events, RawEvents};
 use crate::fields::{Env, expand};
 use crate::foreign;
@@ -21,12 +22,17 @@ use crate::route::{self, RawRoute, Routes};
 use crate::secrets;
 use crate::server::{self, RawServer, Server};
 use crate::store::{
-    self, ClockSource, NO_SECRET, NO_SECRET_FOR_DENIALS, NO_SECRET_FOR_LEDGER, RawStore,
-    SECRET_HELP, Store,
+    self, ClockSource, NO_SECRET, NO_SECRET_FOR_DENIALS, NO_SECRET_FOR_LEDGER, NamedStore,
+    RawSharedStore, RawStore, SECRET_HELP, Store,
 };
 use crate::subjects::{self, RawSubjects, Subjects};
 use crate::telemetry::{self, RawTelemetry, Telemetry};
 use crate::tenant_files;
+use crate::upstream::{self, RawUpstream, Upstreams};
+
+pub(crate) const NO_UPSTREAM: &str = "the gateway has no upstream to pass requests to";
+pub(crate) const NO_UPSTREAM_HELP: &str =
+    "add one, such as `upstreams: { api: { servers: [\"http://127.0.0.1:9000\"] } }`";
 
 /// Larger files are rejected unread.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
@@ -41,12 +47,18 @@ pub struct Config {
     pub server: Server,
     /// Where state is kept.
     pub store: Store,
+    /// Further stores, which rules name.
+    pub stores: Vec<NamedStore>,
     /// How subjects are hashed, and where doors find them.
     pub subjects: Subjects,
     /// The headers and bodies of responses.
     pub headers: Headers,
     /// The routes: they give a request its action at doors that see only method, host and path.
     pub routes: Routes,
+    /// How callers of the gateway and of forward-auth prove who they are.
+    pub authentication: Authentication,
+    /// The servers that the gateway passes requests to.
+    pub upstreams: Upstreams,
     /// Traces and logs.
     pub telemetry: Telemetry,
     /// The ledger that usage is recorded in, if there is one.
@@ -58,7 +70,7 @@ pub struct Config {
     pub policy: Policy,
     /// The paths of tenant files, as written.
     pub(crate) tenant_files: Vec<String>,
-    /// The tenant files that were read, and the directories that the config names for tenant files.
+    /// The other files that were read, and the directories that the config names for tenant files.
     pub(crate) files: Vec<PathBuf>,
     pub(crate) watched: Vec<PathBuf>,
 }
@@ -72,12 +84,18 @@ section! {
         server: RawServer = "server",
         /// Where state is kept: memory, or a Redis that instances share.
         store: RawStore = "store",
+        /// Further stores, by name. A rule with store NAME keeps its state there.
+        stores: Named<RawSharedStore> = "stores",
         /// How subjects are hashed, and where doors find them.
         subjects: RawSubjects = "subjects",
         /// The headers and bodies of responses.
         headers: RawHeaders = "headers",
-        /// The routes of forward-auth. The first route that matches a request sets the request's action.
+        /// The routes of forward-auth and of the gateway. The first route that matches a request sets the request's action, and its upstream.
         routes: List<RawRoute> = "routes",
+        /// How callers of the gateway and of forward-auth prove who they are.
+        authentication: RawAuthentication = "authentication",
+        /// The servers that the gateway passes requests to, by name.
+        upstreams: Named<RawUpstream> = "upstreams",
         /// Traces and logs.
         telemetry: RawTelemetry = "telemetry",
         /// The ledger that usage is recorded in.
@@ -102,9 +120,9 @@ impl Config {
         Ok(Config { policy, ..defaults })
     }
 
-    /// The files that tenants were read from.
+    /// The other files that the config was read from: tenants, keys of tokens, API keys.
     #[must_use]
-    pub fn tenant_files(&self) -> &[PathBuf] {
+    pub fn other_files(&self) -> &[PathBuf] {
         &self.files
     }
 
@@ -122,10 +140,49 @@ impl Config {
         let options = CompileOptions {
             keyring,
             ipv6_prefix: self.subjects.ipv6_prefix,
-            cluster_tags: self.store != Store::Memory,
+            cluster_tags: self.redis_stores().next().is_some(),
             ledger: self.ledger.is_some(),
+            is_local: self.is_local(),
         };
         RuleSet::compile_with(&self.policy, options, overrides)
+    }
+
+    /// Returns whether the default store is only the memory of this instance. Then it also keeps the rules of
+    /// the store `local`.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.store == Store::Memory && self.ledger.is_none()
+    }
+
+    /// Returns the ids of the enabled rules, by the name of their store, in the order in which stores decide.
+    /// Rules of one store decide a request in one step. Rules of several stores compensate. Empty if all rules
+    /// are in one store.
+    #[must_use]
+    pub fn rules_by_store(&self) -> Vec<(String, Vec<String>)> {
+        let stores = self
+            .stores
+            .iter()
+            .map(|it| RuleStore::Named(Arc::clone(&it.name)));
+        let first = match self.is_local() {
+            // The default store is the local one.
+            true => vec![RuleStore::Default],
+            false => vec![RuleStore::Local, RuleStore::Default],
+        };
+        let enabled = |rule: &&Rule| rule.state() != RuleState::Disabled;
+        let by_store = first.into_iter().chain(stores).filter_map(|store| {
+            let is_there = |rule: &&Rule| match rule.store() {
+                RuleStore::Local if self.is_local() => store == RuleStore::Default,
+                of_rule => *of_rule == store,
+            };
+            let rules = self.policy.rules.iter().filter(enabled).filter(is_there);
+            let rules: Vec<String> = rules.map(|it| it.id().to_owned()).collect();
+            (!rules.is_empty()).then(|| (store.name().to_owned(), rules))
+        });
+        let by_store: Vec<_> = by_store.collect();
+        match by_store.len() {
+            ..2 => Vec::new(),
+            _ => by_store,
+        }
     }
 
     /// Replaces the ledger of the config by the open ledger, because a reload neither opens nor closes
@@ -160,6 +217,8 @@ pub struct Checked {
     pub unset: Vec<Problem>,
     /// Rules that may not do what their author expects.
     pub warnings: Vec<Warning>,
+    /// The rules by their store, if there are several: see [`Config::rules_by_store`].
+    pub by_store: Vec<(String, Vec<String>)>,
 }
 
 /// Checks the config at `path`, and the tenant files that it names, as [`load`] does. But a `${VAR}`
@@ -172,9 +231,32 @@ pub fn check(path: &Path) -> Result<Checked, ConfigError> {
     Ok(Checked {
         rules: config.policy.rules.len(),
         warnings: config.policy.warnings(),
+        by_store: config.rules_by_store(),
         version: config.policy.version,
         unset,
     })
+}
+
+/// Reads the config at `path`, and the tenant files that it names, as [`load`] does. But a `${VAR}` that
+/// is not set is not an error, so that rules can be tried without the secrets. Such a setting has its
+/// default. The config must not be used to open doors, a store or a ledger.
+///
+/// # Errors
+/// As [`load`]. A variable in the path of a tenant file must be set.
+pub fn load_offline(path: &Path) -> Result<Config, ConfigError> {
+    let (config, unset) = load_with(path, Unset::Returned)?;
+    if !unset.is_empty() {
+        let text = read_text(path)?;
+        let mut problems = Problems::new(&text);
+        let raw = parse_document(EMPTY_HELP, &mut problems)
+            .and_then(|root| RawConfig::read(&root, &mut problems))
+            .unwrap_or_default();
+        raw.tenant_files(true, &process_env, &mut problems);
+        if !problems.is_empty() {
+            return Err(problems.into_error(&path.display().to_string()));
+        }
+    }
+    Ok(config)
 }
 
 /// What happens if a variable of the environment is not set.
@@ -182,7 +264,7 @@ pub fn check(path: &Path) -> Result<Checked, ConfigError> {
 enum Unset {
     /// The config is rejected.
     Rejected,
-    /// The problem is returned with the config, which must not be used.
+    /// The problem is returned with the config, which must not be used by a server.
     Returned,
 }
 
@@ -191,7 +273,7 @@ fn load_with(path: &Path, unset: Unset) -> Result<(Config, Vec<Problem>), Config
     let name = path.display().to_string();
     let (mut config, problems) = read(&name, &text, &process_env, true, unset)?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    tenant_files::add_tenants(&mut config, &text, folder)?;
+    read_others(&mut config, &text, folder)?;
     Ok((config, problems))
 }
 
@@ -204,18 +286,24 @@ pub fn load_text(path: &Path, text: &str) -> Result<Config, ConfigError> {
     let name = path.display().to_string();
     let (mut config, _) = read(&name, text, &process_env, true, Unset::Rejected)?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    tenant_files::add_tenants(&mut config, text, folder)?;
+    read_others(&mut config, text, folder)?;
     Ok(config)
+}
+
+/// Reads the other files that `config` names. `text` is the text of the config.
+fn read_others(config: &mut Config, text: &str, folder: &Path) -> Result<(), ConfigError> {
+    tenant_files::add_tenants(config, text, folder)?;
+    authentication::read_files(config, folder)
 }
 
 fn process_env(variable: &str) -> Option<String> {
     std::env::var(variable).ok()
 }
 
-/// Returns the tenant files that the config at `path` names now, and the directories that hold them.
+/// Returns the other files that the config at `path` names now, and the directories of its tenant files.
 /// This also works for a rejected config, as far as its text can be read.
 #[must_use]
-pub fn tenant_paths(path: &Path) -> Vec<PathBuf> {
+pub fn other_paths(path: &Path) -> Vec<PathBuf> {
     let Ok(text) = read_text(path) else {
         return Vec::new();
     };
@@ -223,8 +311,17 @@ pub fn tenant_paths(path: &Path) -> Vec<PathBuf> {
     let raw = parse_document(EMPTY_HELP, &mut problems)
         .and_then(|root| RawConfig::read(&root, &mut problems))
         .unwrap_or_default();
+    let folder = path.parent().unwrap_or(Path::new(""));
     let given = raw.tenant_files(true, &process_env, &mut problems);
-    tenant_files::all_paths(&given, path.parent().unwrap_or(Path::new("")))
+    let mut paths = tenant_files::all_paths(&given, folder);
+    let authentication = &raw.authentication;
+    paths.extend(authentication::paths(
+        authentication,
+        folder,
+        &process_env,
+        &mut problems,
+    ));
+    paths
 }
 
 /// Reads the text of the config at `path`, valid or not.
@@ -302,32 +399,48 @@ impl RawConfig {
         let namespace = self.namespace(env, problems);
         let server = server::server(self.server.value(), env, problems);
         let store = store::store(self.store.value(), env, problems);
+        let stores = store::named_stores(self.stores.value(), &store, env, problems);
         self.check_hash_secret(problems);
         self.check_time_header(&store, problems);
         let subjects = subjects::subjects(self.subjects.value(), env, problems);
         let headers = headers::headers(self.headers.value(), problems);
-        let routes = route::routes(self.routes.value(), problems);
+        let authentication =
+            authentication::authentication(&self.authentication, env, files, problems);
+        let upstreams = upstream::upstreams(&self.upstreams, env, problems);
+        let routes = route::routes(self.routes.value(), &upstreams, problems);
+        self.check_gateway(problems);
         let telemetry = telemetry::telemetry(self.telemetry.value(), env, problems);
         let ledger = ledger::ledger(&self.ledger, &namespace, env, problems);
         let events = events::events(self.events.value(), env, problems);
         let start = Place::new(root.place.start, root.place.start);
         // A `ledger` field that could not be read counts as a ledger.
         let has_ledger = !self.ledger.is_absent();
-        Config {
+        let names: Vec<Arc<str>> = stores.iter().map(|it| Arc::clone(&it.name)).collect();
+        let outside = Outside {
+            ledger: has_ledger,
+            stores: &names,
+        };
+        let policy = self.policy.validate(start, outside, problems);
+        let mut config = Config {
             namespace,
             server,
             store,
+            stores,
             subjects,
             headers,
             routes,
+            authentication,
+            upstreams,
             telemetry,
             ledger,
             events,
-            policy: self.policy.validate(start, has_ledger, problems),
+            policy,
             tenant_files: self.tenant_files(files, env, problems),
             files: Vec::new(),
             watched: Vec::new(),
-        }
+        };
+        authentication::add_claims(&mut config, start, problems);
+        config
     }
 
     fn namespace(&self, env: Env<'_>, problems: &mut Problems<'_>) -> String {
@@ -354,6 +467,8 @@ impl RawConfig {
             && let (true, Some(key)) = (absent, self.store.key())
         {
             problems.report(key, NO_SECRET, SECRET_HELP);
+        } else if let (true, Some(key)) = (absent, self.stores.key()) {
+            problems.report(key, NO_SECRET, SECRET_HELP);
         } else if let (true, Some(key)) = (absent, self.ledger.key()) {
             problems.report(key, NO_SECRET_FOR_LEDGER, SECRET_HELP);
         } else if let (true, Some(denials)) = (
@@ -379,6 +494,19 @@ impl RawConfig {
             let message = "`time_header` needs a store whose clock is the caller's";
             let help = "write `clock: caller` in `store.redis`, or remove `time_header`";
             problems.report(key, message, help);
+        }
+    }
+
+    /// Reports a gateway that has no upstream.
+    fn check_gateway(&self, problems: &mut Problems<'_>) {
+        let is_empty = match &self.upstreams {
+            Field::Absent => true,
+            Field::Broken { .. } => false,
+            Field::Given { at, .. } => at.value.0.is_empty(),
+        };
+        let gateway = self.server.value().and_then(|it| it.gateway.key());
+        if let (true, Some(key)) = (is_empty, gateway) {
+            problems.report(key, NO_UPSTREAM, NO_UPSTREAM_HELP);
         }
     }
 

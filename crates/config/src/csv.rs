@@ -1,4 +1,5 @@
-//! A table of tenants: `tenant`, `plan`, `timezone`, and columns such as `api-rate.burst`.
+//! Tables of comma-separated values. A table of tenants has the columns `tenant`, `plan`, `timezone`, and
+//! columns such as `api-rate.burst`.
 //!
 //! Cells become nodes with positions, so that a table is read and checked like YAML. An empty cell
 //! gives no value. Cells may be quoted, with `""` for a quote.
@@ -15,10 +16,10 @@ const HEADER_HELP: &str = "start with a line of columns, such as tenant,plan,api
 const QUOTE_HELP: &str = "end the cell with one quote, and write two for a quote inside it";
 
 /// A cell: its text and its position.
-type Cell = (String, Place);
+pub(crate) type Cell = (String, Place);
 
 /// The position of a cell that cannot be read, and the reason.
-type BadCell = (Place, &'static str);
+pub(crate) type BadCell = (Place, &'static str);
 
 /// The kind of a column.
 enum Column {
@@ -31,10 +32,7 @@ enum Column {
 
 /// Reads the table of `problems.source()` as a map of names to tenants.
 pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
-    let mut rows = Rows {
-        source: problems.source(),
-        at: 0,
-    };
+    let mut rows = Rows::new(problems.source());
     let Some(header) = rows.next() else {
         problems.report(Place::default(), "the table is empty", HEADER_HELP);
         return None;
@@ -60,7 +58,10 @@ pub(crate) fn parse(problems: &mut Problems<'_>) -> Option<Node> {
 }
 
 /// Returns the cells of a row, or reports why a cell cannot be read.
-fn cells(row: Result<Vec<Cell>, BadCell>, problems: &mut Problems<'_>) -> Option<Vec<Cell>> {
+pub(crate) fn cells(
+    row: Result<Vec<Cell>, BadCell>,
+    problems: &mut Problems<'_>,
+) -> Option<Vec<Cell>> {
     row.map_err(|(place, message)| problems.report(place, message, QUOTE_HELP))
         .ok()
 }
@@ -150,7 +151,7 @@ fn tenant(
 }
 
 /// The rows of a table.
-struct Rows<'s> {
+pub(crate) struct Rows<'s> {
     source: &'s str,
     at: usize,
 }
@@ -186,7 +187,11 @@ impl Iterator for Rows<'_> {
     }
 }
 
-impl Rows<'_> {
+impl<'s> Rows<'s> {
+    pub(crate) fn new(source: &'s str) -> Rows<'s> {
+        Rows { source, at: 0 }
+    }
+
     /// Reads the next cell, up to the comma or the line end after it.
     fn cell(&mut self) -> Result<Cell, BadCell> {
         let spaced = &self.source[self.at..];

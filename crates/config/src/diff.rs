@@ -3,7 +3,7 @@
 use tollgate_rules::Difference;
 
 use crate::config::Config;
-use crate::server::{Server, Token, UnknownDomain};
+use crate::server::{ExemptPaths, Gateway, Server, Token, UnknownDomain};
 
 /// Returns the changes from `old` to `new`, in this order: the deployment, rules and budgets, plans,
 /// tenants.
@@ -34,6 +34,7 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     }
     let restarts = [
         ("store", old.store != new.store),
+        ("stores", old.stores != new.stores),
         ("server", doors(&old.server) != doors(&new.server)),
         ("telemetry", old.telemetry != new.telemetry),
         ("ledger", old.ledger != new.ledger),
@@ -85,9 +86,23 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
     if old.headers != new.headers {
         note("headers", "changed: responses have other headers or bodies");
     }
+    if old.authentication != new.authentication {
+        let what = "changed: other credentials are accepted";
+        note("authentication", what);
+    }
     if old.routes != new.routes {
-        let what = "changed: forward-auth may find other actions";
+        let what = "changed: forward-auth and the gateway may find other actions and upstreams";
         note("routes", what);
+    }
+    if old.upstreams != new.upstreams {
+        let what = "changed: the gateway passes requests to other servers, or in another way";
+        note("upstreams", what);
+    }
+    if gateway_settings(&old.server) != gateway_settings(&new.server) {
+        note(
+            "server.gateway",
+            "changed: other paths are exempt, or bodies have other bounds",
+        );
     }
     found.extend(tollgate_rules::diff(&old.policy, &new.policy));
     found
@@ -109,7 +124,19 @@ fn doors(server: &Server) -> Server {
         grpc.unknown_domain = UnknownDomain::Allow;
         grpc.listen.needs_token = true;
     }
+    if let Some(gateway) = &mut server.gateway {
+        let log = gateway.access_log.take();
+        *gateway = Gateway::new(gateway.listen.clone());
+        gateway.access_log = log;
+    }
     server
+}
+
+/// The settings of the gateway that a reload changes; `None` without a gateway.
+fn gateway_settings(server: &Server) -> Option<(&ExemptPaths, u64, usize)> {
+    let gateway = server.gateway.as_ref()?;
+    let bounds = (gateway.max_body, gateway.max_inspected_body);
+    Some((&gateway.exempt, bounds.0, bounds.1))
 }
 
 /// Whether other tokens open the data doors, or a door began or ceased to need one.

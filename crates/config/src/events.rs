@@ -37,7 +37,7 @@ impl Default for Events {
 #[non_exhaustive]
 pub struct Webhook {
     /// The address.
-    pub url: WebhookUrl,
+    pub url: HttpUrl,
     /// The secret that signs events: at least 16 bytes.
     pub secret: Secret,
     /// How long one attempt may take (default 2 s).
@@ -46,11 +46,11 @@ pub struct Webhook {
     pub attempts: u32,
 }
 
-/// The address that receives events. The part after the host is a secret, because it is often the only
-/// credential.
+/// The address of something on another server. The part after the host is a secret, because it is often the
+/// only credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct WebhookUrl {
+pub struct HttpUrl {
     /// Whether the connection is encrypted: `https`.
     pub tls: bool,
     /// A name or an address. An IPv6 address has no brackets here.
@@ -62,7 +62,7 @@ pub struct WebhookUrl {
 }
 
 /// Shows the address without the part after the host, for logs.
-impl fmt::Display for WebhookUrl {
+impl fmt::Display for HttpUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
         write!(f, "{scheme}://{}", host_port(&self.host, self.port))
@@ -187,7 +187,8 @@ fn webhook(
     }
     let url = raw.url.get().and_then(|at| {
         let text = expand(at, env, problems)?;
-        problems.accept(at.place, url(&text))
+        let not_by = "events cannot be sent";
+        problems.accept(at.place, url(&text, not_by, URL_HELP))
     });
     Some(Webhook {
         url: url?,
@@ -197,10 +198,10 @@ fn webhook(
     })
 }
 
-/// Parses the URL of a webhook. Errors never quote the URL, because the part after the host is a
-/// secret.
-fn url(text: &str) -> Result<WebhookUrl, BadValue> {
-    let wrong = |error: UrlError| BadValue::new(error.to_string(), URL_HELP);
+/// Parses a URL of HTTP. Errors never quote the URL, because the part after the host may be a secret.
+/// `not_by` says what another scheme cannot do, and `help` is the remedy.
+pub(crate) fn url(text: &str, not_by: &str, help: &str) -> Result<HttpUrl, BadValue> {
+    let wrong = |error: UrlError| BadValue::new(error.to_string(), help);
     let (before, query) = text.split_at(text.find('?').unwrap_or(text.len()));
     let parts = match Parts::of(before) {
         Err(UrlError::Query) => {
@@ -213,13 +214,13 @@ fn url(text: &str) -> Result<WebhookUrl, BadValue> {
         "http" => false,
         "https" => true,
         scheme => {
-            let message = format!("events cannot be sent by `{scheme}`");
+            let message = format!("{not_by} by `{scheme}`");
             let help = "use https://, or http:// within your own network";
             return Err(BadValue::new(message, help));
         }
     };
     if parts.has_login() {
-        let help = "remove it: events are signed with the `secret`";
+        let help = "remove it: such a login is not sent";
         return Err(BadValue::new("the URL has a user or a password", help));
     }
     let (host, port) = address(parts.hosts, if tls { 443 } else { 80 }).map_err(wrong)?;
@@ -228,7 +229,7 @@ fn url(text: &str) -> Result<WebhookUrl, BadValue> {
         let help = "write it without spaces and fragments, and in ASCII";
         return Err(BadValue::new("the path of the URL is malformed", help));
     }
-    Ok(WebhookUrl {
+    Ok(HttpUrl {
         tls,
         host,
         port,

@@ -9,8 +9,10 @@ use tollgate_rules::{DenialBody, RawDenialBody};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Headers {
-    /// Which families of rate limit headers to send (default all).
+    /// Which families of rate limit headers to send (default `ratelimit`).
     pub families: Families,
+    /// How much an answer to a check tells, unless the request asks for another form (default full).
+    pub answers: AnswerForm,
     /// Whether denials have a problem+json body.
     pub problem_json: bool,
     /// The form of `RateLimit-Reset` (default seconds).
@@ -31,6 +33,16 @@ words! {
     }
 }
 
+words! {
+    /// How much an answer to a check tells.
+    pub enum AnswerForm is "`full` or `minimal`" {
+        /// The deciding rule, every other rule, and rate limit headers.
+        Full = "full",
+        /// The figures of the deciding rule, in a short body, without rate limit headers.
+        Minimal = "minimal",
+    }
+}
+
 /// Families of rate limit headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Families {
@@ -45,8 +57,10 @@ pub struct Families {
 section! {
     /// The headers and bodies of responses.
     pub(crate) struct RawHeaders is "`headers`" {
-        /// Which families of rate limit headers to send.
+        /// Which families of rate limit headers to send (default ratelimit).
         families: List<RawFamily> = "families",
+        /// Whether answers to checks over HTTP tell everything, or only the figures of the deciding rule (default full). A request may ask for the other form.
+        answers: AnswerForm = "answers",
         /// Whether denials have a problem+json body.
         problem_json: Flag = "problem_json",
         /// Whether RateLimit-Reset is in seconds from now, or in seconds since the epoch (default seconds).
@@ -75,11 +89,10 @@ pub(crate) fn headers(raw: Option<&RawHeaders>, problems: &mut Problems<'_>) -> 
     let problem_json = raw.and_then(|raw| raw.problem_json.value());
     let reset = |field: Option<&ResetForm>, default| field.copied().unwrap_or(default);
     let denial_body = raw.and_then(|raw| raw.denial_body.value());
-    let all = given.is_none();
     let mut families = Families {
-        ietf: all,
-        ratelimit: all,
-        x_ratelimit: all,
+        ietf: false,
+        ratelimit: given.is_none(),
+        x_ratelimit: false,
     };
     for at in given.map_or(&[][..], |given| &given.0) {
         let family = match at.value {
@@ -92,8 +105,10 @@ pub(crate) fn headers(raw: Option<&RawHeaders>, problems: &mut Problems<'_>) -> 
             problems.report(at.place, message, "list each family once");
         }
     }
+    let answers = raw.and_then(|raw| raw.answers.value());
     Headers {
         families,
+        answers: answers.copied().unwrap_or(AnswerForm::Full),
         problem_json: problem_json.is_some_and(|flag| flag.0),
         ratelimit_reset: reset(
             raw.and_then(|raw| raw.ratelimit_reset.value()),

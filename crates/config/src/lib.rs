@@ -26,6 +26,7 @@
 //! # Ok::<(), tollgate_config::ConfigError>(())
 //! ```
 
+mod authentication;
 mod config;
 mod csv;
 mod diff;
@@ -43,24 +44,33 @@ mod store;
 mod subjects;
 mod telemetry;
 mod tenant_files;
+mod upstream;
 
+pub use authentication::{
+    ApiKey, ApiKeyTable, ApiKeys, Authentication, CertificateName, Jwk, JwkSet, Jwt, JwtAlgorithm,
+    JwtKeys, KeyMaterial,
+};
 #[cfg(feature = "schema")]
 pub use config::json_schema;
-pub use config::{Checked, Config, check, load, load_text, parse, read_text, tenant_paths};
+pub use config::{
+    Checked, Config, check, load, load_offline, load_text, other_paths, parse, read_text,
+};
 pub use diff::diff;
-pub use events::{Events, Webhook, WebhookUrl};
-pub use headers::{Families, Headers, ResetForm};
+pub use events::{Events, HttpUrl, Webhook};
+pub use headers::{AnswerForm, Families, Headers, ResetForm};
 pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
 pub use mask::{mask, unmask};
 pub use path::{MAX_PATH, normal_path, strict_path};
-pub use route::Routes;
+pub use route::{RequestField, Route, Routes};
 pub use secrets::Secret;
 pub use server::{
-    Admin, DRAIN, DataToken, Grpc, Listen, MAX_CONNECTIONS_PER_CLIENT, Resp, Role, Server,
-    ThrottleFailure, TlsFiles, Token, TokenScope, TokenScopes, UnknownDomain,
+    AccessLog, AccessLogFormat, Admin, DRAIN, DataToken, ExemptPaths, Gateway, Grpc, Listen,
+    MAX_CONNECTIONS_PER_CLIENT, Resp, Role, Server, ThrottleFailure, TlsFiles, Token, TokenScope,
+    TokenScopes, UnknownDomain,
 };
 pub use store::{
-    CircuitBreaker, ClockSource, Login, Mode, Password, Redis, RedisUrl, Store, UrlError,
+    CircuitBreaker, ClockSource, Login, Mode, NamedStore, Password, Redis, RedisUrl, Store,
+    UrlError,
 };
 pub use subjects::{ClientHeader, SubjectHeaders, Subjects};
 pub use telemetry::{Denials, OtlpUrl, Telemetry};
@@ -68,8 +78,11 @@ pub use telemetry::{Denials, OtlpUrl, Telemetry};
 pub use tollgate_rules::{
     AttributeType, Attributes, Blocks, Ceiling, CompileOptions, ConfigError, Counter, DenialBody,
     DenialField, Difference, Durability, Effect, Explanation, FailurePolicy, FieldValue,
-    LimitSource, LogDenials, Missing, NamedSubject, NumberFrom, Overridden, Override, Placement,
-    Policy, Problem, RequestLimits, RequestSource, Resolution, Rollout, Rule, RuleBuilder,
-    RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, Scope, Tiers,
-    is_attribute_name, summary,
+    LimitSource, LogDenials, Missing, ModeName, NamedSubject, NumberFrom, Overridden, Override,
+    Placement, Policy, Problem, RequestLimits, RequestSource, Resolution, Rollout, Rule,
+    RuleBuilder, RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState,
+    RuleStore, Scope, Tiers, is_attribute_name, summary,
+};
+pub use upstream::{
+    HealthCheck, Upstream, UpstreamHost, UpstreamProtocol, UpstreamServer, Upstreams,
 };

@@ -1,14 +1,17 @@
-//! Routes: they give a request its action at doors that see only method, host and path.
+//! Routes: they give a request its action at doors that see only method, host and path. At the gateway they
+//! also choose the upstream, and read attributes from the request.
 
 use std::cell::LazyCell;
 use std::sync::Arc;
 
-use tollgate_rules::Pattern;
 use tollgate_rules::document::{
-    At, BadValue, Field, Flag, List, Place, Problems, Short, Text, Texts, section,
+    At, BadValue, Field, Flag, List, Named, Place, Problems, Short, Text, Texts, section,
+    suggestion,
 };
+use tollgate_rules::{Pattern, is_attribute_name};
 
 use crate::path::{MAX_PATH, normal_path, strict_path};
+use crate::upstream::Upstreams;
 
 /// The routes of a config, in order: the first route that matches names the action.
 ///
@@ -32,7 +35,7 @@ pub struct Routes(pub(crate) Vec<Route>);
 
 /// One route: its conditions and its action. A condition without values matches every request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Route {
+pub struct Route {
     pub(crate) methods: Vec<String>,
     /// In lower case.
     pub(crate) hosts: Vec<Pattern>,
@@ -40,6 +43,19 @@ pub(crate) struct Route {
     /// Whether paths are compared in their strict form.
     pub(crate) strict: bool,
     pub(crate) action: Arc<str>,
+    pub(crate) upstream: Option<Arc<str>>,
+    pub(crate) attributes: Vec<(Arc<str>, RequestField)>,
+}
+
+/// A part of a request that the gateway reads an attribute from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RequestField {
+    /// A header, in lower case.
+    Header(String),
+    /// A parameter of the query.
+    Query(String),
+    /// A field of the JSON body: the names on the way to it.
+    Body(Vec<String>),
 }
 
 impl Routes {
@@ -47,10 +63,16 @@ impl Routes {
     /// as the client wrote it, without its query.
     #[must_use]
     pub fn action(&self, method: &str, host: Option<&str>, path: &[u8]) -> Option<&str> {
+        self.find(method, host, path).map(Route::action)
+    }
+
+    /// Returns the route of a request, as [`action`](Self::action) finds it.
+    #[must_use]
+    pub fn find(&self, method: &str, host: Option<&str>, path: &[u8]) -> Option<&Route> {
         let normal = LazyCell::new(|| normal_path(path));
         let strict = LazyCell::new(|| strict_path(path));
         let mut routes = self.0.iter();
-        let route = routes.find(|route| {
+        routes.find(|route| {
             route.concerns(method, host)
                 && (route.paths.is_empty() || {
                     let path = match route.strict {
@@ -59,8 +81,7 @@ impl Routes {
                     };
                     path.is_some_and(|path| one_of(&route.paths, path))
                 })
-        })?;
-        Some(&route.action)
+        })
     }
 
     /// The action of each route, in order. Several routes may have the same action.
@@ -82,6 +103,30 @@ impl Routes {
 }
 
 impl Route {
+    /// Returns the action of the route.
+    #[must_use]
+    pub fn action(&self) -> &str {
+        &self.action
+    }
+
+    /// Returns the name of the upstream that the gateway passes requests to; `None` for the only upstream.
+    #[must_use]
+    pub fn upstream(&self) -> Option<&str> {
+        self.upstream.as_deref()
+    }
+
+    /// Returns the attributes that the gateway reads from a request, by name.
+    pub fn attributes(&self) -> impl Iterator<Item = (&str, &RequestField)> {
+        self.attributes.iter().map(|(name, field)| (&**name, field))
+    }
+
+    /// Whether the gateway reads an attribute from the body.
+    #[must_use]
+    pub fn reads_body(&self) -> bool {
+        let mut fields = self.attributes.iter();
+        fields.any(|(_, field)| matches!(field, RequestField::Body(_)))
+    }
+
     /// Whether the route is for requests with this method and host.
     fn concerns(&self, method: &str, host: Option<&str>) -> bool {
         (self.methods.is_empty() || self.methods.iter().any(|it| it == method))
@@ -99,7 +144,7 @@ fn one_of(patterns: &[Pattern], value: &str) -> bool {
 }
 
 section! {
-    /// A route of forward-auth: conditions on a request, and the action that matching requests get. All conditions must hold.
+    /// A route of forward-auth and of the gateway: conditions on a request, and the action that matching requests get. All conditions must hold.
     pub(crate) struct RawRoute is "a route" {
         /// Methods, such as GET or [GET, HEAD]. Default: any.
         method: Texts = "method",
@@ -111,13 +156,21 @@ section! {
         strict: Flag = "strict",
         /// The value of the attribute action.
         action (required): Text = "action",
+        /// The upstream that the gateway passes matching requests to (default: the only upstream).
+        upstream: Text = "upstream",
+        /// Attributes that the gateway reads from the request, such as { model: body.model, page: query.page, version: header.x-version }.
+        attributes: Named<Text> = "attributes",
     }
 }
 
 const MAX_ROUTES: usize = 1000;
 const MAX_ACTION: usize = 64;
 
-pub(crate) fn routes(raw: Option<&List<RawRoute>>, problems: &mut Problems<'_>) -> Routes {
+pub(crate) fn routes(
+    raw: Option<&List<RawRoute>>,
+    upstreams: &Upstreams,
+    problems: &mut Problems<'_>,
+) -> Routes {
     let given = raw.map_or(&[][..], |list| &list.0);
     if let Some(at) = given.get(MAX_ROUTES) {
         let message = format!("there are more than {MAX_ROUTES} routes");
@@ -133,7 +186,7 @@ pub(crate) fn routes(raw: Option<&List<RawRoute>>, problems: &mut Problems<'_>) 
             problems.report(place, "this route is never reached", help);
             break;
         }
-        if let Some(route) = route(at, problems) {
+        if let Some(route) = route(at, upstreams, problems) {
             if route.matches_all() {
                 all = Some(at.place);
             }
@@ -143,7 +196,7 @@ pub(crate) fn routes(raw: Option<&List<RawRoute>>, problems: &mut Problems<'_>) 
     Routes(routes)
 }
 
-fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
+fn route(at: &At<RawRoute>, upstreams: &Upstreams, problems: &mut Problems<'_>) -> Option<Route> {
     let raw = &at.value;
     if raw.action.is_absent() {
         let start = Place::new(at.place.start, at.place.start);
@@ -164,6 +217,8 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
             "add the `path` to compare, or remove `strict`",
         );
     }
+    let upstream = upstream(&raw.upstream, upstreams, problems);
+    let attributes = attributes(&raw.attributes, problems);
     let action = raw.action.get()?;
     let name = action.value.0.as_str();
     let is_plain = |byte: u8| byte.is_ascii_graphic();
@@ -180,7 +235,108 @@ fn route(at: &At<RawRoute>, problems: &mut Problems<'_>) -> Option<Route> {
         paths: paths?,
         strict: is_strict,
         action: Arc::from(name),
+        upstream,
+        attributes,
     })
+}
+
+fn upstream(
+    field: &Field<Text>,
+    upstreams: &Upstreams,
+    problems: &mut Problems<'_>,
+) -> Option<Arc<str>> {
+    let at = field.get()?;
+    let name = at.value.0.as_str();
+    if upstreams.get(name).is_none() {
+        let names = || upstreams.iter().map(|(name, _)| &**name);
+        let help = match upstreams.is_empty() {
+            true => "add it to `upstreams`".to_owned(),
+            false => suggestion(name, names(), "name one of `upstreams`"),
+        };
+        let message = format!("there is no upstream `{}`", Short(name));
+        problems.report(at.place, message, help);
+    }
+    Some(Arc::from(name))
+}
+
+/// The most attributes that a route reads from a request.
+const MAX_ATTRIBUTES: usize = 8;
+/// Attributes that the gateway finds by itself.
+const FOUND: [&str; 15] = [
+    "action",
+    "api_key",
+    "host",
+    "ip",
+    "method",
+    "path",
+    "plan",
+    "scheme",
+    "service_account",
+    "size",
+    "subject",
+    "subject_type",
+    "tenant",
+    "traffic",
+    "user",
+];
+
+fn attributes(
+    field: &Field<Named<Text>>,
+    problems: &mut Problems<'_>,
+) -> Vec<(Arc<str>, RequestField)> {
+    let given = field.value().map_or(&[][..], |named| &named.0);
+    if let Some((name, _)) = given.get(MAX_ATTRIBUTES) {
+        let message = format!("there are more than {MAX_ATTRIBUTES} attributes");
+        problems.report(name.place, message, "keep those that rules use");
+    }
+    let mut attributes = Vec::new();
+    for (name, at) in given.iter().take(MAX_ATTRIBUTES) {
+        let shown = Short(&name.value);
+        if FOUND.contains(&name.value.as_str()) {
+            let help = "choose another name: clients could set this one as they like";
+            problems.report(
+                name.place,
+                format!("the gateway finds `{shown}` itself"),
+                help,
+            );
+        } else if !is_attribute_name(&name.value) {
+            let help = "write a letter or _, then letters, digits, _, . or -, at most 64 in all";
+            problems.report(
+                name.place,
+                format!("`{shown}` is not an attribute name"),
+                help,
+            );
+        }
+        if let Some(field) = problems.accept(at.place, request_field(&at.value.0)) {
+            attributes.push((Arc::from(name.value.as_str()), field));
+        }
+    }
+    attributes
+}
+
+/// Reads where an attribute comes from: `header.name`, `query.name` or `body.name.name`.
+fn request_field(text: &str) -> Result<RequestField, BadValue> {
+    let help = "write header.x-version, query.page or body.model";
+    let Some((place, name)) = text.split_once('.') else {
+        return wrong(
+            format!("`{}` is not a part of a request", Short(text)),
+            help,
+        );
+    };
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    let is_name = |name: &str| !name.is_empty() && name.len() <= 64 && name.bytes().all(is_token);
+    match place {
+        "header" if is_name(name) => Ok(RequestField::Header(name.to_ascii_lowercase())),
+        "query" if is_name(name) => Ok(RequestField::Query(name.to_owned())),
+        "body" if name.split('.').all(is_name) && name.split('.').count() <= 8 => {
+            let names = name.split('.').map(ToOwned::to_owned);
+            Ok(RequestField::Body(names.collect()))
+        }
+        _ => wrong(
+            format!("`{}` is not a part of a request", Short(text)),
+            help,
+        ),
+    }
 }
 
 /// Returns the values of a condition: empty if the condition was not given, `None` if a value is wrong.
@@ -243,7 +399,7 @@ fn host(text: &str) -> Result<Pattern, BadValue> {
 }
 
 /// Reads a glob of paths in their normal form. A slash at the end makes no difference.
-fn path(text: &str) -> Result<Pattern, BadValue> {
+pub(crate) fn path(text: &str) -> Result<Pattern, BadValue> {
     let pattern = Pattern::path(text)?;
     let normal = normal_glob(text, normal_path);
     let bare = |text: &str| text.strip_suffix('/').unwrap_or(text).to_owned();

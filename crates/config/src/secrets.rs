@@ -63,7 +63,14 @@ pub(crate) fn hide(root: &Node, problems: &mut Problems<'_>) {
     };
     for (key, value) in entries.iter() {
         // Users choose the names in these sections, so a name says nothing about a secret.
-        let named = ["rules", "attributes", "budgets", "plans", "tenants"];
+        let named = [
+            "rules",
+            "routes",
+            "attributes",
+            "budgets",
+            "plans",
+            "tenants",
+        ];
         if !key.text().is_some_and(|key| named.contains(&key)) {
             // The part of a webhook URL after the host is often its only credential.
             let hide = match key.text() {
@@ -187,6 +194,10 @@ fn names_secret(name: &str) -> bool {
     if !(3..=32).contains(&name.len()) {
         return false;
     }
+    // A section, and the method of a credential: the secrets in it have names of their own.
+    if name == "authentication" {
+        return false;
+    }
     let plain = name.to_ascii_lowercase();
     let hints = HINTS.iter().any(|hint| plain.contains(hint));
     !plain.ends_with("_file") && (hints || nearest(name, NAMES).is_some())
@@ -263,6 +274,7 @@ mod tests {
             "ledger: { postgres: \"postgres://app:hunter2@db/t\" }\n",
             "ledger: { postgres: postgres://db/t?password=hunter2 }\n",
             "events: { webhook: { url: https://h/services/hunter2, secret: hunter2 } }\n",
+            "authentication: { jwt: { secret: hunter2 } }\n",
             "events: { webhok: [\"https://h?token=hunter2\"] }\n",
         ] {
             let shown = shown(source);
@@ -279,6 +291,7 @@ mod tests {
             "rules: [{ match: { password: shown } }]\n",
             "ledger: { postgres_url_file: /run/secrets/shown }\n",
             "events: { webhook: { url: \"${HOOK}\", timeout: shown } }\n",
+            "authentication: { jwt: { issuer: shown } }\n",
             "server: { admin: { tokens: [{ name: shown, sha256: x }] } }\n",
             "server: { admin: { tokens: [{ sha256: x, role: shown }] } }\n",
             "server: { tokens: [{ sha256: x, scopes: [shown] }] }\n",

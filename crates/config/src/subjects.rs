@@ -395,6 +395,14 @@ fn named(headers: &SubjectHeaders) -> [(&'static str, Option<&String>); 4] {
     ]
 }
 
+/// Reads the name of a header that carries a credential, in lower case.
+pub(crate) fn credential_header(given: &str) -> Result<String, BadValue> {
+    match given.eq_ignore_ascii_case("authorization") {
+        true => Ok("authorization".to_owned()),
+        false => header_name(given),
+    }
+}
+
 /// Reads the name of a header, in lower case.
 fn header_name(given: &str) -> Result<String, BadValue> {
     let name = given.to_ascii_lowercase();

@@ -216,7 +216,10 @@ fn url(text: &str) -> Result<OtlpUrl, BadValue> {
     let path = parts.path.trim_end_matches('/');
     if path.ends_with("v1/traces") {
         let message = "the URL ends with `/v1/traces`";
-        return Err(BadValue::new(message, "remove that: Tollgate adds it"));
+        return Err(BadValue::new(
+            message,
+            "remove `/v1/traces`: Tollgate adds it",
+        ));
     }
     if !path.bytes().all(|byte| byte.is_ascii_graphic()) {
         let message = "the path of the URL is malformed";

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use tollgate_config::{Attributes, Config, ConfigError, RequestLimits, load, tenant_paths};
+use tollgate_config::{Attributes, Config, ConfigError, RequestLimits, load, other_paths};
 use tollgate_core::{Keyring, Limit};
 
 const CONFIG: &str = "
@@ -86,7 +86,7 @@ fn all_forms_of_tenant_files_are_read_alike() {
         assert_eq!(capacities(&config, tenant), [api, ab], "{tenant}");
     }
     let names: Vec<_> = config
-        .tenant_files()
+        .other_files()
         .iter()
         .map(|path| path.file_name().unwrap().to_owned())
         .collect();
@@ -195,11 +195,11 @@ fn wrong_tenant_files_are_rejected_with_the_place() {
         ),
         (
             [("table.csv", "tenant\nann\n")],
-            "it stands in tenants.d/a.yaml too",
+            "it is also in tenants.d/a.yaml",
         ),
         (
             [("table.csv", "tenant\nfirst\n")],
-            "it stands in the config too",
+            "it is also in the config",
         ),
         (
             [("rows.json", "[5]")],
@@ -237,7 +237,7 @@ fn wrong_tenant_files_are_rejected_with_the_place() {
 fn tenant_paths_of_a_rejected_config_are_known() {
     let named = |files: &[(&str, &str)]| -> Vec<String> {
         let folder = folder(files);
-        let paths = tenant_paths(&folder.path().join("rules.yaml"));
+        let paths = other_paths(&folder.path().join("rules.yaml"));
         let names = paths.iter().map(|it| it.strip_prefix(&folder).unwrap());
         names.map(|it| it.display().to_string()).collect()
     };
@@ -257,5 +257,5 @@ fn tenant_paths_of_a_rejected_config_are_known() {
     let absent = CONFIG.replace("rows.json", "absent.json");
     assert_eq!(named(&[("rules.yaml", &absent)])[4], "absent.json");
     assert_eq!(named(&[("rules.yaml", "tenant_files: [")]), [""; 0]);
-    assert!(tenant_paths(Path::new("/nowhere/rules.yaml")).is_empty());
+    assert!(other_paths(Path::new("/nowhere/rules.yaml")).is_empty());
 }

@@ -1,6 +1,6 @@
 //! The charge: what a request costs under one rule. Rules make charges, and stores decide them.
 
-use crate::{CarryOver, Key, Limit, Subject, Time};
+use crate::{CarryOver, Key, Limit, Mode, Subject, Time};
 
 /// The cost of one request under one rule, with the limit and the key of the state.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +13,11 @@ pub struct Charge<'a> {
     pub rule: &'a str,
     /// Keys with the same tag are stored on the same server.
     pub tag: Tag,
+    /// The store that decides the charge, if there are several.
+    pub store: StoreId,
+    /// Over how many keys the allowance is split; 0 if it has one key. Only a store that splits allowances
+    /// heeds it.
+    pub shards: u16,
     /// The algorithm and its numbers.
     pub limit: &'a Limit,
     /// The cost of each unit that the request asks for. Most requests ask for one unit.
@@ -35,6 +40,8 @@ pub struct Charge<'a> {
     /// The time of the request, if the caller brings one; otherwise the epoch. Only a store that goes by the
     /// caller's clock uses it. It is the same in all charges of a request.
     pub at: Time,
+    /// Who decides the charge. Stores that keep states decide every charge exactly, whatever its mode.
+    pub mode: Mode,
 }
 
 impl<'a> Charge<'a> {
@@ -62,6 +69,8 @@ impl<'a> Charge<'a> {
             overflow: Key::from_bits(0),
             rule: "",
             tag: Tag::new(0),
+            store: StoreId::DEFAULT,
+            shards: 0,
             limit,
             cost: 1,
             enforcement: Enforcement::Enforce,
@@ -71,6 +80,7 @@ impl<'a> Charge<'a> {
             overdraft: 0,
             anonymous: false,
             at: Time::from_micros(0),
+            mode: Mode::Exact,
         }
     }
 
@@ -149,6 +159,53 @@ impl Tag {
     }
 }
 
+/// Identifies a store of a deployment with several stores. It is computed from the store's name, so it does
+/// not depend on the order of stores in a config.
+///
+/// ```
+/// use tollgate_core::StoreId;
+///
+/// assert_eq!(StoreId::named("abuse"), StoreId::named("abuse"));
+/// assert_ne!(StoreId::named("abuse"), StoreId::DEFAULT);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StoreId(u32);
+
+impl StoreId {
+    /// The store of charges that name no store.
+    pub const DEFAULT: StoreId = StoreId(0);
+    /// The store in the memory of this instance, which no other instance sees.
+    pub const LOCAL: StoreId = StoreId(1);
+
+    /// Returns the id of the store with this name. Two names have the same id only by accident, about once in
+    /// four thousand million pairs of names.
+    #[must_use]
+    pub const fn named(name: &str) -> StoreId {
+        // FNV-1a: short, and the same on every machine.
+        let (bytes, mut at, mut hash) = (name.as_bytes(), 0, 0x811c_9dc5_u32);
+        while at < bytes.len() {
+            hash = (hash ^ bytes[at] as u32).wrapping_mul(0x0100_0193);
+            at += 1;
+        }
+        match hash {
+            0 | 1 => StoreId(2),
+            _ => StoreId(hash),
+        }
+    }
+
+    /// Returns the id with this number.
+    #[must_use]
+    pub const fn new(number: u32) -> StoreId {
+        StoreId(number)
+    }
+
+    /// Returns the number of the id.
+    #[must_use]
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
 /// Whether a charge can deny its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enforcement {
@@ -176,8 +233,8 @@ pub enum OnDenied {
     /// request, and a penalty if the back-off itself denies the request. Denials by other charges change
     /// nothing. Without a charge at this index there are no strikes.
     ///
-    /// If the watched charge enforces, the back-off should enforce too. Both need the same tag, because a
-    /// back-off cannot watch a charge in another cluster slot. The cost of the back-off should be 1: a
+    /// If the watched charge enforces, the back-off should enforce too. Both need the same store and the same
+    /// tag, because a back-off cannot watch a charge in another store or cluster slot. The cost of the back-off should be 1: a
     /// back-off with a cost of 0 does not deny or count.
     Strike(u8),
 }

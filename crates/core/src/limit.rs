@@ -134,6 +134,58 @@ impl Limit {
         }
     }
 
+    /// Returns into how many parts the limit can be split, of at most `wanted`: each part has at least one
+    /// unit, and refills at an exact rate. Slots and back-offs cannot be split.
+    #[must_use]
+    pub fn parts(&self, wanted: u64) -> u64 {
+        let most = match self {
+            Limit::TokenBucket(it) | Limit::Gcra(it) => it.most_parts(),
+            Limit::LeakyBucket(it) => it.meter().most_parts(),
+            Limit::Backoff(_) | Limit::Concurrency(_) | Limit::Unlimited(_) => 1,
+            Limit::Quota(it) if it.is_closed() => 1,
+            _ => u64::MAX,
+        };
+        wanted.min(most).min(self.capacity()).max(1)
+    }
+
+    /// Returns part `index` of the limit, split into as many parts as [`parts`](Self::parts) says. All parts
+    /// together have the units and the rate of the limit.
+    ///
+    /// ```
+    /// # use tollgate_core::{Limit, Span};
+    /// let limit = Limit::fixed_window(10, Span::MINUTE)?;
+    /// let parts = [0, 1, 2].map(|index| limit.part(index, 3).capacity());
+    /// assert_eq!(parts, [4, 3, 3]);
+    /// # Ok::<(), tollgate_core::ParamError>(())
+    /// ```
+    #[must_use]
+    pub fn part(&self, index: u64, of: u64) -> Limit {
+        let of = of.max(1);
+        let scaled = self.scaled(1, u32::try_from(of).unwrap_or(u32::MAX));
+        let share = |amount: u64| amount / of + u64::from(index < amount % of);
+        let part = match (self, &scaled) {
+            (Limit::TokenBucket(it), Limit::TokenBucket(part)) => {
+                Ok(Limit::TokenBucket(part.with_capacity(share(it.capacity()))))
+            }
+            (Limit::Gcra(it), Limit::Gcra(part)) => {
+                Ok(Limit::Gcra(part.with_capacity(share(it.capacity()))))
+            }
+            (Limit::Quota(it), _) => {
+                let [limit, grace, rollover] = it.numbers().map(share);
+                Limit::quota(limit, grace, rollover, it.calendar().clone())
+            }
+            (
+                Limit::FixedWindow(_)
+                | Limit::SlidingLog(_)
+                | Limit::SlidingCounter(_)
+                | Limit::TwoWindow(_),
+                _,
+            ) => self.renumbered(share(self.capacity()), self.window()),
+            _ => Ok(scaled.clone()),
+        };
+        part.unwrap_or(scaled)
+    }
+
     /// Returns the same algorithm with other numbers: `amount` in each `period`. A token bucket or GCRA
     /// refills at this rate and holds `amount`. A leaky bucket leaks at this rate and keeps its queue. The
     /// number of sub-buckets and shaping stay as they are. An amount of 0 admits nothing. A back-off has no

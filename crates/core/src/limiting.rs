@@ -95,9 +95,8 @@ impl Verdict {
     pub fn retry_at(&self) -> Option<Time> {
         match self.admission {
             Admission::Denied(Denial::Until(at) | Denial::QueueFull(at)) => Some(at),
-            Admission::Denied(Denial::Never | Denial::Unrestored) | Admission::Allowed { .. } => {
-                None
-            }
+            Admission::Denied(Denial::Never | Denial::Unrestored | Denial::Undecided)
+            | Admission::Allowed { .. } => None,
         }
     }
 
@@ -152,6 +151,9 @@ pub enum Denial {
     Never,
     /// The usage is unknown, and has to be restored first. It is not known whether the cost fits.
     Unrestored,
+    /// The store of this limit has not decided: it was not asked, because another store had denied the
+    /// request, or it did not answer.
+    Undecided,
 }
 
 /// The answer of one limit to a request, after the whole request was decided.
@@ -170,6 +172,21 @@ pub struct Outcome {
 impl Outcome {
     /// The `limit` and `remaining` of a rule without a limit.
     pub const UNLIMITED: u64 = u64::MAX;
+
+    /// The outcome of a charge that no store has decided: see [`Denial::Undecided`]. It has no figures.
+    pub const UNDECIDED: Outcome = Outcome {
+        admission: Admission::Denied(Denial::Undecided),
+        limit: 0,
+        remaining: 0,
+        reset_at: Time::from_micros(0),
+    };
+
+    /// Returns whether a store has decided.
+    #[must_use]
+    #[inline]
+    pub fn is_decided(&self) -> bool {
+        !matches!(self.admission, Admission::Denied(Denial::Undecided))
+    }
 
     /// Returns whether the limit admits the request.
     #[must_use]

@@ -31,6 +31,8 @@
 //! one token is lost. Under `proportional` the missing share stays missing, exact to the last unit.
 //! From the first check after the change, the meter refills at the new rate.
 
+use std::hash::{Hash, Hasher};
+
 use crate::ParamError;
 use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict};
@@ -38,7 +40,7 @@ use crate::param::{Inexact, ParamProblem, check_amount};
 use crate::units::{EXACT, Rate, Scale, Span, Tick, Time};
 
 /// The numbers of a meter: capacity and refill, reduced to integers.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub struct Meter {
     capacity: u64,
     /// The content of a full meter in units: `capacity × token`.
@@ -48,6 +50,28 @@ pub struct Meter {
     /// Units in a token.
     token: u64,
     tick: Tick,
+    /// How long an empty meter takes to refill. It is kept, because every answer tells it, and a division is
+    /// slow.
+    window: Span,
+}
+
+/// The other numbers follow from these.
+impl PartialEq for Meter {
+    #[inline]
+    fn eq(&self, other: &Meter) -> bool {
+        self.capacity == other.capacity
+            && self.token == other.token
+            && self.per_tick == other.per_tick
+            && self.tick == other.tick
+    }
+}
+
+impl Eq for Meter {}
+
+impl Hash for Meter {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts().hash(state);
+    }
 }
 
 /// The instant at which the allowance is full again. Twelve bytes, so that a million states stay small.
@@ -112,6 +136,7 @@ impl Meter {
             per_tick,
             token,
             tick,
+            window: tick.span(full.div_ceil(u64::from(per_tick))),
         })
     }
 
@@ -126,14 +151,32 @@ impl Meter {
         let divisor = gcd(token, self.rate());
         let token = token / divisor;
         let capacity = scale.amount(self.capacity).min((EXACT - 1) / token);
+        let full = capacity * token;
+        // `divisor` divides `per_tick`, so it fits.
+        #[allow(clippy::cast_possible_truncation)]
+        let per_tick = self.per_tick / divisor as u32;
         Meter {
             capacity,
-            full: capacity * token,
-            // `divisor` divides `per_tick`, so it fits.
-            #[allow(clippy::cast_possible_truncation)]
-            per_tick: self.per_tick / divisor as u32,
+            full,
+            per_tick,
             token,
             tick: self.tick,
+            window: self.tick.span(full.div_ceil(u64::from(per_tick))),
+        }
+    }
+
+    /// Returns into how many parts the meter can be split so that each part refills at an exact rate.
+    pub(crate) fn most_parts(&self) -> u64 {
+        (EXACT - 1) / self.token
+    }
+
+    /// Returns the meter with another capacity.
+    pub(crate) fn with_capacity(&self, capacity: u64) -> Meter {
+        let capacity = capacity.min((EXACT - 1) / self.token);
+        Meter {
+            capacity,
+            full: capacity * self.token,
+            ..self.clone()
         }
     }
 
@@ -243,12 +286,14 @@ impl Meter {
 impl Limiting for Meter {
     type State = State;
 
+    #[inline]
     fn capacity(&self) -> u64 {
         self.capacity
     }
 
+    #[inline]
     fn window(&self) -> Span {
-        self.tick.span(self.full.div_ceil(self.rate()))
+        self.window
     }
 
     fn decide(&self, state: &State, cost: u64, now: Time) -> Verdict {

@@ -138,7 +138,7 @@ fn told(micros: u64) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(cases(4_000, "tests/proptest-regressions/backoff.txt"))]
+    #![proptest_config(cases(4_000, 100, "tests/proptest-regressions/backoff.txt"))]
 
     #[test]
     fn answers_as_the_model_does(first in schedule(), steps in prop::collection::vec(step(), 1..60)) {

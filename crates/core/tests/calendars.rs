@@ -156,7 +156,7 @@ fn unit_and_anchor() -> impl Strategy<Value = (Unit, Anchor)> {
 }
 
 proptest! {
-    #![proptest_config(cases(20_000, "tests/proptest-regressions/calendars.txt"))]
+    #![proptest_config(cases(20_000, 20, "tests/proptest-regressions/calendars.txt"))]
 
     /// Checks any zone, unit, anchor and number of units, at any instant, and often where the clocks change.
     #[test]

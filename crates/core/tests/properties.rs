@@ -27,7 +27,7 @@ macro_rules! laws_hold_for {
             use super::*;
 
             proptest! {
-                #![proptest_config(cases(1_500, KEPT))]
+                #![proptest_config(cases(1_500, 30, KEPT))]
 
                 #[test]
                 fn answers_as_the_model_does(
@@ -181,7 +181,7 @@ fn never_above_the_refill(room: &Bucket, admitted: &[(Admitted, u64)]) -> TestCa
 }
 
 proptest! {
-    #![proptest_config(cases(1_500, KEPT))]
+    #![proptest_config(cases(1_500, 30, KEPT))]
 
     #[test]
     fn fixed_window_admits_its_limit_in_each_window_and_twice_that_in_any_span(

@@ -358,7 +358,7 @@ fn balance(account: Account) -> Balance {
 }
 
 proptest! {
-    #![proptest_config(cases(1_500, "tests/proptest-regressions/quotas.txt"))]
+    #![proptest_config(cases(1_500, 50, "tests/proptest-regressions/quotas.txt"))]
 
     #[test]
     fn answers_as_the_model_does(

@@ -43,7 +43,7 @@ fn check<A: Limiting>(limit: &A, steps: &[(u64, u64)], extra: u64, refund_after:
 }
 
 proptest! {
-    #![proptest_config(cases(2_000, "tests/proptest-regressions/refunds.txt"))]
+    #![proptest_config(cases(2_000, 100, "tests/proptest-regressions/refunds.txt"))]
 
     #[test]
     fn a_refund_gives_no_more_than_if_the_charge_had_not_been_made(

@@ -182,7 +182,7 @@ impl Writer {
         }
         let is_time = self.adopt_at <= Instant::now() && self.is_connected();
         if is_time && self.spill.lock().is_empty() {
-            // The own spill is empty, so look for files of other processes.
+            // The spill file of this process is empty, so look for files of other processes.
             self.with_spill(Spill::adopt).await;
             self.adopt_at = Instant::now() + ADOPT_EVERY;
         }

@@ -10,61 +10,63 @@ local starts = #running
 local offset = sub(plan, from + size, from + size + (starts > 9 and 1 or 0))
 
 for r = 1, count do
-  local k = first + r - 1
-  if first == 0 then
-    k = unpack_at('<I2', plan, at + 2 * r - 2)
-  end
-  local value, used = values[k], nil
-  local is_running = value and sub(value, 1, starts) == running
+  if fails == 0 or not failed[r] then
+    local k = first + r - 1
+    if first == 0 then
+      k = unpack_at('<I2', plan, at + 2 * r - 2)
+    end
+    local value, used = values[k], nil
+    local is_running = value and sub(value, 1, starts) == running
 
-  if not decides then
-    used = new_at[k]
-    new_at[k] = nil
-  elseif fails == 0 or not failed[r] then
-    used = not writes and new_at[k]
-    if used then
-      -- An earlier request of the run has the same key.
-    elseif not value then
-      if most >= 0 and stored < room then
-        stored = stored + 1
-        used = 0
+    if not decides then
+      used = new_at[k]
+      new_at[k] = nil
+    else
+      used = not writes and new_at[k]
+      if used then
+        -- An earlier request of the run has the same key.
+      elseif not value then
+        if most >= 0 and stored < room then
+          stored = stored + 1
+          used = 0
+        end
+      elseif #value == length then
+        if is_running then
+          used = unpack_at(format, value, starts + 1)
+        elseif
+          sub(value, 1, size) == head
+          and unpack_at(number_format, value, size + 1) * window < ending
+        then
+          used = 0
+        end
       end
-    elseif #value == length then
+      if used and used <= most then
+        reply[filled + 1], reply[filled + 2] = most - used, ending
+        filled = filled + 2
+        used = used + cost
+        if not writes then
+          new_at[k] = used
+        end
+      else
+        used = nil
+        failed = failed or {}
+        failed[r], fails = true, fails + 1
+      end
+    end
+
+    if writes and used then
+      local text = pack(format, used)
       if is_running then
-        used = unpack_at(format, value, starts + 1)
-      elseif
-        sub(value, 1, size) == head
-        and unpack_at(number_format, value, size + 1) * window < ending
-      then
-        used = 0
+        -- SETRANGE keeps the expiry of the key.
+        call('SETRANGE', KEYS[k], offset, text)
+        if values_needed then
+          values[k] = running .. text
+        end
+      else
+        value = running .. text
+        call('SET', KEYS[k], value, 'PX', (time_to_live(ending)))
+        values[k] = value
       end
-    end
-    if used and used <= most then
-      reply[filled + 1], reply[filled + 2] = most - used, ending
-      filled = filled + 2
-      used = used + cost
-      if not writes then
-        new_at[k] = used
-      end
-    else
-      used = nil
-      failed = failed or {}
-      failed[r], fails = true, fails + 1
-    end
-  end
-
-  if writes and used then
-    local text = pack(format, used)
-    if is_running then
-      -- SETRANGE keeps the expiry of the key.
-      call('SETRANGE', KEYS[k], offset, text)
-      if values_needed then
-        values[k] = running .. text
-      end
-    else
-      value = running .. text
-      call('SET', KEYS[k], value, 'PX', (time_to_live(ending)))
-      values[k] = value
     end
   end
 end

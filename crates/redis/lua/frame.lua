@@ -86,8 +86,15 @@ if now == 0 then
   now = time[1] * 1000000 + time[2]
 end
 
--- Values that are not strings, which MGET does not show, are as false here as absent values.
-local values = whole > 0 and call('MGET', unpack(KEYS, 1, whole)) or {}
+-- The only key of a run is read by GET, which tells a value that is not a string from an absent one: such a value is an
+-- empty string here, which no state is. In the result of MGET, a value that is not a string is as false as an absent one.
+local values
+if whole == 1 and in_runs == 1 then
+  local value = redis.pcall('GET', KEYS[1])
+  values = { type(value) ~= 'table' and value or value and '' }
+else
+  values = whole > 0 and call('MGET', unpack(KEYS, 1, whole)) or {}
+end
 -- With room for the answer to one request that is in a run.
 local reply, filled = { now, nil, nil, nil }, 1
 

@@ -16,7 +16,7 @@ if in_runs > 0 then
     end
   end
   if absent then
-    if call('EXISTS', unpack(absent)) > 0 then
+    if whole > 1 and call('EXISTS', unpack(absent)) > 0 then
       -- MGET does not show a value that is not a string. No state is an empty string.
       for k = 1, in_runs do
         if not values[k] and call('EXISTS', KEYS[k]) == 1 then
@@ -70,7 +70,13 @@ for run = 1, runs do
     end
 
     local done = writes
-    if decides and fails == known then
+    if fails == count and not done then
+      -- There is nothing to decide again, and nothing to write.
+      for i = filled, started + 1, -1 do
+        reply[i] = nil
+      end
+      filled, stored, done = started, stored_before, true
+    elseif decides and fails == known then
       decides, writes = false, true
       values_needed = run < runs or fails > 0 or postponed or at <= #plan
     end

@@ -28,6 +28,15 @@ pub(crate) struct KeyNames {
     deployment: String,
 }
 
+/// Returns the name of the key that keeps the state of `charge`, under a `key_prefix`. `None` if the limit keeps
+/// no state.
+#[must_use]
+pub fn state_key(prefix: &str, charge: &Charge<'_>) -> Option<String> {
+    let family = Family::of(charge.limit)?;
+    let name = KeyNames::new(prefix).name(charge, family);
+    Some(String::from_utf8_lossy(&name).into_owned())
+}
+
 impl KeyNames {
     pub(crate) fn new(prefix: &str) -> KeyNames {
         KeyNames {

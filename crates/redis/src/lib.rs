@@ -5,7 +5,7 @@
 //! * `lua/` has the script that decides, one file for each algorithm. `request` makes requests from charges,
 //!   `call_plan` lays them out for the script, and `reply` reads its answers.
 //! * Each server is a `node` with a queue, a breaker, and workers with a connection each. Requests that wait
-//!   for the same server leave in one call.
+//!   for the same server are sent in one call.
 //! * In a cluster, a request goes to the server of its cluster slot. If the keys of a request are in several
 //!   cluster slots, `multi_slot` charges slot by slot, and refunds the charges if a later slot denies.
 //! * `census` counts keys, memory and clocks in the background. `room` has the bounds that result from the
@@ -42,6 +42,7 @@ mod topology;
 pub use census::{Census, RuleCensus, ServerCensus};
 pub use deployment::Deployment;
 pub use inspect::{Finding, Level, inspect};
+pub use key_name::state_key;
 pub use metrics::{HistogramCounts, Metrics};
 pub use options::{Address, ClockSource, Login, Options, Servers, Tls};
 pub use shared_log::SharedLog;

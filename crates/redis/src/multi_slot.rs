@@ -183,8 +183,8 @@ impl MultiSlot {
         let denied_at = told.last().map_or(Time::default(), |it| it.now);
         let mut others_deny = false;
         for part in &self.parts[told.len()..] {
-            // Charges the request where denied requests are charged. It is denied in any case, so an error
-            // here is ignored.
+            // Charges only the limits that also charge denied requests. The request is denied in any case,
+            // so an error here is ignored.
             let request = part.request.denied_elsewhere(units);
             let seen = self.execute(part, request).await;
             let seen = seen.unwrap_or_else(|_| part.request.unknown(denied_at));
@@ -242,6 +242,7 @@ impl MultiSlot {
             granted: if allowed { granted } else { 0 },
             outcomes: outcomes.into_iter().flatten().collect(),
             guarantee: Guarantee::Compensated,
+            unanswered: None,
         }
     }
 }

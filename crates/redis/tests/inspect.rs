@@ -522,7 +522,7 @@ fn every_master_of_a_cluster_is_inspected() {
     let findings = findings_of(options);
     let slots = found(&findings, "slots");
     assert_eq!(slots.level, Level::Bad);
-    assert_eq!(slots.found, "no server has 1 of 16384 slots: 5");
+    assert_eq!(slots.found, "1 of 16384 slots belong to no server: 5");
     let states = findings.iter().filter(|it| it.check == "cluster");
     assert!(states.clone().count() == 3 && states.clone().any(|it| it.level == Level::Bad));
 

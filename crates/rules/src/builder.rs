@@ -273,6 +273,12 @@ impl RuleBuilder {
         self.with("placement", text)
     }
 
+    /// Keeps the rule's state in the memory of this instance, and decides it before the rules of any other
+    /// store.
+    pub fn local(self) -> Self {
+        self.with("store", "local".to_owned())
+    }
+
     /// Sets whether the rule is enforced, only observed, or off.
     pub fn state(self, state: RuleState) -> Self {
         self.with("state", state.name().to_owned())

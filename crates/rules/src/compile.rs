@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollgate_core::{Enforcement, Key, Keyring};
+use tollgate_core::{Enforcement, Key, Keyring, StoreId};
 
 use crate::address::{self, NetworkMap};
+use crate::conditions::{Accepted, Conditions};
 use crate::index::{Guards, Index};
 use crate::layers::{Layers, Tables, is_by_tenant};
 use crate::overrides::Override;
@@ -13,10 +14,8 @@ use crate::pattern::{Exact, Pattern};
 use crate::placement::Placement;
 use crate::policy::Policy;
 use crate::request_limits::Source;
-use crate::rule::{Condition, Cost, Durability, Rule, RuleState};
-use crate::ruleset::{
-    Accepted, Anonymous, Compiled, CompiledCost, Conditions, RuleSet, TENANT, TagFrom,
-};
+use crate::rule::{Condition, Cost, Durability, Rule, RuleState, RuleStore};
+use crate::ruleset::{Anonymous, Compiled, CompiledCost, RuleSet, TENANT, TagFrom};
 use crate::symbols::{AttributeId, Symbols};
 
 /// The index of each set of attributes that makes subjects.
@@ -33,6 +32,9 @@ pub struct CompileOptions {
     pub cluster_tags: bool,
     /// Whether usage is recorded in a ledger.
     pub ledger: bool,
+    /// Whether the default store is only the memory of this instance. If so, it also keeps the rules of the
+    /// store `local`, and decides them with the others in one step.
+    pub is_local: bool,
 }
 
 /// Makes the options of one instance without a ledger. 64 bits of an IPv6 address make one subject.
@@ -43,6 +45,7 @@ impl From<Keyring> for CompileOptions {
             ipv6_prefix: 64,
             cluster_tags: false,
             ledger: false,
+            is_local: true,
         }
     }
 }
@@ -86,6 +89,7 @@ impl RuleSet {
             ipv6_prefix: options.ipv6_prefix,
             tagged: options.cluster_tags,
             ledger: options.ledger,
+            is_local: options.is_local,
             version: policy.version.clone(),
             index: Index::default(),
             candidates: candidates(&rules),
@@ -129,7 +133,8 @@ impl RuleSet {
             }
             Placement::Tenant | Placement::Subject => TagFrom::Subject,
             Placement::Rule => TagFrom::Rule(salt.tag()),
-            Placement::Sharded(groups) => TagFrom::Group(salt.tag(), u64::from(groups.get())),
+            Placement::Sharded(_) if rule.per.is_empty() => TagFrom::Rule(salt.tag()),
+            Placement::Sharded(_) => TagFrom::Subject,
         };
         let source = rule.limit_from.as_ref();
         let source = source.map(|it| Source::new(it, &rule.counting.numbers, &mut self.symbols));
@@ -150,6 +155,14 @@ impl RuleSet {
             salt,
             overflow: Key::overflow(salt),
             tag,
+            shards: match rule.placement {
+                Placement::Sharded(parts) => parts.get(),
+                _ => 0,
+            },
+            store: match &rule.store {
+                RuleStore::Local if self.is_local => StoreId::DEFAULT,
+                store => store.id(),
+            },
             enforcement: rule.enforcement(),
             charge_denied: rule.charge_denied,
             carry_over: rule.carry_over,
@@ -170,7 +183,10 @@ impl RuleSet {
     fn conditions(&mut self, conditions: &[Condition]) -> Conditions {
         let conditions = conditions.iter().map(|condition| {
             let accepted = match &*condition.accepted {
-                [one] => Accepted::One(one.clone()),
+                [one] => match one.exact() {
+                    Some(Exact::Text(text)) => Accepted::Exact(text.into()),
+                    _ => Accepted::One(one.clone()),
+                },
                 many => match networks(many) {
                     Some(networks) => Accepted::Networks(networks),
                     None => Accepted::Any(Arc::clone(&condition.accepted)),

@@ -1,6 +1,6 @@
 //! Finds a counter by the name of its allowance, for callers that know a key but not a request.
 
-use tollgate_core::{Key, Limit, Tag};
+use tollgate_core::{Key, Limit, StoreId, Tag};
 
 use crate::RuleSet;
 use crate::ruleset::TagFrom;
@@ -12,6 +12,8 @@ pub struct Counter<'r> {
     pub overflow: Key,
     /// The tag that places the keys in a cluster.
     pub tag: Tag,
+    /// The store that keeps the counter.
+    pub store: StoreId,
     /// The limit of the tenant.
     pub limit: &'r Limit,
 }
@@ -30,11 +32,11 @@ impl RuleSet {
             // In a placement by tenant, only the tenant attribute of a subject places its keys.
             TagFrom::Part(part) => self.subjects.get(*part)?.1.subject([tenant]).tag(),
             TagFrom::Rule(tag) => *tag,
-            TagFrom::Group(tag, groups) => tag.group(subject.draw(*groups)),
         };
         Some(Counter {
             overflow: rule.overflow,
             tag,
+            store: rule.store,
             limit: &self.resolved(rule, tier).limit,
         })
     }

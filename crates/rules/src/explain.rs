@@ -150,8 +150,7 @@ impl RuleSet {
     /// ```
     #[must_use]
     pub fn explain(&self, attributes: &Attributes<'_>) -> Vec<Explanation> {
-        let mut request = Request::new(attributes);
-        self.prepare_for(&mut request);
+        let mut request = self.request(attributes);
         let rules = (0u32..).zip(self.compiled.iter().zip(&self.rules));
         let explain = |(index, (compiled, rule)): (u32, (_, &Rule))| {
             let verdict = self.consider(compiled, &mut request);
@@ -192,10 +191,14 @@ impl RuleSet {
         let own = self.layers.of_subjects(request.attributes);
         let (request_limits, rule) = (RequestLimits::default(), &self.rules[rule as usize]);
         match self.changed_for_subject(rule, compiled, &own, request) {
-            Some(resolved) => limit(compiled, &resolved, request, &request_limits).clone(),
+            Some(resolved) => limit(compiled, &resolved, request, &request_limits)
+                .0
+                .clone(),
             None => {
                 let resolved = self.resolved(compiled, self.tier(request));
-                limit(compiled, resolved, request, &request_limits).clone()
+                limit(compiled, resolved, request, &request_limits)
+                    .0
+                    .clone()
             }
         }
     }
@@ -228,11 +231,14 @@ impl RuleSet {
         let plan = tenant.and_then(|tenant| self.layers.plan_of(tenant));
         let zone = tenant.and_then(|tenant| self.layers.zone_of(tenant));
         let mut scales = Vec::new();
+        let mut mode_from = own.clone();
         let steps = self
             .layers
             .steps(rule.allowance(), plan, tenant, own_overrides);
         for (layer, step) in steps {
             match step {
+                // The mode is told below, under the numbers of all layers.
+                Step::Mode(_) => mode_from = layer.to_string(),
                 Step::Scale(scale) => {
                     scales.push(number(("scale", percentage(scale)), &layer.to_string()));
                 }
@@ -279,6 +285,13 @@ impl RuleSet {
             numbers.push(number(("limit_from", format!("{value:?}")), &from));
         }
         numbers.extend(scales);
+        let changed = self.changed_for_subject(rule, compiled, own_overrides, request);
+        let resolved = changed
+            .as_ref()
+            .unwrap_or_else(|| self.resolved(compiled, self.tier(request)));
+        for told in resolved.modes.explained(&resolved.limit) {
+            numbers.push(number(told, &mode_from));
+        }
         numbers
     }
 
@@ -298,7 +311,7 @@ impl RuleSet {
             Verdict::OutOfRollout(draw) => {
                 let rollout = percentage(u32::from(rule.rollout));
                 if rule.rollout == 0 {
-                    format!("rollout: rollout is {rollout}")
+                    format!("rollout: {rollout} of the subjects")
                 } else {
                     let draw = percentage(u32::try_from(*draw).unwrap_or(WHOLE));
                     format!("rollout: subject is at {draw}, rollout is {rollout}")

@@ -92,10 +92,19 @@ impl Index {
         }
     }
 
-    /// Returns the rules that may concern a request with these values.
+    /// Returns the rules that may concern a request with these values. `found` is the place for a list that
+    /// depends on the values.
     #[inline]
-    pub(crate) fn find(&self, values: &Values<'_>) -> Candidates {
-        let mut found = Candidates::from_slice(&self.unguarded);
+    pub(crate) fn find<'f>(&'f self, values: &Values<'_>, found: &'f mut Candidates) -> &'f [u32] {
+        if !self.guards.is_empty() {
+            self.find_guarded(values, found);
+            return found;
+        }
+        &self.unguarded
+    }
+
+    fn find_guarded(&self, values: &Values<'_>, found: &mut Candidates) {
+        found.extend_from_slice(&self.unguarded);
         let before = found.len();
         for guard in &self.guards {
             let Some(value) = values[guard.id as usize] else {
@@ -117,6 +126,5 @@ impl Index {
             // Several networks of one rule may contain the address.
             found.dedup();
         }
-        found
     }
 }

@@ -39,6 +39,7 @@ mod attributes;
 mod blocks;
 mod builder;
 mod compile;
+mod conditions;
 mod counters;
 mod denial_body;
 mod diff;
@@ -48,12 +49,14 @@ mod expr;
 mod index;
 mod layers;
 mod limits;
+mod mode;
 mod named_subject;
 mod overrides;
 mod pattern;
 mod period;
 mod placement;
 mod policy;
+mod practices;
 mod raw;
 mod request_limits;
 mod resolution;
@@ -77,6 +80,7 @@ pub use denial_body::{DenialBody, DenialField, FieldValue, RawDenialBody};
 pub use diff::{Difference, diff};
 pub use document::{ConfigError, Problem};
 pub use explain::{Effect, Explanation, NumberFrom, summary};
+pub use mode::ModeName;
 pub use named_subject::NamedSubject;
 pub use overrides::{Override, Scope};
 pub use pattern::{Pattern, StrayBackslash};
@@ -86,10 +90,11 @@ pub use raw::{AttributeType, RawPolicy};
 pub use request_limits::RequestLimits;
 pub use resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason};
 pub use rule::{
-    Ceiling, Durability, FailurePolicy, LogDenials, MAX_DENIAL_DELAY, Missing, Rule, RuleState,
+    Ceiling, DEFAULT_STORE, Durability, FailurePolicy, LOCAL_STORE, LogDenials, MAX_DENIAL_DELAY,
+    Missing, Rule, RuleState, RuleStore,
 };
 pub use ruleset::RuleSet;
 pub use source::{LimitSource, RequestSource};
 pub use tiers::Tiers;
-pub use validate::{ID_HELP, is_attribute_name, is_id};
+pub use validate::{ID_HELP, Outside, is_attribute_name, is_id};
 pub use warnings::Warning;

@@ -209,7 +209,8 @@ impl<T> SubjectMap<T> {
         }
     }
 
-    /// Passes all values for the one attribute `attribute` with this value, which need not be text.
+    /// Calls `visit` with each entry of the subject that is only `attribute` with this value. The value need not be
+    /// text.
     pub(crate) fn visit_one<'m>(&'m self, attribute: &str, value: &[u8], visit: impl FnMut(&'m T)) {
         let known = self.hashed.iter().find(|it| *it.attribute == *attribute);
         let found = known.and_then(|it| it.values.get(&it.kind.subject_of(value).bits()));

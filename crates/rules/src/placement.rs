@@ -17,8 +17,8 @@ pub enum Placement {
     Subject,
     /// All keys of the rule share a cluster slot.
     Rule,
-    /// The keys of the rule are divided by subject into this many groups: 1 to 1024. The keys of
-    /// one group share a cluster slot.
+    /// The allowance of each subject is split over this many keys: 1 to 1024. The keys are in different
+    /// cluster slots.
     Sharded(NonZeroU16),
 }
 

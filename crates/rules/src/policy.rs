@@ -9,6 +9,7 @@ use crate::document::{ConfigError, Named, Node, Place, Problems, Read, parse_doc
 use crate::raw::{RawPolicy, RawTenant};
 use crate::rule::{Durability, Rule};
 use crate::tiers::{Budget, Tenant, Tiers};
+use crate::validate::Outside;
 use crate::validate::tiers::{Allowances, tenants};
 
 /// How to start an empty file.
@@ -46,7 +47,7 @@ impl Policy {
         let policy = parse_document(EMPTY_HELP, &mut problems).and_then(|root| {
             let raw = RawPolicy::read(&root, &mut problems)?;
             let start = Place::new(root.place.start, root.place.start);
-            Some(raw.validate(start, false, &mut problems))
+            Some(raw.validate(start, Outside::default(), &mut problems))
         });
         match policy {
             Some(policy) if problems.is_empty() => Ok(policy),
@@ -135,7 +136,7 @@ impl<'p> TenantReader<'p> {
             if self.tenants.contains_key(name) {
                 let first = self.files.get(name).map_or("the config", |file| file);
                 let message = format!("the tenant `{name}` is given twice");
-                let help = format!("it stands in {first} too: keep one of the two");
+                let help = format!("it is also in {first}: keep one of the two");
                 problems.report(tenant.place, message, help);
             }
         }

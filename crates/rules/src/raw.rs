@@ -6,10 +6,10 @@
 use crate::denial_body::RawDenialBody;
 use crate::document::{
     Amount, At, Duration, Field, Flag, Lease, List, Named, Node, Percent, PlainRate, Problems,
-    RateOrUnlimited, Read, Text, Value, Whole, entries, no_such_word, schema, section, wanted,
-    words,
+    RateOrUnlimited, Read, Text, Value, Whole, entries, schema, section, wanted, words,
 };
 use crate::limits::Written;
+use crate::mode::ModeName;
 use crate::period::{Every, Start};
 use crate::placement::Placement;
 use crate::rule::{Durability, FailurePolicy, LogDenials, Missing, RuleState};
@@ -51,7 +51,7 @@ section! {
         budget: Text = "budget",
         /// The algorithm that counts. A rule that draws on a budget uses the budget's algorithm.
         algorithm: RawAlgorithm = "algorithm",
-        /// An attribute that brings the limit of a request: attributes.NAME. A request without the attribute gets the numbers of the rule.
+        /// An attribute that brings the limit of a request: attributes.NAME, or jwt.claims.NAME for a claim of its token. A request without the attribute gets the numbers of the rule.
         limit_from: Text = "limit_from",
         /// The highest limit that limit_from may bring.
         ceiling: Text = "ceiling",
@@ -71,8 +71,6 @@ section! {
         rollout: Percent = "rollout",
         /// The rule that this candidate may replace. A candidate is compared with that rule and denies nothing. Fields that the candidate leaves out are taken from that rule.
         candidate_of: Text = "candidate_of",
-        /// How exact the count is.
-        mode: RawMode = "mode",
         /// The message for a client that this rule denies.
         message: Text = "message",
         /// The body of a denial by this rule, as a template: a text with fields such as {{retry_after}}, or a map with a content type.
@@ -124,6 +122,8 @@ section! {
         max_wait: Duration = "max_wait",
         /// Which keys share a slot of a Redis cluster (default tenant).
         placement: Placement = "placement",
+        /// The store that keeps the state: local (the memory of this instance, decided before any other store), a name of stores, or default (the store section). Default: default.
+        store: Text = "store",
         /// How counts carry over when numbers change (default keep). For a quota also how much of the unused rest of a period goes into the next period: an amount, or a share such as 10%.
         carry_over: Carried = "carry_over",
         /// Whether the usage of a quota is recorded in the ledger: async (soon after the answer), strict (before the answer) or none. Default: async if there is a ledger.
@@ -132,6 +132,10 @@ section! {
         overdraft: Overdraft = "overdraft",
         /// The longest time that a client may ask for when it takes or renews a slot of concurrency, up to 24h (default: lease).
         max_lease: Lease = "max_lease",
+        /// Who decides: exact (the store, for every request) or leased (each instance, from units that it has drawn before). Default: exact.
+        mode: ModeName = "mode",
+        /// How long drawn units may be used, for mode leased, 10ms to 1m (default 100ms).
+        slice: Duration = "slice",
     }
 }
 
@@ -315,26 +319,6 @@ impl Read for RawCost {
 }
 
 schema!(RawCost, "Cost", generator => { "anyOf": [generator.subschema_for::<Formula>(), generator.subschema_for::<RawCostTable>()] });
-
-/// How exact the count is: `exact` is the only mode.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RawMode;
-
-impl Read for RawMode {
-    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<RawMode> {
-        match node.text() {
-            Some("exact") => return Some(RawMode),
-            Some(mode @ ("leased" | "async")) => {
-                let help = "remove `mode`, or write `exact`: every check is exact";
-                problems.report(node.place, format!("there is no mode `{mode}`"), help);
-            }
-            _ => no_such_word("a mode", &["exact"], node, problems),
-        }
-        None
-    }
-}
-
-schema!(RawMode, "Mode", _generator => { "enum": ["exact"] });
 
 /// A number or a CEL expression.
 #[derive(Clone, Debug)]

@@ -80,6 +80,7 @@ pub(crate) fn push_companion<'r>(
         overflow: Key::overflow(salt),
         rule: id,
         tag: watched.tag,
+        store: watched.store,
         // A charge of cost 0 is never denied.
         cost: watched.cost.min(1),
         enforcement: watched.enforcement,

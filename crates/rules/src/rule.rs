@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate, Span};
+use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate, Span, StoreId};
 
 use crate::denial_body::DenialBody;
 use crate::document::words;
 use crate::expr::Expr;
 use crate::limits::Counting;
+use crate::mode::ModeName;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
 use crate::share::{Overdraft, Share};
@@ -108,6 +109,7 @@ pub struct Rule {
     pub(crate) on_store_failure: Option<FailurePolicy>,
     pub(crate) emergency_limit: Option<Rate>,
     pub(crate) placement: Placement,
+    pub(crate) store: RuleStore,
     pub(crate) state: RuleState,
     /// The share of subjects, in hundredths of a percent.
     pub(crate) rollout: u16,
@@ -117,6 +119,45 @@ pub struct Rule {
     pub(crate) log_denials: LogDenials,
     pub(crate) subject_type: String,
 }
+
+/// The store that keeps the state of a rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RuleStore {
+    /// The store of the config's `store` section.
+    #[default]
+    Default,
+    /// The memory of this instance. Its rules are decided before those of any other store.
+    Local,
+    /// The store with this name, from the config's `stores` section.
+    Named(Arc<str>),
+}
+
+impl RuleStore {
+    /// Returns the id of the store, as charges carry it.
+    #[must_use]
+    pub fn id(&self) -> StoreId {
+        match self {
+            RuleStore::Default => StoreId::DEFAULT,
+            RuleStore::Local => StoreId::LOCAL,
+            RuleStore::Named(name) => StoreId::named(name),
+        }
+    }
+
+    /// Returns the name as rules write it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            RuleStore::Default => DEFAULT_STORE,
+            RuleStore::Local => LOCAL_STORE,
+            RuleStore::Named(name) => name,
+        }
+    }
+}
+
+/// The name of the store of the config's `store` section.
+pub const DEFAULT_STORE: &str = "default";
+/// The name of the store in the memory of this instance.
+pub const LOCAL_STORE: &str = "local";
 
 /// The values of one attribute that a rule accepts.
 #[derive(Clone, Debug)]
@@ -185,6 +226,12 @@ impl Rule {
         &self.counting.limit
     }
 
+    /// The attribute in which a request may bring a limit (`limit_from`), if there is one.
+    #[must_use]
+    pub fn limit_attribute(&self) -> Option<&str> {
+        self.limit_from.as_ref().map(|from| from.attribute.as_str())
+    }
+
     /// The budget that the rule draws on, if there is one.
     #[must_use]
     pub fn budget(&self) -> Option<&str> {
@@ -243,6 +290,15 @@ impl Rule {
         self.state
     }
 
+    /// The cost of one unit, if it is the same for all requests.
+    #[must_use]
+    pub fn fixed_cost(&self) -> Option<u64> {
+        match self.cost {
+            Cost::Fixed(cost) => Some(cost),
+            Cost::Expr(_) | Cost::Table(_) => None,
+        }
+    }
+
     /// Whether denied requests are charged too.
     #[must_use]
     pub fn charge_denied(&self) -> bool {
@@ -259,6 +315,12 @@ impl Rule {
     #[must_use]
     pub fn carry_over(&self) -> CarryOver {
         self.carry_over
+    }
+
+    /// Who decides the rule's requests, as the config says. An override may set another mode.
+    #[must_use]
+    pub fn mode(&self) -> ModeName {
+        self.counting.modes.name
     }
 
     /// How usage is recorded, if a ledger is open. The rule or its budget sets this.
@@ -296,6 +358,12 @@ impl Rule {
     #[must_use]
     pub fn emergency_limit(&self) -> Option<Rate> {
         self.emergency_limit
+    }
+
+    /// The store that keeps the rule's state.
+    #[must_use]
+    pub fn store(&self) -> &RuleStore {
+        &self.store
     }
 
     /// Which keys of the rule share a cluster slot.

@@ -14,17 +14,17 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, Recorded, RuleSalt, Subject,
-    SubjectKind, Tag,
+    CarryOver, Charge, Enforcement, Key, Keyring, Limit, Mode, OnDenied, Recorded, RuleSalt,
+    StoreId, Subject, SubjectKind, Tag,
 };
 
-use crate::address::{self, NetworkMap};
+use crate::address;
 use crate::attributes::Attributes;
+use crate::conditions::{Accepted, Conditions};
 use crate::expr::{Expr, Failure};
-use crate::index::Index;
+use crate::index::{Candidates, Index};
 use crate::layers::{Layers, Resolved, Tables, Tier};
 use crate::overrides::{Override, WHOLE};
-use crate::pattern::Pattern;
 use crate::request_limits::{RequestLimits, Source};
 use crate::resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason, push_companion};
 use crate::rule::{Durability, Missing, Rule, RuleState};
@@ -48,6 +48,8 @@ pub struct RuleSet {
     pub(crate) tagged: bool,
     /// Whether there is a ledger.
     pub(crate) ledger: bool,
+    /// Whether the default store is only the memory of this instance.
+    pub(crate) is_local: bool,
     pub(crate) version: String,
     pub(crate) index: Index,
     /// Candidates, and the rules that they may replace.
@@ -79,6 +81,9 @@ pub(crate) struct Compiled {
     pub(crate) salt: RuleSalt,
     pub(crate) overflow: Key,
     pub(crate) tag: TagFrom,
+    pub(crate) store: StoreId,
+    /// Over how many keys the allowance of a subject is split; 0 if it has one key.
+    pub(crate) shards: u16,
     pub(crate) enforcement: Enforcement,
     pub(crate) charge_denied: bool,
     pub(crate) carry_over: CarryOver,
@@ -132,9 +137,6 @@ impl Anonymous {
     }
 }
 
-/// Conditions on attributes, all of which must hold.
-pub(crate) type Conditions = Box<[(AttributeId, Accepted)]>;
-
 /// The cost of a request.
 #[derive(Debug)]
 pub(crate) enum CompiledCost {
@@ -156,8 +158,6 @@ pub(crate) enum TagFrom {
     Part(usize),
     /// The rule.
     Rule(Tag),
-    /// The rule, and the group of the subject among this many groups.
-    Group(Tag, u64),
 }
 
 /// The attribute that names the tenant. It finds plans, and places keys by default.
@@ -165,27 +165,6 @@ pub(crate) const TENANT: &str = "tenant";
 
 /// The attribute that names the action, which a ledger records.
 const ACTION: &str = "action";
-
-/// The patterns that a condition accepts. A single pattern needs no list, and networks are looked
-/// up, not searched.
-#[derive(Debug)]
-pub(crate) enum Accepted {
-    One(Pattern),
-    Any(Arc<[Pattern]>),
-    Networks(NetworkMap<()>),
-}
-
-impl Accepted {
-    #[inline]
-    fn takes(&self, value: Option<&str>) -> bool {
-        value.is_some_and(|value| match self {
-            Accepted::One(pattern) => pattern.matches(value),
-            Accepted::Any(patterns) => patterns.iter().any(|pattern| pattern.matches(value)),
-            Accepted::Networks(networks) => address::parse_address(value)
-                .is_some_and(|address| networks.all(address).next().is_some()),
-        })
-    }
-}
 
 /// The verdict of one rule on a request.
 pub(crate) enum Verdict {
@@ -210,21 +189,14 @@ pub(crate) enum Verdict {
 pub(crate) struct Request<'q, 'a> {
     pub(crate) attributes: &'q Attributes<'a>,
     pub(crate) values: Values<'a>,
-    subjects: SmallVec<[Option<Subject>; 8]>,
+    subjects: Subjects,
 }
 
-impl<'q, 'a> Request<'q, 'a> {
-    /// Starts with empty values. [`RuleSet::prepare_for`] fills them in place, because copies of a
-    /// request would cost time.
-    #[inline]
-    pub(crate) fn new(attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
-        Request {
-            attributes,
-            values: Values::new(),
-            subjects: SmallVec::new(),
-        }
-    }
-}
+/// The subjects that are hashed so far, by their set of attributes.
+type Subjects = SmallVec<[Option<Subject>; INLINE_SUBJECTS]>;
+
+/// How many subjects fit without an allocation.
+const INLINE_SUBJECTS: usize = 8;
 
 impl RuleSet {
     /// Returns the tag of the keys of `subject` under `rule`.
@@ -238,7 +210,6 @@ impl RuleSet {
                 .subject(part, request)
                 .map_or(subject.tag(), Subject::tag),
             TagFrom::Rule(tag) => tag,
-            TagFrom::Group(tag, groups) => tag.group(subject.draw(groups)),
         }
     }
 
@@ -323,45 +294,52 @@ impl RuleSet {
         request_limits: &'r RequestLimits,
         resolution: &mut Resolution<'r>,
     ) {
-        let mut request = Request::new(attributes);
-        self.prepare_for(&mut request);
+        let mut request = self.request(attributes);
         let tier = self.tier(&request);
         let own_overrides = self.layers.of_subjects(attributes);
         let before = resolution.charges.len();
         resolution.plan = tier.and_then(|tier| tier.plan);
-        for index in self.index.find(&request.values) {
+        let mut found = Candidates::new();
+        for index in self.index.find(&request.values, &mut found).iter().copied() {
             let compiled = &self.compiled[index as usize];
             // The index has checked only one condition of each rule.
-            if compiled.unmatched(&request.values).is_some() {
+            if !compiled.matches(&request.values) {
                 continue;
             }
             let verdict = self.consider_matched(compiled, &mut request);
             if let Verdict::Applies { subject, cost } = verdict {
                 let own = &self.rules[index as usize];
-                let changed = self.changed_for_subject(own, compiled, &own_overrides, &request);
-                let (limit, fixed, scale) = match changed {
+                let changed = match own_overrides.is_empty() {
+                    true => None,
+                    false => self.changed_for_subject(own, compiled, &own_overrides, &request),
+                };
+                let (limit, mode, fixed, scale) = match changed {
                     None => {
                         let resolved = self.resolved(compiled, tier);
-                        let limit = limit(compiled, resolved, &request, request_limits);
-                        (limit, resolved.fixed, resolved.scale)
+                        let (limit, mode) = limit(compiled, resolved, &request, request_limits);
+                        (limit, mode, resolved.fixed, resolved.scale)
                     }
                     Some(resolved) => {
                         let brought = RequestLimits::default();
-                        let limit = limit(compiled, &resolved, &request, &brought).clone();
-                        (request_limits.keep(limit), resolved.fixed, resolved.scale)
+                        let (limit, mode) = limit(compiled, &resolved, &request, &brought);
+                        let limit = request_limits.keep(limit.clone());
+                        (limit, mode, resolved.fixed, resolved.scale)
                     }
                 };
                 resolution.charges.push(Charge {
                     overflow: compiled.overflow,
                     rule: &compiled.name,
                     tag: self.tag(compiled, subject, &mut request),
+                    store: compiled.store,
+                    shards: compiled.shards,
                     cost,
                     enforcement: compiled.enforcement,
                     on_denied: OnDenied::charged(compiled.charge_denied),
                     carry_over: compiled.carry_over,
                     recorded: compiled.ledgered.then(|| self.recorded(index, attributes)),
-                    overdraft: compiled.overdraft.of(whole(limit)),
+                    overdraft: compiled.overdraft.of(|| whole(limit)),
                     anonymous: compiled.anonymous.is(attributes),
+                    mode,
                     ..Charge::new(Key::new(compiled.salt, subject), limit)
                 });
                 resolution.rules.push(index);
@@ -444,11 +422,20 @@ impl RuleSet {
         self.idle.iter().map(|(it, why)| (&**it, why.as_str()))
     }
 
-    /// Looks up the values of the request.
-    #[inline]
-    pub(crate) fn prepare_for(&self, request: &mut Request<'_, '_>) {
-        self.symbols.fill(request.attributes, &mut request.values);
-        request.subjects.resize(self.subjects.len(), None);
+    /// Starts a request, and looks up its values. Inlined, because a copy of a request would cost time.
+    #[inline(always)]
+    pub(crate) fn request<'q, 'a>(&self, attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
+        let sets = self.subjects.len();
+        let mut request = Request {
+            attributes,
+            values: self.symbols.no_values(),
+            subjects: match sets <= INLINE_SUBJECTS {
+                true => Subjects::from_buf_and_len([None; INLINE_SUBJECTS], sets),
+                false => Subjects::from_elem(None, sets),
+            },
+        };
+        self.symbols.fill(attributes, &mut request.values);
+        request
     }
 
     /// Returns the verdict of `rule` on `request`. Cheap checks come first.
@@ -508,7 +495,7 @@ impl RuleSet {
             return Ok(known);
         }
         let (ids, kind) = &self.subjects[set];
-        let values = &request.values;
+        let values = request.values.as_slice();
         if let Some(absent) = ids.iter().find(|id| values[**id as usize].is_none()) {
             return Err(*absent);
         }
@@ -559,11 +546,17 @@ impl CompiledCost {
 
 impl Compiled {
     /// Returns the index of the first condition that does not hold.
-    #[inline]
-    fn unmatched(&self, values: &Values<'_>) -> Option<usize> {
+    fn unmatched(&self, values: &[Option<&str>]) -> Option<usize> {
         self.conditions
             .iter()
             .position(|(id, accepted)| !accepted.takes(values[*id as usize]))
+    }
+
+    /// Returns whether all conditions hold.
+    #[inline]
+    fn matches(&self, values: &[Option<&str>]) -> bool {
+        let holds = |(id, accepted): &(AttributeId, Accepted)| accepted.takes(values[*id as usize]);
+        self.conditions.iter().all(holds)
     }
 
     /// Returns why a verdict denies the request; `None` if it does not deny.
@@ -579,22 +572,23 @@ impl Compiled {
     }
 }
 
-/// Returns the limit of a request under a rule.
+/// Returns the limit of a request under a rule, and the mode of its charge.
 #[inline]
 pub(crate) fn limit<'r>(
     rule: &Compiled,
     resolved: &'r Resolved,
     request: &Request<'_, '_>,
     request_limits: &'r RequestLimits,
-) -> &'r Limit {
+) -> (&'r Limit, Mode) {
     if let Some(source) = &rule.source
         && !resolved.fixed
         && let Some(value) = request.values[source.id as usize]
         && let Some((limit, _)) = source.limit(resolved, value)
     {
-        return request_limits.keep(limit);
+        let (mode, prepaid) = resolved.modes.of(&limit);
+        return (request_limits.keep(prepaid.unwrap_or(limit)), mode);
     }
-    &resolved.limit
+    (resolved.charged(), resolved.mode)
 }
 
 /// Returns the amount of which an overdraft may be a share.

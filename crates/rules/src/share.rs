@@ -132,10 +132,12 @@ pub(crate) enum Overdraft {
 
 impl Overdraft {
     /// Returns the amount for `limit`.
-    pub(crate) fn of(self, limit: u64) -> u64 {
+    #[inline]
+    pub(crate) fn of(self, limit: impl FnOnce() -> u64) -> u64 {
         match self {
             Overdraft::Unlimited => MAX_AMOUNT,
-            Overdraft::Most(share) => share.of(limit).min(MAX_AMOUNT),
+            Overdraft::Most(Share::Amount(amount)) => amount.min(MAX_AMOUNT),
+            Overdraft::Most(share) => share.of(limit()).min(MAX_AMOUNT),
         }
     }
 }
@@ -178,9 +180,9 @@ mod tests {
         assert_eq!(Share::Hundredths(1).of(9_999), 0);
         assert_eq!(Share::Hundredths(100_000).of(MAX_AMOUNT), MAX_AMOUNT * 10);
         assert_eq!(Share::Amount(7).of(0), 7);
-        assert_eq!(Overdraft::Unlimited.of(1), MAX_AMOUNT);
+        assert_eq!(Overdraft::Unlimited.of(|| 1), MAX_AMOUNT);
         let tenfold = Overdraft::Most(Share::Hundredths(100_000));
-        assert_eq!(tenfold.of(MAX_AMOUNT), MAX_AMOUNT);
+        assert_eq!(tenfold.of(|| MAX_AMOUNT), MAX_AMOUNT);
     }
 
     #[test]

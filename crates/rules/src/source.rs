@@ -9,7 +9,7 @@ use crate::address;
 use crate::attributes::Attributes;
 use crate::layers::{Layer, is_by_tenant};
 use crate::overrides::Override;
-use crate::ruleset::{Request, RuleSet, TENANT};
+use crate::ruleset::{RuleSet, TENANT};
 
 /// How a request brings numbers of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,8 +61,7 @@ impl RuleSet {
         };
         let attributes: Attributes<'_> =
             tenant.map(|tenant| (TENANT, tenant)).into_iter().collect();
-        let mut request = Request::new(&attributes);
-        self.prepare_for(&mut request);
+        let request = self.request(&attributes);
         let numbers = self.numbers(rule, compiled, &request, own_overrides);
         let mut numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
         match brought {
@@ -114,8 +113,7 @@ impl RuleSet {
         let Some(source) = &compiled.source else {
             return false;
         };
-        let mut request = Request::new(attributes);
-        self.prepare_for(&mut request);
+        let request = self.request(attributes);
         let resolved = self.resolved(compiled, self.tier(&request));
         let value = request.values[source.id as usize];
         !resolved.fixed && value.is_some_and(|value| source.limit(resolved, value).is_some())
@@ -139,8 +137,7 @@ impl RuleSet {
         &self,
         attributes: &Attributes<'_>,
     ) -> Vec<(Vec<&str>, tollgate_core::Subject)> {
-        let mut request = Request::new(attributes);
-        self.prepare_for(&mut request);
+        let mut request = self.request(attributes);
         let sets = (0..self.subjects.len()).filter(|set| !self.subjects[*set].0.is_empty());
         let known = sets.filter_map(|set| {
             let subject = self.subject(set, &mut request).ok()?;

@@ -7,7 +7,7 @@ use tollgate_core::{CarryOver, Span, Zone};
 
 use crate::limits::{Counting, Numbers};
 use crate::placement::Placement;
-use crate::rule::Durability;
+use crate::rule::{Durability, RuleStore};
 use crate::share::Overdraft;
 
 /// Numbers that replace those of a rule or a budget, by its name.
@@ -50,6 +50,7 @@ pub(crate) struct Allowance {
     pub(crate) per: Vec<String>,
     pub(crate) counting: Counting,
     pub(crate) placement: Placement,
+    pub(crate) store: RuleStore,
     pub(crate) carry_over: CarryOver,
     pub(crate) durability: Durability,
     /// Whether the text leaves `durability` out, so that it is `async` if there is a ledger.
@@ -68,6 +69,14 @@ impl Tiers {
     #[must_use]
     pub fn default_plan(&self) -> Option<&str> {
         let plan = self.plans.get(usize::from(self.default_plan?))?;
+        Some(&plan.name)
+    }
+
+    /// The plan of a tenant. A tenant that the config does not name has the default plan.
+    #[must_use]
+    pub fn plan_of_tenant(&self, tenant: &str) -> Option<&str> {
+        let plan = self.plan_of(self.tenants.get(tenant))?;
+        let plan = self.plans.get(usize::from(plan))?;
         Some(&plan.name)
     }
 

@@ -67,13 +67,18 @@ fn a_rule_from_code_is_the_rule_of_a_file() -> Result<(), ParamError> {
         ),
         (
             "{ id: a, algorithm: token-bucket, capacity: 100, refill: 100/m, cost: 5,
-               charge_denied: true, overdraft: 20, placement: sharded(16), per: [tenant] }",
+               charge_denied: true, overdraft: 20, placement: rule, per: [tenant] }",
             new("a", Limit::token_bucket(100, per(100, minute))?)
                 .cost(5)
                 .charge_denied()
                 .overdraft(20)
-                .placement(Placement::Sharded(16.try_into().unwrap()))
+                .placement(Placement::Rule)
                 .per(["tenant"]),
+        ),
+        (
+            "{ id: a, algorithm: gcra, rate: 100/s, burst: 100, placement: sharded(16) }",
+            new("a", Limit::gcra(per(100, Span::SECOND), 100)?)
+                .placement(Placement::Sharded(16.try_into().unwrap())),
         ),
         (
             "{ id: a, algorithm: gcra, rate: 10/s, burst: 20, per: [user], rollout: 12.5%,

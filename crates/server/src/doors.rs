@@ -13,6 +13,7 @@ use tollgate_config::Listen;
 
 use crate::control::ControlPlane;
 use crate::door_metrics::{self, ShownDoor};
+use crate::gateway::{self, AccessLog, Gateway};
 use crate::net::{ListenError, Listener};
 use crate::{admin, grpc, http, resp};
 
@@ -35,6 +36,7 @@ pub struct Doors {
     grpc: Option<Listener>,
     resp: Option<(Listener, resp::Options)>,
     admin: Option<Listener>,
+    gateway: Option<(Listener, Option<Arc<AccessLog>>)>,
 }
 
 /// A door that cannot be opened.
@@ -100,11 +102,16 @@ impl Doors {
             Some(admin) => Some(open(config, "admin", &admin.listen, http::PROTOCOLS).await?),
             None => None,
         };
+        let gateway = match &server.gateway {
+            Some(gateway) => Some(open_gateway(config, gateway).await?),
+            None => None,
+        };
         Ok(Doors {
             http,
             grpc,
             resp,
             admin,
+            gateway,
         })
     }
 
@@ -129,12 +136,14 @@ impl Doors {
         listeners.extend(self.grpc.iter().map(|listener| ("grpc", listener)));
         listeners.extend(self.resp.iter().map(|(listener, _)| ("resp", listener)));
         listeners.extend(self.admin.iter().map(|listener| ("admin", listener)));
+        let gateway = self.gateway.iter();
+        listeners.extend(gateway.map(|(listener, _)| ("gateway", listener)));
         listeners
     }
 
     /// Returns the doors as the page of metrics shows them. Forward-auth counts as a door of its own, on the
     /// listener of the HTTP door.
-    fn shown(&self) -> Vec<ShownDoor> {
+    fn shown(&self, gateway: Option<&Arc<Gateway>>) -> Vec<ShownDoor> {
         let mut doors = Vec::new();
         for (name, listener) in self.listeners() {
             let statuses = match name {
@@ -147,6 +156,7 @@ impl Doors {
                 statuses,
                 metrics: Arc::clone(listener.metrics()),
                 connections: Some(listener.connections()),
+                gateway: gateway.filter(|_| name == "gateway").cloned(),
             });
             if name == "http" {
                 let metrics = listener.http_metrics().auth.unwrap_or_default();
@@ -155,6 +165,7 @@ impl Doors {
                     statuses,
                     metrics,
                     connections: None,
+                    gateway: None,
                 });
             }
         }
@@ -168,7 +179,11 @@ impl Doors {
     /// While it serves, it removes expired state, watches the config file, and keeps overrides up to date.
     pub async fn serve(self, control: Arc<ControlPlane>, stop: impl Future<Output = Duration>) {
         let engine = Arc::clone(control.engine());
-        control.show_doors(self.shown());
+        let gateway = self
+            .gateway
+            .as_ref()
+            .map(|(listener, log)| Gateway::new(&control, listener, log.clone()));
+        control.show_doors(self.shown(gateway.as_ref()));
         let (stopping, stopped) = watch::channel(None);
         let stop_of = || {
             let mut stopped = stopped.clone();
@@ -194,10 +209,15 @@ impl Doors {
                 admin::serve(listener, Arc::clone(&control), stop_of()).await;
             }
         };
+        let gateway = async {
+            if let (Some((listener, _)), Some(gateway)) = (self.gateway, gateway) {
+                gateway::serve(listener, gateway, stop_of()).await;
+            }
+        };
         let stop = async {
             stopping.send_replace(Some(stop.await));
         };
-        let serving = async { tokio::join!(http, grpc, resp, admin, stop) };
+        let serving = async { tokio::join!(http, grpc, resp, admin, gateway, stop) };
         tokio::select! {
             _ = serving => {}
             () = every(SWEEP_EVERY, || async { engine.sweep(); }) => {}
@@ -220,6 +240,21 @@ async fn open(
     let listener = listener.map_err(|error| DoorError { door, error })?;
     let max = config.server.max_connections_per_client;
     Ok(listener.with_bound_per_client(max, &config.subjects))
+}
+
+async fn open_gateway(
+    config: &Config,
+    gateway: &tollgate_config::Gateway,
+) -> Result<(Listener, Option<Arc<AccessLog>>), DoorError> {
+    let failed = |error| DoorError {
+        door: "gateway",
+        error,
+    };
+    gateway::check_all(&config.upstreams).map_err(|it| failed(ListenError::Upstream(it)))?;
+    let log = gateway.access_log.as_ref().map(AccessLog::open).transpose();
+    let log = log.map_err(|error| failed(ListenError::AccessLog(error)))?;
+    let listener = open(config, "gateway", &gateway.listen, gateway::PROTOCOLS).await?;
+    Ok((listener, log))
 }
 
 /// Runs `work` once in every `period`, for ever. Runs that were missed while the machine slept are

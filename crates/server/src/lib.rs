@@ -7,7 +7,9 @@
 //! * [`grpc`]: Envoy's rate limit service, and Tollgate's own.
 //! * [`resp`]: a server for ordinary Redis clients.
 //! * [`admin`]: the API for operators.
+//! * [`gateway`]: passes requests on to upstreams, within limits.
 //! * `access`: tokens, and slow answers to wrong ones.
+//! * `identity`: verifies the credentials of callers: tokens, API keys, certificates.
 //! * `question`: what clients ask, the same for every door.
 //! * `backend`: answers questions.
 //! * `respond`: the only place where an answer becomes a response, a message or a reply.
@@ -23,7 +25,7 @@
 //! * `usage`: a tenant's usage, from the ledger. `period`: periods by name.
 //!
 //! Nothing here decides a request. No client can make the server panic or grow without bound: see
-//! [`http::bounds`], [`grpc::bounds`] and [`resp::bounds`].
+//! [`http::bounds`], [`grpc::bounds`], [`resp::bounds`] and [`gateway::bounds`].
 
 mod access;
 pub mod admin;
@@ -37,8 +39,10 @@ mod doors;
 pub mod events;
 mod exposition;
 mod forward_auth;
+pub mod gateway;
 pub mod grpc;
 pub mod http;
+mod identity;
 mod ingress_time;
 pub mod journal;
 pub mod net;

@@ -38,7 +38,7 @@ pub(crate) use self::stream::{Stream, Transport};
 use crate::access::attempts::Attempts;
 use crate::door_metrics::{DoorMetrics, Fault, HttpMetrics, OpenConnection};
 use crate::http::guard::{Guard, GuardedDoor};
-use crate::tls::{Tls, TlsError};
+use crate::tls::{ClientCertificate, Tls, TlsError};
 
 /// The most open connections of a listener. Further connections wait to be accepted.
 pub const MAX_CONNECTIONS: usize = 10_000;
@@ -66,6 +66,12 @@ pub enum ListenError {
     /// The certificate or the key cannot be used.
     #[error("failed to set up TLS: {0}")]
     Tls(#[from] TlsError),
+    /// An upstream of the gateway cannot be used.
+    #[error("{0}")]
+    Upstream(String),
+    /// The access log cannot be opened.
+    #[error("failed to open the access log: {0}")]
+    AccessLog(io::Error),
     /// The file with the password cannot be read.
     #[error("failed to read the password: {0}")]
     Password(io::Error),
@@ -379,6 +385,11 @@ async fn handshake(stream: TcpStream, tls: Option<Arc<Tls>>) -> io::Result<Strea
     let handshake = tls.acceptor().accept(stream);
     let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
     let stream = stream.map_err(|_| io::ErrorKind::TimedOut)??;
-    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-    Ok(Stream::new(stream, Some(is_http2)))
+    let session = stream.get_ref().1;
+    let is_http2 = session.alpn_protocol() == Some(b"h2");
+    let certificate = session.peer_certificates().and_then(<[_]>::first);
+    let certificate = certificate.map(|it| Arc::new(ClientCertificate::of(it)));
+    let mut stream = Stream::new(stream, Some(is_http2));
+    stream.certificate = certificate;
+    Ok(stream)
 }

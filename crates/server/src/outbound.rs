@@ -130,7 +130,7 @@ impl Peer {
 }
 
 /// Makes TLS settings that trust the system's certificates.
-fn system_tls() -> Result<ClientConfig, SendError> {
+pub(crate) fn system_tls() -> Result<ClientConfig, SendError> {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(found.certs);

@@ -1,7 +1,8 @@
 //! The only place where an answer, or an error, becomes what a door sends.
 //!
-//! * `answers`: the JSON bodies. gRPC messages and RESP replies take their fields from them.
-//! * `http`, `grpc`, `resp`, `envoy`: the wire forms. `fields`: the rate limit header fields.
+//! * `answers`: the JSON bodies, `minimal`: their short form. gRPC messages and RESP replies take their fields from them.
+//! * `http`, `grpc`, `resp`, `envoy`: the wire forms. `fields`: the rate limit header fields. `preference`: whether a client
+//!   prefers a short answer.
 //! * `denial`: code, message and status of a denial. `denial_body`: its body by a template. `failure`, `error`: everything that is not an
 //!   answer.
 
@@ -14,6 +15,8 @@ mod failure;
 mod fields;
 mod grpc;
 mod http;
+pub(crate) mod minimal;
+mod preference;
 mod resp;
 
 use ::http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};

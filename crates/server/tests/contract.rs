@@ -28,7 +28,8 @@ fn check(server: &Running, attributes: serde_json::Value) -> common::Answer {
 
 #[test]
 fn allowed_check_has_all_header_families_and_every_rule() {
-    let server = Running::start(RULES);
+    let families = "headers: { families: [ietf, ratelimit, x-ratelimit] }\n";
+    let server = Running::start(&format!("{RULES}{families}"));
     let answer = check(&server, json!({ "action": "api", "tenant": "acme" }));
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("content-type"), "application/json");
@@ -127,6 +128,18 @@ fn problem_document_on_request_or_by_config() {
     let config = format!("{RULES}headers: {{ problem_json: true }}\n");
     let always = problem_of(&Running::start(&config), &[]);
     assert_eq!(always.header("content-type"), "application/problem+json");
+}
+
+#[test]
+fn only_the_family_of_plain_numbers_is_sent_by_default() {
+    let server = Running::start(RULES);
+    let answer = check(&server, json!({ "action": "api", "tenant": "acme" }));
+    assert_eq!(answer.header("ratelimit-limit"), "20");
+    assert_eq!(answer.header("ratelimit-remaining"), "19");
+    assert_eq!(answer.header("ratelimit-reset"), "1");
+    for absent in ["ratelimit", "ratelimit-policy", "x-ratelimit-limit"] {
+        assert_eq!(answer.header(absent), "", "{absent}");
+    }
 }
 
 #[test]

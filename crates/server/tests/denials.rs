@@ -195,18 +195,19 @@ fn forward_auth_passes_the_template_on() {
 #[test]
 fn reset_is_in_seconds_or_since_the_epoch() {
     for (headers, is_epoch) in [
-        ("{}", [false, true]),
+        ("", [false, true]),
         (
-            "{ ratelimit_reset: epoch, x_ratelimit_reset: seconds }",
+            ", ratelimit_reset: epoch, x_ratelimit_reset: seconds",
             [true, false],
         ),
         (
-            "{ ratelimit_reset: seconds, x_ratelimit_reset: epoch }",
+            ", ratelimit_reset: seconds, x_ratelimit_reset: epoch",
             [false, true],
         ),
     ] {
+        let families = "families: [ietf, ratelimit, x-ratelimit]";
         let yaml = format!(
-            "version: 1\nheaders: {headers}\nrules: [{{ id: api, algorithm: gcra, rate: 1/1000s, burst: 5 }}]"
+            "version: 1\nheaders: {{ {families}{headers} }}\nrules: [{{ id: api, algorithm: gcra, rate: 1/1000s, burst: 5 }}]"
         );
         let server = Running::start(&yaml);
         let answer = server.post("/v1/check", r#"{"attributes":{}}"#);

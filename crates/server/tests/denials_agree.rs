@@ -28,6 +28,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 const RULES: &str = r#"
+headers: { families: [ietf, ratelimit, x-ratelimit] }
 routes: [{ path: /closed, action: closed }, { path: /none, action: none }, { path: /small, action: small }]
 rules:
   - { id: closed, match: { action: closed }, algorithm: fixed-window, limit: 3, window: 10m, message: Too many attempts., on_store_failure: fail-closed }

@@ -7,6 +7,7 @@ use tollgate_server::http::bounds;
 
 const RULES: &str = r#"
 version: 1
+headers: { families: [ietf, ratelimit, x-ratelimit] }
 subjects:
   trusted_proxies: [127.0.0.0/8]
   internal: [192.0.2.128/25]

@@ -233,7 +233,8 @@ async fn limit_of_a_descriptor_replaces_the_numbers_of_the_rule() {
 
 #[tokio::test]
 async fn headers_are_those_of_the_deciding_rule() {
-    let (_server, mut client) = client(RULES).await;
+    let families = "headers: { families: [ietf, ratelimit, x-ratelimit] }\n";
+    let (_server, mut client) = client(&format!("{RULES}{families}")).await;
     let (key, log) = (
         descriptor([("api_key", "k")]),
         descriptor([("kind", "log")]),
@@ -290,23 +291,21 @@ async fn headers_are_those_of_the_deciding_rule() {
 
 #[tokio::test]
 async fn header_families_are_selectable() {
-    let rules = format!("{RULES}headers: {{ families: [x-ratelimit] }}\n");
-    let server = Grpc::start(&rules).await;
-    let key = request([descriptor([("api_key", "k")])]);
-    let answer = server.client().await.ask(key).await.unwrap();
-    let names: Vec<&str> = answer
-        .response_headers_to_add
-        .iter()
-        .map(|it| it.key.as_str())
-        .collect();
-    assert_eq!(
-        names,
-        [
-            "x-ratelimit-limit",
-            "x-ratelimit-remaining",
-            "x-ratelimit-reset"
-        ]
-    );
+    for (families, prefix) in [
+        ("", "ratelimit"),
+        ("headers: { families: [x-ratelimit] }\n", "x-ratelimit"),
+    ] {
+        let server = Grpc::start(&format!("{RULES}{families}")).await;
+        let key = request([descriptor([("api_key", "k")])]);
+        let answer = server.client().await.ask(key).await.unwrap();
+        let names: Vec<&str> = answer
+            .response_headers_to_add
+            .iter()
+            .map(|it| it.key.as_str())
+            .collect();
+        let expected = ["limit", "remaining", "reset"].map(|field| format!("{prefix}-{field}"));
+        assert_eq!(names, expected);
+    }
 }
 
 #[tokio::test]

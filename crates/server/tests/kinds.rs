@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 const RULES: &str = r"
 version: 1
+headers: { families: [ietf, ratelimit, x-ratelimit] }
 rules:
   - { id: yearly, match: { action: [chat, all] }, per: [tenant], algorithm: quota, limit: 2, grace: 2, period: year }
   - { id: rate, match: { action: [search, all] }, per: [tenant], algorithm: fixed-window, limit: 1, window: 10d }

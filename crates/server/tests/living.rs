@@ -15,6 +15,7 @@ budgets:
 plans:
   pro: { api: { limit: 50 }, compute: { limit: 100 } }
 tenants: { acme: { plan: pro } }
+headers: { families: [ietf, ratelimit, x-ratelimit] }
 tenant_files: [tenants.d]
 rules:
   - { id: api, match: { action: api }, per: [tenant], algorithm: fixed-window, limit: 5, window: 30d }

@@ -59,7 +59,7 @@ const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_memory_bytes", &["namespace"]),
     ("rate_limit_shared_decisions_total", &["namespace"]),
 ];
-const PROMISED_WITH_A_STORE: [(&str, &[&str]); 16] = [
+const PROMISED_WITH_A_STORE: [(&str, &[&str]); 21] = [
     ("rate_limit_keys", &["namespace"]),
     ("rate_limit_max_keys", &["namespace"]),
     ("rate_limit_shared_decisions_total", &["namespace"]),
@@ -74,6 +74,11 @@ const PROMISED_WITH_A_STORE: [(&str, &[&str]); 16] = [
     ("rate_limit_redis_batch_size_count", &[]),
     ("rate_limit_script_errors_total", &["script", "error_type"]),
     ("rate_limit_known_denials_total", &[]),
+    ("rate_limit_prepaid_decisions_total", &["by"]),
+    ("rate_limit_prepaid_draws_total", &[]),
+    ("rate_limit_prepaid_units_total", &["what"]),
+    ("rate_limit_prepaid_keys", &[]),
+    ("rate_limit_prepaid_usable_units", &[]),
     ("rate_limit_store_in_flight", &[]),
     ("rate_limit_breaker_state", &["server", "state"]),
 ];
@@ -334,7 +339,7 @@ fn alerts_pass_their_tests() {
 }
 
 #[test]
-fn every_metric_of_the_alerts_and_the_dashboard_exists() {
+fn every_metric_of_alerts_dashboard_and_docs_exists() {
     let pages = [
         page_in_memory(),
         page_with_a_store(),
@@ -371,6 +376,34 @@ fn every_metric_of_the_alerts_and_the_dashboard_exists() {
         }
     }
     assert!(used.len() > 50, "{used:?}");
+    // The docs also name histograms as a whole.
+    let histograms = pages
+        .lines()
+        .filter_map(|it| it.strip_prefix("# TYPE ")?.strip_suffix(" histogram"));
+    known.extend(histograms.map(str::to_owned));
+    // Words of Envoy and of examples.
+    known.extend(["rate_limit_service", "rate_limit_exceeded"].map(str::to_owned));
+    known.extend(["rate_limit_denied", "tollgate_version"].map(str::to_owned));
+    for page in std::fs::read_dir(deploy("../docs")).unwrap() {
+        let page = page.unwrap().path();
+        if page.extension().is_none_or(|it| it != "md") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&page).unwrap();
+        for word in text.split(|it: char| !it.is_ascii_alphanumeric() && it != '_') {
+            let is_metric = ["rate_limit_", "tollgate_", "process_"];
+            if is_metric
+                .iter()
+                .any(|it| word.starts_with(it) && word != *it)
+            {
+                let page = page.display();
+                assert!(
+                    known.contains(word),
+                    "{page} names {word}, which is not a metric"
+                );
+            }
+        }
+    }
 }
 
 /// Returns the names of all alerts.

@@ -278,14 +278,21 @@ fn only_the_header_families_of_the_config_are_described() {
         let names = headers.as_object().unwrap().keys();
         names.cloned().collect::<Vec<_>>().join(" ")
     };
-    assert_eq!(
-        headers(&Running::start(RULES)),
-        "RateLimit RateLimit-Limit RateLimit-Policy RateLimit-Remaining RateLimit-Reset \
-         X-RateLimit-Limit X-RateLimit-Remaining X-RateLimit-Reset"
-    );
-    let config = format!("{RULES}headers: {{ families: [ietf] }}\n");
-    let ietf = "RateLimit RateLimit-Policy";
-    assert_eq!(headers(&Running::start(&config)), ietf);
+    let always = "Preference-Applied";
+    for (families, described) in [
+        ("", "RateLimit-Limit RateLimit-Remaining RateLimit-Reset"),
+        (
+            "headers: { families: [ietf] }\n",
+            "RateLimit RateLimit-Policy",
+        ),
+        (
+            "headers: { families: [x-ratelimit] }\n",
+            "X-RateLimit-Limit X-RateLimit-Remaining X-RateLimit-Reset",
+        ),
+    ] {
+        let server = Running::start(&format!("{RULES}{families}"));
+        assert_eq!(headers(&server), format!("{always} {described}"));
+    }
 }
 
 #[test]

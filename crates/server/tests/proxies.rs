@@ -268,37 +268,110 @@ fn nginx_distinguishes_a_full_queue_from_a_limit() {
     assert_eq!(full.json()["code"], "UNAVAILABLE");
 }
 
-#[test]
-fn nginx_shows_its_token() {
+/// Starts an example with `server.tokens` in the config of Tollgate. The token is `secret`.
+fn start_with_token(
+    kind: ReverseProxyKind,
+    folder: &str,
+    names: &[&'static str],
+    edit: impl Fn(String) -> String,
+) -> Example {
     // The SHA-256 hash of `secret`.
     let sha256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
     let tokens =
-        format!("server:\n  tokens: [{{ name: nginx, scopes: [check], sha256: {sha256} }}]\n");
-    let start = |token: &str| {
-        let empty = "Tollgate-Token    \"\"";
-        Example::start_edited(
-            ReverseProxyKind::Nginx,
-            "nginx",
-            &["tollgate.conf"],
-            |rules| rules.replace("server:\n", &tokens),
-            |config| {
-                assert_eq!(config.matches(empty).count(), 1);
-                config.replace(empty, &format!("Tollgate-Token \"{token}\""))
-            },
-        )
-    };
+        format!("server:\n  tokens: [{{ name: proxy, scopes: [check], sha256: {sha256} }}]\n");
+    let change = |rules: String| rules.replace("server:\n", &tokens);
+    Example::start_edited(kind, folder, names, change, edit)
+}
+
+/// Replaces a text that `config` has once.
+fn replaced(config: &str, old: &str, new: &str) -> String {
+    assert_eq!(config.matches(old).count(), 1, "{old}");
+    config.replace(old, new)
+}
+
+/// Checks that requests pass `with` the right token, also if the client sends one of its own. `without` it, they
+/// get this status, and a client cannot show the token in place of the proxy.
+fn proxy_shows_its_token(with: &Example, without: &Example, status: u16) {
     let of_client = [
         ("authorization", "Bearer of-the-client"),
         ("tollgate-token", "nonsense"),
     ];
-    let example = start("secret");
-    assert_eq!(example.get("/", &[]).status, 200);
-    assert_eq!(example.get("/", &of_client).status, 200);
-    // A client cannot show a token in place of the proxy.
-    let example = start("");
-    for client in ["nonsense", "secret"] {
-        assert_eq!(example.get("/", &[("tollgate-token", client)]).status, 500);
+    for headers in [&of_client[..], &[]] {
+        let answer = with.get("/", headers);
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        // The application does not learn the token.
+        assert!(!answer.text.contains("secret"), "{}", answer.text);
     }
+    for _ in 0..LOGINS {
+        assert_eq!(with.post("/login", &of_client).status, 200);
+    }
+    assert_eq!(with.post("/login", &of_client).status, 429);
+    for client in ["nonsense", "secret"] {
+        let answer = without.get("/", &[("tollgate-token", client)]);
+        assert_eq!(answer.status, status, "{}", answer.text);
+    }
+}
+
+#[test]
+fn nginx_shows_its_token() {
+    let [with, without] = ["secret", ""].map(|token| {
+        let edit = |config: String| {
+            let setting = format!("Tollgate-Token \"{token}\"");
+            replaced(&config, "Tollgate-Token    \"\"", &setting)
+        };
+        start_with_token(ReverseProxyKind::Nginx, "nginx", &["tollgate.conf"], edit)
+    });
+    proxy_shows_its_token(&with, &without, 500);
+}
+
+#[test]
+fn caddy_shows_its_token() {
+    let start = |edit: fn(String) -> String| {
+        start_with_token(ReverseProxyKind::Caddy, "caddy", &["Caddyfile"], edit)
+    };
+    let with = start(|config| {
+        let setting = "header_up Tollgate-Token \"secret\"";
+        replaced(&config, "header_up -Tollgate-Token", setting)
+    });
+    proxy_shows_its_token(&with, &start(|config| config), 401);
+}
+
+#[test]
+fn envoy_shows_its_token() {
+    let start = |edit: fn(String) -> String| {
+        start_with_token(ReverseProxyKind::Envoy, "envoy-auth", &["envoy.yaml"], edit)
+    };
+    let with = start(|config| {
+        let setting = "path_prefix: /auth\n                        authorization_request: \
+                       { headers_to_add: [{ key: tollgate-token, value: secret }] }\n";
+        replaced(&config, "path_prefix: /auth\n", setting)
+    });
+    proxy_shows_its_token(&with, &start(|config| config), 401);
+}
+
+#[test]
+fn traefik_shows_its_token() {
+    let start = |edit: fn(String) -> String| {
+        let files = ["traefik.yml", "dynamic.yml"];
+        start_with_token(ReverseProxyKind::Traefik, "traefik", &files, edit)
+    };
+    let with = start(|config| {
+        if !config.contains("middlewares: [tollgate]") {
+            return config;
+        }
+        let chain = "middlewares: [token, tollgate, no-token]";
+        let config = replaced(&config, "middlewares: [tollgate]", chain);
+        let config = replaced(
+            &config,
+            "[Accept, X-Api-Key]",
+            "[Accept, X-Api-Key, Tollgate-Token]",
+        );
+        let middlewares = "  middlewares:\n    \
+            token: { headers: { customRequestHeaders: { Tollgate-Token: secret } } }\n    \
+            no-token: { headers: { customRequestHeaders: { Tollgate-Token: \"\" } } }\n";
+        replaced(&config, "  middlewares:\n", middlewares)
+    });
+    proxy_shows_its_token(&with, &start(|config| config), 401);
 }
 
 #[test]

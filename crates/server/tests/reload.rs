@@ -28,7 +28,7 @@ fn rule(id: &str, limit: u32) -> String {
 
 fn rules(rules: &[(&str, u32)]) -> String {
     let rules: String = rules.iter().map(|(id, limit)| rule(id, *limit)).collect();
-    format!("version: 1\nrules:\n{rules}")
+    format!("version: 1\nheaders: {{ families: [ietf] }}\nrules:\n{rules}")
 }
 
 const ANN: &str = r#"{"user":"ann"}"#;
@@ -324,28 +324,25 @@ fn routes_proxies_and_answer_forms_follow_the_config() {
     assert_eq!(auth().status, 403, "not a trusted proxy");
     let proxies = "subjects: { trusted_proxies: [127.0.0.1/32] }\n";
     reload(proxies);
-    assert_eq!(auth().header("ratelimit-policy"), "", "no rule applies yet");
+    assert_eq!(auth().header("ratelimit-limit"), "", "no rule applies yet");
     let routes = format!("{proxies}routes: [{{ path: /login, action: login }}]\n");
     reload(&routes);
     let allowed = auth();
     assert_eq!(allowed.status, 200);
-    assert_eq!(
-        allowed.header("ratelimit-policy"),
-        r#""login";q=1;w=2592000"#
-    );
+    assert_eq!(allowed.header("ratelimit-limit"), "1");
     assert_eq!(auth().header("content-type"), "application/json");
     let headers = "headers: { families: [x-ratelimit], problem_json: true }\n";
     reload(&format!("{routes}{headers}"));
     let refused = auth();
     assert_eq!(refused.status, 429);
     assert_eq!(refused.header("content-type"), "application/problem+json");
-    assert_eq!(refused.header("ratelimit-policy"), "");
+    assert_eq!(refused.header("ratelimit-limit"), "");
     assert_eq!(refused.header("x-ratelimit-limit"), "1");
     let described = server.get("/openapi.json").text;
-    assert!(!described.contains("RateLimit-Policy"), "{described}");
+    assert!(described.contains("X-RateLimit-Limit"), "{described}");
     reload(proxies);
     let described = server.get("/openapi.json").text;
-    assert!(described.contains("RateLimit-Policy"), "{described}");
+    assert!(!described.contains("X-RateLimit-Limit"), "{described}");
 }
 
 #[test]
@@ -359,7 +356,8 @@ fn envoy_answers_follow_the_config() {
     let door = |unknown: &str| {
         format!("server: {{ grpc: {{ address: \"127.0.0.1:0\", unknown_domain: {unknown} }} }}\n")
     };
-    let server = ConfigFileServer::start(&with(5, &door("allow")));
+    let ietf = "headers: { families: [ietf] }\n";
+    let server = ConfigFileServer::start(&with(5, &format!("{}{ietf}", door("allow"))));
     let ask = |domain: &str| {
         server.block_on(async {
             let channel = Channel::from_shared(format!("http://{}", server.grpc)).unwrap();

@@ -1,7 +1,7 @@
 //! The HTTP door, tested by schemathesis: it generates good and bad requests from the OpenAPI document,
 //! and checks the answers against the document.
 //!
-//! `TOLLGATE_PROOF_CASES=20` makes twenty times as many.
+//! `TOLLGATE_PROOF_CASES=5` makes five times as many, and larger numbers ten times as many.
 
 mod common;
 
@@ -26,8 +26,9 @@ fn schemathesis_finds_nothing() {
     let server = Running::start(RULES);
     let times = std::env::var("TOLLGATE_PROOF_CASES").map_or(1, |times| {
         times
-            .parse()
+            .parse::<u32>()
             .expect("TOLLGATE_PROOF_CASES is a whole number")
+            .min(10)
     });
     let directory = tempfile::tempdir().unwrap();
     let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/schemathesis.toml");

@@ -1,4 +1,4 @@
-//! The spans of the doors for gRPC and RESP.
+//! The spans of the doors for gRPC and RESP, and of the gateway.
 
 #![allow(clippy::unwrap_used)] // Test helpers may panic.
 
@@ -11,9 +11,12 @@ use common::{Grpc, descriptor, request};
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tollgate::{Engine, TRACES};
 use tollgate_rig::Redis;
 use tollgate_server::resp::{Door, Input, Options, Step};
+use tollgate_server::{ControlPlane, Doors};
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
@@ -162,4 +165,53 @@ fn words(store: &str) -> Vec<String> {
         "resp refund allowed key",
     ];
     expected.map(str::to_owned).to_vec()
+}
+
+/// The upstream gets a `traceparent` with the span of the request at the gateway.
+#[tokio::test]
+async fn trace_goes_on_at_the_upstream() {
+    let app = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let yaml = format!(
+        "{RULES}server: {{ http: \"127.0.0.1:0\", gateway: \"127.0.0.1:0\" }}\n\
+         upstreams: {{ app: {{ servers: [\"http://{}\"] }} }}\n",
+        app.local_addr().unwrap()
+    );
+    let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
+    let engine = Arc::new(Engine::start(&config).await.unwrap());
+    let doors = Doors::open(&config).await.unwrap();
+    let address = doors.addresses().unwrap()[1].address;
+    let control = Arc::new(ControlPlane::of(engine));
+    tokio::spawn(doors.serve(control, std::future::pending()));
+    let (spans, _guard) = Spans::collect();
+    let ask = async |key: &str, traceparent: &str| {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let head = format!(
+            "GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntracestate: a=b\r\nx-api-key: {key}\r\n{traceparent}\r\n"
+        );
+        client.write_all(head.as_bytes()).await.unwrap();
+        let (mut server, _) = app.accept().await.unwrap();
+        let mut seen = vec![0; 4096];
+        let read = server.read(&mut seen).await.unwrap();
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        server.write_all(answer).await.unwrap();
+        client.read_to_end(&mut Vec::new()).await.unwrap();
+        String::from_utf8_lossy(&seen[..read]).into_owned()
+    };
+    let sampled = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n";
+    let seen = ask("one", sampled).await;
+    let spans = std::mem::take(&mut *spans.0.lock().unwrap());
+    let names: Vec<_> = spans.iter().map(|span| &*span.name).collect();
+    assert_eq!(names, ["store.apply", "decision", "request"]);
+    let (decision, request) = (&spans[1], &spans[2]);
+    assert_eq!(request.parent_span_id.to_string(), "b7ad6b7169203331");
+    let id = request.span_context.span_id();
+    assert_eq!(decision.parent_span_id, id);
+    let next = format!("traceparent: 00-0af7651916cd43dd8448eb211c80319c-{id}-01\r\n");
+    assert!(
+        seen.contains(&next) && seen.contains("tracestate: a=b\r\n"),
+        "{seen}"
+    );
+    // A trace that is not sampled passes as it is.
+    let unsampled = sampled.replace("-01\r\n", "-00\r\n");
+    assert!(ask("two", &unsampled).await.contains(&unsampled));
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::concurrency::Holder;
-use tollgate_core::{Balance, Charge, HoldId, Outcome, Span, Time, Token};
+use tollgate_core::{Balance, Charge, HoldId, Outcome, Span, StoreId, Time, Token};
 
 use crate::answer::Answer;
 use crate::holds::{Extended, Held, HoldRecord, NewHold, Settle, Settled};
@@ -72,6 +72,13 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 ///   [restore](Store::restore). A lease leaves such charges as they are.
 /// * **Records** are kept for [`RETAIN`](crate::RETAIN) after the hold has ended. The record of an open hold
 ///   is never forgotten to make room. It is also kept for a time after the hold has expired.
+///
+/// # Several stores
+/// A store may send charges to several stores ([`Charge::store`]). It then answers
+/// [`Compensated`](Guarantee::Compensated): each store decides its own charges in one step, one store after
+/// the other, and what was taken is given back if a later store denies. Stores after the one that denies are
+/// not asked: their outcomes are [`Outcome::UNDECIDED`]. They are asked only to count the denied request, if
+/// one of their charges counts denied requests.
 ///
 /// # Wrappers
 /// A store that wraps another store returns that store from [`inner`](Store::inner). It implements only the
@@ -310,6 +317,18 @@ pub struct Applied {
     pub outcomes: Outcomes,
     /// How the charges were taken together.
     pub guarantee: Guarantee,
+    /// Why some charges have no answer, if a store of several did not answer. Their outcomes are
+    /// [`Outcome::UNDECIDED`]. The other stores allow the request, and have taken the units.
+    pub unanswered: Option<Box<Unanswered>>,
+}
+
+/// One of several stores did not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unanswered {
+    /// The error of the store that failed first.
+    pub error: StoreError,
+    /// The stores that took the units, each with the time of its decision by its clock. A refund needs it.
+    pub taken: SmallVec<[(StoreId, Time); 2]>,
 }
 
 /// How the charges of a request were taken together.
@@ -318,8 +337,8 @@ pub enum Guarantee {
     /// The store took all charges at one instant, or none.
     #[default]
     Atomic,
-    /// The store took the charges server by server, because several servers have the keys. If a server
-    /// denied, the store gave back the units that it had taken on other servers.
+    /// The charges were taken server by server, because several servers or several stores have the keys. If
+    /// one denied, the units that others had taken were given back.
     Compensated,
 }
 

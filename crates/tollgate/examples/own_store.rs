@@ -15,9 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tollgate::algorithms::fixed_window::{FixedWindow, State};
 use tollgate::{
-    Answer, Applied, Ask, Attributes, Charge, Clock, Config, Guarantee, Immediate, Key, Limit,
-    Limiter, Limiting, Outcome, Outcomes, Remembered, Reply, RuleBuilder, Span, Store, StoreError,
-    SystemClock, Time,
+    Answer, Applied, Ask, Attributes, Charge, Clock, Config, Immediate, Key, Limit, Limiter,
+    Limiting, Outcome, Remembered, Reply, RuleBuilder, Span, Store, StoreError, SystemClock, Time,
 };
 
 type States = HashMap<Key, State>;
@@ -52,8 +51,7 @@ impl WindowStore {
                 now,
                 allowed,
                 granted: if allowed { units } else { 0 },
-                outcomes: Outcomes::new(),
-                guarantee: Guarantee::Atomic,
+                ..Applied::default()
             };
             for charge in charges {
                 let (window, before) = (window(charge)?, state(states, charge));

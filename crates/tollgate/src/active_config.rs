@@ -118,7 +118,7 @@ impl ActiveConfig {
     }
 
     /// Raises an event for each quota that an admitted request brought near its limit. Usage that a
-    /// failure policy admitted is not counted, so it raises no event. `attributes` maps the index of a
+    /// failure policy admitted is not counted, so it has no outcome of a store, and raises no event. `attributes` maps the index of a
     /// charge to the attributes of its request.
     #[inline]
     pub(crate) fn notice<'q, 'a: 'q>(
@@ -127,7 +127,7 @@ impl ActiveConfig {
         reply: &Reply,
         attributes: impl Fn(usize) -> &'q Attributes<'a>,
     ) {
-        if self.has_quotas && reply.policies.is_none() {
+        if self.has_quotas {
             self.events.notice(charges, &reply.applied, attributes);
         }
     }
@@ -383,6 +383,7 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
         .clone_from(&running.subjects.time_header);
     subjects.max_time_skew = running.subjects.max_time_skew;
     config.store = running.store.clone();
+    config.stores.clone_from(&running.stores);
     config.server = server_without_restart(&wanted.server, &running.server);
     config.telemetry = running.telemetry.clone();
     config.keep_in(running.ledger.clone());
@@ -405,6 +406,7 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
             (&old.time_header, old.max_time_skew) != (&new.time_header, new.max_time_skew),
         ),
         ("store", config.store != wanted.store),
+        ("stores", config.stores != wanted.stores),
         ("server", config.server != wanted.server),
         ("telemetry", config.telemetry != wanted.telemetry),
         ("ledger", config.ledger != wanted.ledger),
@@ -414,8 +416,8 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     (config, differs.map(|(name, _)| name).collect())
 }
 
-/// Returns the `server` section to put in force. New addresses of doors need a restart. New tokens, and
-/// a new answer to unknown Envoy domains, do not.
+/// Returns the `server` section to put in force. New addresses of doors need a restart. New tokens, a new
+/// answer to unknown Envoy domains, and new bounds and exempt paths of the gateway do not.
 fn server_without_restart(wanted: &Server, running: &Server) -> Server {
     let mut server = running.clone();
     server.tokens.clone_from(&wanted.tokens);
@@ -433,6 +435,11 @@ fn server_without_restart(wanted: &Server, running: &Server) -> Server {
         if !wanted.tokens.is_empty() || admin.listen.is_loopback() {
             admin.tokens.clone_from(&wanted.tokens);
         }
+    }
+    if let (Some(gateway), Some(wanted)) = (&mut server.gateway, &wanted.gateway) {
+        gateway.exempt.clone_from(&wanted.exempt);
+        gateway.max_body = wanted.max_body;
+        gateway.max_inspected_body = wanted.max_inspected_body;
     }
     server
 }

@@ -210,8 +210,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             self.count_denied(take, one).await
         } else {
             let answer = self.limiter.store.apply(&take.charges, one);
-            let (applied, latency) = self.limiter.answered(answer).await;
-            self.reply(applied, latency, take, one, true)
+            self.reply_to(answer, take, one, true).await
         };
         let allowed = taken.applied.allowed && !denied;
         let mut given = Reply::nothing(taken.applied.now);

@@ -39,8 +39,9 @@ impl BlockedCounts {
     pub(crate) fn count(&self, block: &Override) {
         let attribute = block.subject().map_or("other", |it| it.attribute());
         let place = COUNTED.iter().position(|name| *name == attribute);
-        let cells = &self.0[stripe()].0;
-        cells[place.unwrap_or(COUNTED.len() - 1)].fetch_add(1, Ordering::Relaxed);
+        let mine = stripe();
+        let cells = &self.0[mine.index()].0;
+        mine.add(&cells[place.unwrap_or(COUNTED.len() - 1)], 1);
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {

@@ -16,6 +16,9 @@
 //! keyring of the record is sealed with the new secret. So all state stays where it is, and old and new instances
 //! can run side by side. `docs/decisions/0014-fingerprint-and-rotation.md` has the reasons.
 
+use std::borrow::Cow;
+#[cfg(feature = "redis")]
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
@@ -100,7 +103,12 @@ enum Place {
     #[cfg(feature = "ledger")]
     Ledger(Ledger, String),
     #[cfg(feature = "redis")]
-    Redis(RedisStore, Box<tollgate_redis::Deployment>),
+    /// A store, its name if it is not the default one, and its record.
+    Redis(
+        RedisStore,
+        Option<Arc<str>>,
+        Box<tollgate_redis::Deployment>,
+    ),
 }
 
 /// How to change a record.
@@ -114,12 +122,14 @@ enum Change {
 }
 
 impl Place {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> Cow<'static, str> {
         match self {
             #[cfg(feature = "ledger")]
-            Place::Ledger(..) => "ledger",
+            Place::Ledger(..) => "ledger".into(),
             #[cfg(feature = "redis")]
-            Place::Redis(..) => "redis",
+            Place::Redis(_, None, _) => "redis".into(),
+            #[cfg(feature = "redis")]
+            Place::Redis(_, Some(name), _) => format!("redis {name}").into(),
         }
     }
 
@@ -129,7 +139,11 @@ impl Place {
             #[cfg(feature = "ledger")]
             Place::Ledger(ledger, _) => format!("the ledger {}", ledger.database().location()),
             #[cfg(feature = "redis")]
-            Place::Redis(_, record) => format!("Redis (key {})", record.name()),
+            Place::Redis(_, None, record) => format!("Redis (key {})", record.name()),
+            #[cfg(feature = "redis")]
+            Place::Redis(_, Some(name), record) => {
+                format!("the Redis of the store {name} (key {})", record.name())
+            }
         }
     }
 
@@ -139,7 +153,7 @@ impl Place {
             #[cfg(feature = "ledger")]
             Place::Ledger(..) => Vec::new(),
             #[cfg(feature = "redis")]
-            Place::Redis(_, record) => record.own().into(),
+            Place::Redis(_, _, record) => record.own().into(),
         }
     }
 
@@ -151,7 +165,7 @@ impl Place {
                 record.map_err(|error| ledger_error(&error))
             }
             #[cfg(feature = "redis")]
-            Place::Redis(_, record) => {
+            Place::Redis(_, _, record) => {
                 let read = record.read().await;
                 read.map_err(|error| redis_error(record, &error))
             }
@@ -171,7 +185,7 @@ impl Place {
                 record.map_err(|error| ledger_error(&error))
             }
             #[cfg(feature = "redis")]
-            Place::Redis(_, record) => {
+            Place::Redis(_, _, record) => {
                 let changed = match how {
                     Change::Claim => record.claim(texts).await,
                     Change::Add => record.add(texts).await,
@@ -250,6 +264,8 @@ pub(crate) struct Deployment {
 #[derive(Debug)]
 struct Checked {
     place: Place,
+    /// The name of the place in metrics and logs.
+    label: Cow<'static, str>,
     /// Whether the record has matched at any time.
     was_right: AtomicBool,
     mismatch: Mutex<Option<String>>,
@@ -272,13 +288,19 @@ impl Deployment {
     }
 
     #[cfg(feature = "redis")]
-    pub(crate) fn add_redis(&mut self, redis: &RedisStore, namespace: &str) {
+    pub(crate) fn add_redis(
+        &mut self,
+        name: Option<&Arc<str>>,
+        redis: &RedisStore,
+        namespace: &str,
+    ) {
         let record = Box::new(redis.deployment(namespace));
-        self.add(Place::Redis(redis.clone(), record));
+        self.add(Place::Redis(redis.clone(), name.cloned(), record));
     }
 
     fn add(&mut self, place: Place) {
         self.places.push(Checked {
+            label: place.name(),
             place,
             was_right: AtomicBool::new(false),
             mismatch: Mutex::default(),
@@ -430,9 +452,9 @@ impl Deployment {
     }
 
     /// Returns for each place whether its record did not match at the last check.
-    pub(crate) fn mismatches(&self) -> impl Iterator<Item = (&'static str, bool)> + '_ {
+    pub(crate) fn mismatches(&self) -> impl Iterator<Item = (&str, bool)> + '_ {
         let places = self.places.iter();
-        places.map(|it| (it.place.name(), it.mismatch.lock().is_some()))
+        places.map(|it| (&*it.label, it.mismatch.lock().is_some()))
     }
 }
 
@@ -443,12 +465,12 @@ impl Checked {
         match &mismatch {
             None if known.is_some() => {
                 tracing::info!(
-                    place = self.place.name(),
+                    place = %self.label,
                     "the deployment record matches again"
                 );
             }
             Some(problem) if *known != mismatch => {
-                tracing::error!(place = self.place.name(), "{problem}");
+                tracing::error!(place = %self.label, "{problem}");
             }
             _ => {}
         }
@@ -459,7 +481,7 @@ impl Checked {
             // If the record never matched, a check at the start would have stopped this instance. So it must
             // not use the store.
             #[cfg(feature = "redis")]
-            Place::Redis(redis, _) => {
+            Place::Redis(redis, _, _) => {
                 let was_right = self.was_right.load(Ordering::Relaxed);
                 redis.refuse(mismatch.as_deref().filter(|_| !was_right));
             }

@@ -1,8 +1,9 @@
 //! The limiter that a config names, with its stack of stores.
 //!
-//! Only this module puts stores together. From the outside in: known denials ([`Remembered`], on
-//! Redis), the ledger ([`Ledgered`], if the config names one), spans ([`Traced`]), and the store
-//! itself. Add a new wrapper only here.
+//! Only this module puts stores together. [`Routed`] is outermost, unless all state is in this process. It
+//! has a stack for each store. From the outside in: split allowances ([`Sharded`]), known denials
+//! ([`Remembered`], on Redis), the ledger ([`Ledgered`], if the config names one), slices ([`Prepaid`], on
+//! Redis), spans ([`Traced`]), and the store itself. Add a new wrapper only here, in `stack`.
 
 use std::fmt;
 use std::ops::Deref;
@@ -20,7 +21,9 @@ use tokio::time::sleep;
 use tollgate_config::LedgerDatabase;
 #[cfg(feature = "redis")]
 use tollgate_config::Mode;
-use tollgate_config::{Config, Store as StoreConfig};
+use tollgate_config::{Config, RuleStore, Store as StoreConfig};
+#[cfg(feature = "redis")]
+use tollgate_core::StoreId;
 #[cfg(feature = "ledger")]
 use tollgate_ledger::{Database, Ledger, Options as LedgerOptions};
 #[cfg(feature = "redis")]
@@ -28,9 +31,11 @@ use tollgate_redis::{
     Address, BreakerOptions, BreakerState, Finding, Options, RedisStore, Servers, SharedLog,
     SharedValues, Tls,
 };
+#[cfg(feature = "redis")]
+use tollgate_store::MonotonicClock;
 #[cfg(any(feature = "ledger", feature = "redis"))]
 use tollgate_store::SystemClock;
-use tollgate_store::{MemoryStore, Store, Usage};
+use tollgate_store::{Immediate, MemoryStore, Store, Usage};
 
 #[cfg(feature = "ledger")]
 use crate::accounts::Accounts;
@@ -41,31 +46,39 @@ use crate::ledgered::{LedgerSync, Ledgered, PostError};
 use crate::limiter::Limiter;
 use crate::start::StartError;
 #[cfg(feature = "redis")]
-use crate::stores::Remembered;
-use crate::stores::Traced;
+use crate::stores::{Prepaid, PrepaidUsage, Remembered, Sharded};
+use crate::stores::{Routed, Traced};
 
 /// A limiter with the store and the ledger that a config names. It derefs to its [`Limiter`].
 pub struct Engine {
     limiter: Limiter<Arc<dyn Store>>,
-    /// The store, if it is in this process.
-    memory: Option<Arc<Traced<MemoryStore>>>,
+    /// The store in this process: the default store, or that of local rules.
+    memory: Arc<Traced<MemoryStore>>,
+    /// The stores on Redis: the default one, if it is on Redis, and then those with a name.
     #[cfg(feature = "redis")]
-    redis: Option<Redis>,
+    redis: Vec<Redis>,
     #[cfg(feature = "ledger")]
     sync: Option<Arc<LedgerSync>>,
     #[cfg(any(feature = "ledger", feature = "redis"))]
     deployment: Deployment,
 }
 
-/// The Redis of an engine.
+/// A Redis of an engine.
 #[cfg(feature = "redis")]
 struct Redis {
+    /// The name of the store; `None` for the default store.
+    name: Option<Arc<str>>,
     store: RedisStore,
     /// How many requests were denied from known denials.
     known_denials: Arc<AtomicU64>,
+    prepaid: Arc<Slices>,
     /// Why the store could not be used since the start; `None` once it can be used.
     missing: Arc<ArcSwapOption<String>>,
 }
+
+/// The slices of one Redis.
+#[cfg(feature = "redis")]
+type Slices = Prepaid<Traced<RedisStore>>;
 
 /// How often an engine that has started without its store tries to reach the store.
 #[cfg(feature = "redis")]
@@ -90,8 +103,9 @@ impl Deref for Engine {
 /// The store and the ledger that a config names.
 #[derive(Default)]
 struct Parts {
+    /// Each Redis with its name; `None` for the default store.
     #[cfg(feature = "redis")]
-    redis: Option<RedisStore>,
+    redis: Vec<(Option<Arc<str>>, RedisStore)>,
     /// Whether the store was not checked.
     #[cfg(feature = "redis")]
     unchecked: bool,
@@ -107,14 +121,14 @@ impl Parts {
         let mut parts = Parts::default();
         // The store comes first: if it is not there, no ledger has to be closed.
         #[cfg(feature = "redis")]
-        if let (Some(options), StoreConfig::Redis(redis)) = (redis_options(config)?, &config.store)
-        {
-            let patience = redis.connect_patience.into();
-            let store = RedisStore::connect_within(options, patience).await;
+        for (name, redis) in config.redis_stores() {
+            let options = redis_options(config, name, redis)?;
+            let store = RedisStore::connect_within(options, redis.connect_patience.into()).await;
             let failed = |error: tollgate_redis::StartError| {
-                StartError::of_store(error.to_string(), error.passing)
+                let of = name.map_or(String::new(), |name| format!("stores.{name}: "));
+                StartError::of_store(format!("{of}{error}"), error.passing)
             };
-            parts.redis = Some(store.map_err(failed)?);
+            parts.redis.push((name.cloned(), store.map_err(failed)?));
         }
         parts.open_ledger(config).await?;
         Ok(parts)
@@ -124,7 +138,11 @@ impl Parts {
     fn skip_store(&mut self, config: &Config) -> Result<(), StartError> {
         #[cfg(feature = "redis")]
         {
-            self.redis = redis_options(config)?.map(RedisStore::unchecked);
+            for (name, redis) in config.redis_stores() {
+                let options = redis_options(config, name, redis)?;
+                self.redis
+                    .push((name.cloned(), RedisStore::unchecked(options)));
+            }
             self.unchecked = true;
         }
         Ok(())
@@ -152,8 +170,8 @@ impl Parts {
             deployment.add_ledger(ledger, &config.namespace);
         }
         #[cfg(feature = "redis")]
-        if let Some(redis) = &self.redis {
-            deployment.add_redis(redis, &config.namespace);
+        for (name, redis) in &self.redis {
+            deployment.add_redis(name.as_ref(), redis, &config.namespace);
         }
         deployment
     }
@@ -232,49 +250,63 @@ impl Engine {
         )
     }
 
-    /// Builds the stack of stores, from the inside out.
+    /// Builds the stacks of stores, from the inside out.
     #[allow(unused_mut, unused_variables)] // Each feature adds a part.
     fn build(
         config: &Config,
         parts: Parts,
         #[cfg(any(feature = "ledger", feature = "redis"))] deployment: Deployment,
     ) -> Engine {
-        let (mut store, memory) = innermost(config, &parts);
+        let memory = Arc::new(Traced(MemoryStore::new(config.subjects.max_keys)));
+        let mut ledger = LedgerPart::default();
         #[cfg(feature = "ledger")]
-        let sync = parts.ledger.map(|ledger| {
+        if let Some(open) = parts.ledger {
             let clock = Arc::new(SystemClock::new());
-            Arc::new(LedgerSync::new(ledger, &config.namespace, clock))
-        });
-        #[cfg(feature = "ledger")]
-        if let Some(sync) = &sync {
-            store = Arc::new(Ledgered::new(store, Arc::clone(sync)));
+            ledger.sync = Some(Arc::new(LedgerSync::new(open, &config.namespace, clock)));
         }
-        let (mut replicas, mut fallback_factor) = (1, 10_000);
+        let mut default = match config.store {
+            StoreConfig::Memory => Some(ledger.wrap(Arc::clone(&memory) as Arc<dyn Store>)),
+            _ => None,
+        };
         #[cfg(feature = "redis")]
-        let redis = parts.redis.map(|redis| {
-            let mut known_denials = Arc::default();
-            if let StoreConfig::Redis(options) = &config.store {
-                (replicas, fallback_factor) = (options.replicas, options.fallback_factor);
-                if let Some(longest) = options.denial_cache {
-                    let clock = Arc::new(SystemClock::new());
-                    let remembered = Remembered::new(Arc::clone(&store), longest, clock);
-                    known_denials = remembered.answered();
-                    store = Arc::new(remembered);
-                }
+        let (mut redis, mut named) = (Vec::new(), Vec::new());
+        #[cfg(feature = "redis")]
+        for ((name, store), (_, options)) in parts.redis.into_iter().zip(config.redis_stores()) {
+            let (stack, prepaid, known_denials) = stack(&store, options, &ledger);
+            match &name {
+                None => default = Some(stack),
+                Some(name) => named.push((StoreId::named(name), stack)),
             }
             let missing = Arc::default();
             if parts.unchecked {
-                watch_for(&redis, &missing);
+                watch_for(&store, &missing);
             }
-            Redis {
-                store: redis,
+            redis.push(Redis {
+                name,
+                store,
                 known_denials,
+                prepaid,
                 missing,
+            });
+        }
+        // Without Redis in this build, `check_build` has rejected a config with it.
+        let mut store = default.unwrap_or_else(|| Arc::clone(&memory) as Arc<dyn Store>);
+        let is_alone = config.is_local() && config.stores.is_empty();
+        if !is_alone {
+            let local = Arc::clone(&memory) as Arc<dyn Immediate>;
+            let mut routed = Routed::new(local, store);
+            #[cfg(feature = "redis")]
+            for (id, store) in named {
+                routed = routed.with(id, store);
             }
-        });
-        let mut limiter = Limiter::builder(config, store)
-            .replicas(replicas)
-            .fallback_factor(fallback_factor);
+            store = Arc::new(routed);
+        }
+        let mut limiter = Limiter::builder(config, store);
+        if let StoreConfig::Redis(redis) = &config.store {
+            limiter = limiter
+                .replicas(redis.replicas)
+                .fallback_factor(redis.fallback_factor);
+        }
         #[cfg(any(feature = "ledger", feature = "redis"))]
         if deployment.is_shared() {
             limiter = limiter.keyring(deployment.keyring());
@@ -286,20 +318,31 @@ impl Engine {
             #[cfg(feature = "redis")]
             redis,
             #[cfg(feature = "ledger")]
-            sync,
+            sync: ledger.sync,
             #[cfg(any(feature = "ledger", feature = "redis"))]
             deployment,
         }
     }
 
-    /// Returns how much state is kept in this process; `None` if state is in Redis.
+    /// Returns how much state is kept in this process; `None` if all rules keep theirs in Redis.
     #[must_use]
     pub fn memory_usage(&self) -> Option<Usage> {
-        self.memory.as_ref().map(|store| store.0.usage())
+        let active = self.limiter.loaded();
+        let config = active.config();
+        let is_local = |rule: &tollgate_config::Rule| *rule.store() == RuleStore::Local;
+        let is_used =
+            config.store == StoreConfig::Memory || config.policy.rules.iter().any(is_local);
+        is_used.then(|| self.memory.0.usage())
     }
 
-    /// Writes the entries that wait for the ledger, and accepts no more. Call this at the end of a process.
+    /// Gives drawn units back that were not used. Writes the entries that wait for the ledger, and accepts no
+    /// more. Call this at the end of a process.
     pub async fn close(&self) {
+        #[cfg(feature = "redis")]
+        for redis in &self.redis {
+            // Slices end by themselves soon, so a slow store need not be waited for.
+            let _ = tokio::time::timeout(Duration::from_secs(1), redis.prepaid.close()).await;
+        }
         #[cfg(feature = "ledger")]
         if let Some(sync) = &self.sync {
             sync.ledger().close().await;
@@ -321,7 +364,7 @@ impl Engine {
 
     /// Returns, for the store and for the ledger, whether another deployment uses it, as of the last
     /// [check](Self::check_fingerprints).
-    pub fn fingerprint_mismatches(&self) -> impl Iterator<Item = (&'static str, bool)> + '_ {
+    pub fn fingerprint_mismatches(&self) -> impl Iterator<Item = (&str, bool)> + '_ {
         self.deployment.mismatches()
     }
 
@@ -344,32 +387,47 @@ impl Engine {
 /// The methods for an engine on Redis.
 #[cfg(feature = "redis")]
 impl Engine {
-    /// Returns the Redis store; `None` if state is in this process.
+    /// Returns the Redis of the default store; `None` if that is in this process.
     #[must_use]
     pub fn redis(&self) -> Option<&RedisStore> {
-        self.redis.as_ref().map(|redis| &redis.store)
+        let default = self.redis.iter().find(|it| it.name.is_none());
+        default.map(|redis| &redis.store)
     }
 
-    /// Returns how many requests were denied from known denials, without a call to Redis.
+    /// Returns every store on Redis, with its name, and with how many requests were denied from known denials
+    /// without a call to it. The default store has no name.
+    pub fn redis_stores(&self) -> impl Iterator<Item = (Option<&str>, &RedisStore, u64)> {
+        self.redis.iter().map(|it| {
+            let known = it.known_denials.load(Ordering::Relaxed);
+            (it.name.as_deref(), &it.store, known)
+        })
+    }
+
+    /// Returns what leased mode has done, in all stores together.
     #[must_use]
-    pub fn known_denials(&self) -> u64 {
-        let known = self.redis.as_ref();
-        known.map_or(0, |redis| redis.known_denials.load(Ordering::Relaxed))
+    pub fn prepaid_usage(&self) -> PrepaidUsage {
+        let all = self.redis.iter().map(|it| it.prepaid.prepaid_usage());
+        all.fold(PrepaidUsage::default(), PrepaidUsage::plus)
     }
 
     /// Returns why the store cannot be used at the moment, so that failure policies decide; `None` if
     /// nothing is known to be wrong with it.
     #[must_use]
     pub fn store_problem(&self) -> Option<String> {
-        let redis = self.redis.as_ref()?;
-        if let Some(problem) = &*redis.missing.load() {
-            return Some(String::clone(problem));
-        }
-        let mut breakers = redis.store.breakers().into_iter();
-        let (server, _) = breakers.find(|(_, state)| *state == BreakerState::Open)?;
-        Some(format!(
-            "{server} does not answer: its circuit breaker is open"
-        ))
+        self.redis.iter().find_map(|redis| {
+            let problem = match &*redis.missing.load() {
+                Some(problem) => String::clone(problem),
+                None => {
+                    let mut breakers = redis.store.breakers().into_iter();
+                    let (server, _) = breakers.find(|(_, state)| *state == BreakerState::Open)?;
+                    format!("{server} does not answer: its circuit breaker is open")
+                }
+            };
+            Some(match &redis.name {
+                None => problem,
+                Some(name) => format!("store {name}: {problem}"),
+            })
+        })
     }
 
     /// Returns the texts that all instances on this Redis share; `None` if state is in this process.
@@ -401,17 +459,24 @@ impl Engine {
     /// # Errors
     /// If something that the config names, such as a password file, cannot be read.
     pub async fn inspect(config: &Config) -> Result<Vec<Finding>, StartError> {
-        let Some(options) = redis_options(config)? else {
-            return Ok(Vec::new());
-        };
-        let mut findings = tollgate_redis::inspect(options.clone()).await;
-        // If the store does not answer, other findings say so.
-        if let Ok(store) = RedisStore::connect(options).await {
-            let mut deployment = Deployment::new(config);
-            deployment.add_redis(&store, &config.namespace);
-            findings.extend(deployment.inspect().await);
+        let mut all = Vec::new();
+        for (name, redis) in config.redis_stores() {
+            let options = redis_options(config, name, redis)?;
+            let mut findings = tollgate_redis::inspect(options.clone()).await;
+            // If the store does not answer, other findings say so.
+            if let Ok(store) = RedisStore::connect(options).await {
+                let mut deployment = Deployment::new(config);
+                deployment.add_redis(name, &store, &config.namespace);
+                findings.extend(deployment.inspect().await);
+            }
+            if let Some(name) = name {
+                for finding in &mut findings {
+                    finding.found = format!("store {name}: {}", finding.found);
+                }
+            }
+            all.extend(findings);
         }
-        Ok(findings)
+        Ok(all)
     }
 }
 
@@ -485,15 +550,46 @@ fn watch_for(store: &RedisStore, missing: &Arc<ArcSwapOption<String>>) {
     });
 }
 
-/// Returns the store that keeps the state, and a handle to it if it is in this process.
-#[allow(unused_variables)] // Without features there is only one kind.
-fn innermost(config: &Config, parts: &Parts) -> (Arc<dyn Store>, Option<Arc<Traced<MemoryStore>>>) {
-    #[cfg(feature = "redis")]
-    if let Some(redis) = &parts.redis {
-        return (Arc::new(Traced(redis.clone())), None);
+/// The ledger of an engine, if it has one.
+#[derive(Default)]
+struct LedgerPart {
+    #[cfg(feature = "ledger")]
+    sync: Option<Arc<LedgerSync>>,
+}
+
+impl LedgerPart {
+    /// Puts the ledger behind a store.
+    fn wrap(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
+        #[cfg(feature = "ledger")]
+        if let Some(sync) = &self.sync {
+            return Arc::new(Ledgered::new(store, Arc::clone(sync)));
+        }
+        store
     }
-    let memory = Arc::new(Traced(MemoryStore::new(config.subjects.max_keys)));
-    (Arc::clone(&memory) as Arc<dyn Store>, Some(memory))
+}
+
+/// Builds the stack of one Redis. Also returns its slices, and the count of requests that known denials have
+/// answered.
+#[cfg(feature = "redis")]
+fn stack(
+    redis: &RedisStore,
+    options: &tollgate_config::Redis,
+    ledger: &LedgerPart,
+) -> (Arc<dyn Store>, Arc<Slices>, Arc<AtomicU64>) {
+    let clock = Arc::new(MonotonicClock::new());
+    let prepaid = Prepaid::new(Traced(redis.clone()), clock, options.replicas);
+    let prepaid = Arc::new(prepaid);
+    // Above the slices, so that the ledger records what was used, and not what was drawn.
+    let store = ledger.wrap(Arc::clone(&prepaid) as Arc<dyn Store>);
+    let Some(longest) = options.denial_cache else {
+        return (Arc::new(Sharded::new(store)), prepaid, Arc::default());
+    };
+    let mut remembered = Remembered::new(store, longest, Arc::new(SystemClock::new()));
+    if options.prefilter {
+        remembered = remembered.prefilter();
+    }
+    let known_denials = remembered.answered();
+    (Arc::new(Sharded::new(remembered)), prepaid, known_denials)
 }
 
 /// Rejects a config with a store or a ledger that is not part of this build. Nothing is ignored
@@ -501,6 +597,7 @@ fn innermost(config: &Config, parts: &Parts) -> (Arc<dyn Store>, Option<Arc<Trac
 fn check_build(config: &Config) -> Result<(), StartError> {
     let missing = match (&config.store, &config.ledger) {
         (StoreConfig::Redis(_), _) if !cfg!(feature = "redis") => ("store", "redis"),
+        _ if !config.stores.is_empty() && !cfg!(feature = "redis") => ("stores", "redis"),
         (_, Some(_)) if !cfg!(feature = "ledger") => {
             ("ledger", "ledger-sqlite` or `ledger-postgres")
         }
@@ -513,13 +610,18 @@ fn check_build(config: &Config) -> Result<(), StartError> {
     )))
 }
 
-/// Returns the options of the Redis that a config names; `None` if it names none.
+/// Returns the options of one Redis that a config names. The default store has no name.
 #[cfg(feature = "redis")]
-fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
-    let StoreConfig::Redis(redis) = &config.store else {
-        return Ok(None);
-    };
+fn redis_options(
+    config: &Config,
+    name: Option<&Arc<str>>,
+    redis: &tollgate_config::Redis,
+) -> Result<Options, StartError> {
     config.check_store().map_err(StartError::new)?;
+    let section = match name {
+        None => "store.redis".to_owned(),
+        Some(name) => format!("stores.{name}.redis"),
+    };
     let addresses = redis.urls.iter().map(|url| Address {
         host: url.host.clone(),
         port: url.port,
@@ -529,22 +631,28 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
         Mode::Sentinel { master } => Servers::Sentinel {
             sentinels: addresses,
             master: master.clone(),
-            login: login(&redis.sentinel_login, "store.redis.sentinel_password_file")?,
+            login: login(
+                &redis.sentinel_login,
+                &format!("{section}.sentinel_password_file"),
+            )?,
         },
         Mode::Cluster => Servers::Cluster(addresses),
         Mode::Standalone => match addresses.pop() {
             Some(address) => Servers::Standalone(address),
-            None => return Err(StartError::new("store.redis.urls: no server is named")),
+            None => {
+                let what = format!("{section}.urls: no server is named");
+                return Err(StartError::new(what));
+            }
         },
     };
     let mut options = Options::new(servers);
     if let Some(url) = redis.urls.first() {
-        options.login = login(&redis.login_at(url), "store.redis.password_file")?;
+        options.login = login(&redis.login_at(url), &format!("{section}.password_file"))?;
         options.database = url.database;
     }
     if redis.tls() {
         let ca = redis.tls_ca.as_ref().map(|path| {
-            let failed = format!("store.redis.tls_ca: failed to read {}", path.display());
+            let failed = format!("{section}.tls_ca: failed to read {}", path.display());
             let unreadable = |error| StartError::new(format!("{failed}: {error}"));
             std::fs::read(path).map_err(unreadable)
         });
@@ -575,7 +683,7 @@ fn redis_options(config: &Config) -> Result<Option<Options>, StartError> {
         timeout_duration: Duration::from(breaker.timeout_duration),
         half_open_max_requests: breaker.half_open_max_requests,
     };
-    Ok(Some(options))
+    Ok(options)
 }
 
 #[cfg(feature = "ledger")]

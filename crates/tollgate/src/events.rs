@@ -204,6 +204,9 @@ impl Events {
             let Limit::Quota(quota) = charge.limit else {
                 continue;
             };
+            if !outcome.is_decided() {
+                continue;
+            }
             let step = Step::of(quota, charge.cost, applied.granted, outcome.remaining);
             if step.is_at(*lowest) && charge.enforces() {
                 self.raise_crossed(step, charge, quota, outcome, applied.now, || {

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_config::{Config, FailurePolicy, RequestLimits, Resolution, Rule};
+use tollgate_config::{Config, FailurePolicy, RequestLimits, Resolution, Rule, RuleStore};
 use tollgate_core::{Admission, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Span};
 use tollgate_store::{Applied, Ask, Clock, MemoryStore, Store};
 
@@ -151,7 +151,8 @@ impl Fallback {
         for ((charge, fallback), outcome) in fallbacks.of(resolution).zip(&applied.outcomes) {
             let counted = outcome.limit != Outcome::UNLIMITED
                 && !charge.limit.is_companion()
-                && outcome.admission != Admission::Denied(Denial::Unrestored);
+                && outcome.admission != Admission::Denied(Denial::Unrestored)
+                && outcome.is_decided();
             if fallback.policy != Some(FailurePolicy::Cached) || !counted {
                 continue;
             }
@@ -189,7 +190,8 @@ impl RuleFallbacks {
         let follows = share.is_some();
         let share = share.unwrap_or(Share::WHOLE);
         let rules = config.policy.rules.iter();
-        let fallbacks: Vec<_> = rules.map(|it| RuleFallback::of_rule(it, share)).collect();
+        let fallbacks = rules.map(|it| RuleFallback::of_rule(it, share_of(it, config, share)));
+        let fallbacks: Vec<_> = fallbacks.collect();
         let is_cached = |fallback: &RuleFallback| fallback.policy == Some(FailurePolicy::Cached);
         RuleFallbacks {
             has_cached: follows && fallbacks.iter().any(is_cached),
@@ -205,6 +207,19 @@ impl RuleFallbacks {
         let charges = resolution.charges.iter().zip(&resolution.rules);
         charges.map(|(charge, rule)| (charge, &self.fallbacks[*rule as usize]))
     }
+}
+
+/// Returns the share of a rule's limit that this instance counts while the rule's store fails. `default` is
+/// the share of the default store.
+fn share_of(rule: &Rule, config: &Config, default: Share) -> Share {
+    let RuleStore::Named(name) = rule.store() else {
+        return default;
+    };
+    let store = config.stores.iter().find(|it| it.name == *name);
+    store.map_or(default, |store| Share {
+        numerator: store.redis.fallback_factor,
+        denominator: store.redis.replicas.saturating_mul(10_000),
+    })
 }
 
 impl RuleFallback {

@@ -597,15 +597,14 @@ pub(crate) fn now<T>(future: impl Future<Output = T>) -> T {
 
 /// Returns the keyring that hashes subjects.
 fn keyring_of(config: &Config, is_local: bool) -> Keyring {
-    let mut random = [0; 32];
-    let secret = match &config.subjects.hash_secret {
-        Some(secret) => secret.expose(),
+    match &config.subjects.hash_secret {
+        Some(secret) => Keyring::new(secret.expose(), &config.namespace),
         None if is_local => {
+            let mut random = [0; 32];
             // Without entropy, subjects are hashed with a known key. Limits still work.
             let _ = getrandom::fill(&mut random);
-            &random
+            Keyring::of_process(&random, &config.namespace)
         }
-        None => &[],
-    };
-    Keyring::new(secret, &config.namespace)
+        None => Keyring::new(&[], &config.namespace),
+    }
 }

@@ -168,12 +168,12 @@ impl Metrics {
     pub(crate) fn count(&self, outcomes: &[RuleOutcome], plan: Option<u16>) {
         self.hot_keys.sample(outcomes);
         self.candidates.count(outcomes, plan);
-        let stripe = stripe();
+        let mine = stripe();
         for outcome in outcomes {
             let Some(rule) = self.rules.get(outcome.rule as usize) else {
                 continue;
             };
-            let cells = &rule[stripe];
+            let cells = &rule[mine.index()];
             if let RuleVerdict::Decided(_) = &outcome.verdict
                 && outcome.remaining() < cells.least.load(Ordering::Relaxed)
             {
@@ -184,10 +184,10 @@ impl Metrics {
             let cell = match (outcome.reason(), outcome.enforcement) {
                 (None, _) => {
                     if is_near_limit(outcome) {
-                        cells.near_limit.fetch_add(1, Ordering::Relaxed);
+                        mine.add(&cells.near_limit, 1);
                     }
                     if outcome.grace().is_some() {
-                        cells.grace.fetch_add(1, Ordering::Relaxed);
+                        mine.add(&cells.grace, 1);
                     }
                     &cells.allowed
                 }
@@ -195,7 +195,7 @@ impl Metrics {
                 // A block is not a rule, so no outcome of a rule has the reason `blocked`.
                 (Some(reason), Enforcement::Enforce) => &cells.denied[reason as usize],
             };
-            cell.fetch_add(1, Ordering::Relaxed);
+            mine.add(cell, 1);
         }
     }
 

@@ -79,7 +79,10 @@ pub(crate) fn conclude(
         None => {
             // A store that was not asked has no outcomes.
             for place in part.charges.clone() {
-                if let Some(outcome) = reply.applied.outcomes.get(place) {
+                // Nor has a store after one that denied the request.
+                if let Some(outcome) = reply.applied.outcomes.get(place)
+                    && outcome.is_decided()
+                {
                     let (charge, rule) = (&resolution.charges[place], resolution.rules[place]);
                     decision.add(charge, rule, *outcome, reply.applied.now);
                 }

@@ -100,7 +100,9 @@ impl RuleOutcome {
             Admission::Denied(Denial::QueueFull(at)) => {
                 Admission::Denied(Denial::QueueFull(at.max(until)))
             }
-            denied @ Admission::Denied(Denial::Never | Denial::Unrestored) => denied,
+            denied @ Admission::Denied(Denial::Never | Denial::Unrestored | Denial::Undecided) => {
+                denied
+            }
             Admission::Allowed { .. } => {
                 self.source = Source::BackedOff;
                 Admission::Denied(Denial::Until(until))
@@ -252,7 +254,7 @@ pub(crate) fn reason_of(outcome: &Outcome) -> Option<Reason> {
         Admission::Denied(Denial::QueueFull(_)) => Some(Reason::QueueFull),
         Admission::Denied(Denial::Never) => Some(Reason::NeverFits),
         // There is no ledger to restore the count from, or the ledger failed.
-        Admission::Denied(Denial::Unrestored) => Some(Reason::StoreUnavailable),
+        Admission::Denied(Denial::Unrestored | Denial::Undecided) => Some(Reason::StoreUnavailable),
     }
 }
 

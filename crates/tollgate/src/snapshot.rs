@@ -101,10 +101,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
             let (store, charges) = (&self.limiter.store, &resolution.charges);
             match store.apply_into(charges, ask, &mut reply.applied) {
                 None => self.follow(&resolution, &reply.applied),
-                Some(answer) => {
-                    let (applied, latency) = self.limiter.answered(answer).await;
-                    reply = self.reply(applied, latency, &resolution, ask, true);
-                }
+                Some(answer) => reply = self.reply_to(answer, &resolution, ask, true).await,
             }
         }
         self.decide_into(&resolution, &reply, decision);
@@ -182,8 +179,27 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
     /// Asks the store for its answer without taking anything.
     pub(crate) async fn look(&self, resolution: &Resolution<'_>, ask: Ask) -> Reply {
         let peeked = self.limiter.store.peek(&resolution.charges, ask);
-        let (peeked, latency) = self.limiter.answered(peeked).await;
-        self.reply(peeked, latency, resolution, ask, false)
+        self.reply_to(peeked, resolution, ask, false).await
+    }
+
+    /// Waits for the store's answer, and makes the reply: see [`reply`](Self::reply). If only some of several
+    /// stores have answered, failure policies answer for the others.
+    pub(crate) async fn reply_to(
+        &self,
+        answer: Answer<'_, Result<Applied, StoreError>>,
+        resolution: &Resolution<'_>,
+        ask: Ask,
+        take: bool,
+    ) -> Reply {
+        let (applied, latency) = self.limiter.answered(answer).await;
+        match applied {
+            Ok(applied) if applied.unanswered.is_some() => {
+                // Rare, and boxed so that the future of a check stays small.
+                let reply = Box::pin(self.reply_in_part(applied, resolution, ask, take)).await;
+                Reply { latency, ..reply }
+            }
+            applied => self.reply(applied, latency, resolution, ask, take),
+        }
     }
 
     /// Answers a request that a rule denied before the store was asked. Only charges that count denied
@@ -199,14 +215,16 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         // Both calls run at the same time, so that they take no longer than one call.
         let store = &self.limiter.store;
         let both = store.peek(charges, ask).and(store.apply(&counting, ask));
-        let ((looked, counted), latency) = self.limiter.answered(both).await;
-        let applied = looked.and_then(|mut looked| {
-            for (place, outcome) in places.into_iter().zip(counted?.outcomes) {
-                looked.outcomes[place] = outcome;
+        let applied = both.map(|(looked, counted)| {
+            let (mut looked, counted) = (looked?, counted?);
+            for (place, outcome) in places.into_iter().zip(counted.outcomes) {
+                if outcome.is_decided() {
+                    looked.outcomes[place] = outcome;
+                }
             }
             Ok(looked)
         });
-        self.reply(applied, latency, resolution, ask, false)
+        self.reply_to(applied, resolution, ask, false).await
     }
 
     /// Makes the reply from the store's answer or, without an answer, from failure policies. With

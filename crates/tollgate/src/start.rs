@@ -145,6 +145,7 @@ impl<C: Clock + Clone + 'static> Limiter<Traced<MemoryStore<C>>> {
 fn check_in_memory(config: &Config) -> Result<(), StartError> {
     let section = match (&config.store, &config.ledger) {
         (tollgate_config::Store::Redis(_), _) => "store",
+        _ if !config.stores.is_empty() => "stores",
         (_, Some(_)) => "ledger",
         _ => return Ok(()),
     };

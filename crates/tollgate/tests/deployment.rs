@@ -158,18 +158,18 @@ async fn running_instance_notices_another_secret() {
     let redis = Redis::start();
     let store = on(&redis, "");
     let engine = start(&config(&store, A, &[])).await;
-    let now = |engine: &Engine| engine.fingerprint_mismatches().collect::<Vec<_>>();
+    let now = || engine.fingerprint_mismatches().collect::<Vec<_>>();
     let adopted = Engine::adopt(&config(&store, B, &[])).await.unwrap();
     assert_eq!(adopted, ["Redis (key tg:{00000000}:deployment:default)"]);
     engine.check_fingerprints().await;
-    assert_eq!(now(&engine), [("redis", true)]);
+    assert_eq!(now(), [("redis", true)]);
     // The record matched at the start, so the instance still uses the store.
     assert!(is_admitted(&engine).await);
     // The adopted store starts from zero.
     assert_eq!(admitted(&start(&config(&store, B, &[])).await).await, 5);
     Engine::adopt(&config(&store, A, &[])).await.unwrap();
     engine.check_fingerprints().await;
-    assert_eq!(now(&engine), [("redis", false)]);
+    assert_eq!(now(), [("redis", false)]);
 }
 
 #[tokio::test]

@@ -242,3 +242,50 @@ fn a_denial_of_a_larger_cost_is_not_repeated_after_a_smaller_one_was_admitted() 
         ]
     );
 }
+
+/// A prefilter denies here whenever a charge has nothing left, and only then.
+#[test]
+fn prefilter_never_denies_what_the_store_would_admit() {
+    let clock = ManualClock::at(START);
+    let store = Arc::new(MemoryStore::with_clock(10_000, clock.clone()));
+    let remembered = Remembered::new(
+        Arc::clone(&store) as Arc<dyn Store>,
+        Span::MINUTE,
+        Arc::new(clock.clone()),
+    );
+    let (filtered, limits) = (remembered.prefilter(), limits());
+    let (mut seed, mut differs) = (7_u64, 0);
+    let mut random = |most: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) % most
+    };
+    for _ in 0..20_000 {
+        // Up to three charges: of the subject, of its group, and of all.
+        let subject = random(4);
+        let keys = [subject, 10 + subject % 2, 20];
+        let of_subject = [0, 2, 3, 2][usize::try_from(subject).unwrap()];
+        let charges = keys.into_iter().zip([of_subject, 4, 1]);
+        let charges = charges.map(|(key, limit)| {
+            let key = Key::from_bits(u128::from(key) << 64 | u128::from(key));
+            Charge::new(key, &limits[limit])
+        });
+        let some = usize::try_from(1 + random(3)).unwrap();
+        let charges: Vec<Charge<'_>> = charges.take(some).collect();
+        let expected = store.peek(&charges, Ask::Exactly(1));
+        let answered = filtered.answered().load(Ordering::Relaxed);
+        let applied =
+            tollgate_conformance::block_on(filtered.apply(&charges, Ask::Exactly(1)).into_future())
+                .unwrap();
+        assert_eq!(applied.allowed, expected.allowed);
+        if filtered.answered().load(Ordering::Relaxed) > answered {
+            for (outcome, expected) in applied.outcomes.iter().zip(&expected.outcomes) {
+                differs += u64::from(!outcome.is_decided());
+                assert!(!outcome.is_decided() || outcome == expected);
+            }
+        }
+        if random(3) == 0 {
+            clock.advance(Span::from_millis(random(20_000)));
+        }
+    }
+    assert!(differs > 0, "no denial by some charges was repeated");
+}

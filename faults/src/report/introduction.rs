@@ -52,7 +52,7 @@ pub(super) fn text() -> String {
          - `replicas` is {REPLICAS}, so that the share of an instance is not the whole limit.\n\n\
          These are the rules:\n\n\
          ```yaml\n{}```\n\n\
-         Three users send {} checks a second in total under each rule: {}. All keys belong to one \
+         Three users send {} checks a second under each rule: {}. All keys belong to one \
          tenant, so they are in one cluster slot.\n\n",
         plainly(BREAKER_OPEN),
         rules(),
@@ -103,7 +103,7 @@ fn subjects() -> String {
             1 => String::new(),
             tasks => format!(" from {tasks} tasks"),
         };
-        format!("{} {}{tasks}", it.name, it.tasks * it.per_second)
+        format!("`{}` sends {}{tasks}", it.name, it.tasks * it.per_second)
     });
     subjects.collect::<Vec<_>>().join(", ")
 }

@@ -1,22 +1,30 @@
-//! Decisions per second of Envoy's `ShouldRateLimit`, against a tonic server with a constant answer.
+//! Decisions per second of Envoy's `ShouldRateLimit` with state in memory, against a server with a constant answer,
+//! and against peers.
 //!
-//! Both servers are separate processes with the same runtime, and answer the same load in alternating rounds.
-//! The load generator shares the machine, so only the ratio is meaningful.
+//! All servers are separate processes, and answer the same load in alternating rounds. The load generator shares the
+//! machine, so only the ratios are meaningful.
 
-pub(crate) mod load;
 pub(crate) mod noop;
 
 use std::error::Error;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::Command;
 
 use clap::Args;
+use tollgate_bench::report::Report;
+use tollgate_bench::table::Bar;
+use tollgate_bench::workload::api_keys;
 
+use super::versus::{self, Keys, Pace, Sides, State};
 use super::{Setting, comparison};
 use crate::engine::FIVE_RULES;
-use crate::report::Report;
+use crate::load::CONNECTIONS;
+use crate::load::calls::Calls;
+use crate::peers::wire::Message;
+use crate::peers::{Peer, Work};
 use crate::round::{Round, alternate};
-use crate::server::Server;
+use crate::server::{Scratch, Server};
 use crate::tollgate::{self, Door};
 
 /// The address to listen on.
@@ -27,73 +35,130 @@ pub(crate) struct Listen {
 }
 
 const IN_FLIGHT: [u32; 2] = [64, 256];
+const KEYS: usize = 10_000;
+const KEYS_PER_TENANT: usize = 100;
+/// The CPU time, relative to the peer's.
+const TO_THROTTLECRAB: Bar = Bar::Below(1.0);
+const TO_LIMITADOR: Bar = Bar::AtMost(0.75);
 
-/// Tollgate and the no-op server.
+/// Tollgate and the no-op server, under five rules of which two match.
 pub(super) struct Pair {
     pub(super) tollgate: Server,
     pub(super) noop: Server,
-    /// The length of an answer, in bytes.
-    answer: usize,
+    calls: PathBuf,
 }
 
 impl Pair {
     /// Starts Tollgate with this config, and the no-op server.
     pub(super) fn start(setting: &Setting, config: &str) -> Result<Pair, Box<dyn Error>> {
         let scratch = &setting.scratch;
-        let tollgate = tollgate::start(&setting.tollgate, scratch, config, Door::Grpc)?;
-        // The no-op server sends an answer of Tollgate, so both write the same number of bytes.
-        let answer = load::first_answer(tollgate.address())?;
-        let constant = scratch.file("answer.bin", &answer)?;
         let this = std::env::current_exe()?;
-        let noop = Server::start("no-op", |address| {
-            let mut command = Command::new(this);
-            command.args(["noop-grpc", "--grpc", &address.to_string()]);
-            command.arg("--answer").arg(&constant);
-            command
-        })?;
-        load::first_answer(noop.address())?;
         Ok(Pair {
-            tollgate,
-            noop,
-            answer: answer.len(),
+            tollgate: tollgate::start(&setting.tollgate, scratch, config, Door::Grpc)?,
+            noop: Server::start("no-op", |address| {
+                let mut command = Command::new(this);
+                command.args(["noop-grpc", "--grpc", &address.to_string()]);
+                command
+            })?,
+            calls: five_rules(scratch)?,
         })
     }
+
+    pub(super) fn measure(
+        &self,
+        server: &Server,
+        in_flight: u32,
+        seconds: u32,
+    ) -> Result<Round, Box<dyn Error>> {
+        let cpu_before = server.cpu_micros()?;
+        let pace = Pace::InFlight(in_flight);
+        let load = versus::load(server.address(), &self.calls, pace, seconds)?.output()?;
+        let cpu = server.cpu_micros()? - cpu_before;
+        Round::read(server.name(), &load, cpu)
+    }
+}
+
+/// Returns the file of the requests with one descriptor of three entries.
+pub(super) fn five_rules(scratch: &Scratch) -> Result<PathBuf, Box<dyn Error>> {
+    let keys = api_keys(KEYS);
+    let messages = keys.iter().enumerate().map(|(number, key)| {
+        let tenant = format!("tenant-{}", number / KEYS_PER_TENANT);
+        let entries = [("tenant", &*tenant), ("api_key", key), ("action", "search")];
+        let mut descriptor = Message::default();
+        for (key, value) in entries {
+            let entry = Message::default().bytes(1, key).bytes(2, value);
+            descriptor = descriptor.bytes(1, entry.done());
+        }
+        let request = Message::default().bytes(1, "bench");
+        request.bytes(2, descriptor.done()).done()
+    });
+    let rls = crate::peers::wire::rls(Work::One, &[]);
+    let calls = Calls::new(&rls.path, &rls.allowed, messages);
+    Ok(scratch.file("five-rules.calls", &calls.to_bytes())?)
 }
 
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let (rounds, seconds) = setting.effort();
-    let pair = Pair::start(setting, FIVE_RULES)?;
-    let mut table = comparison::table("in flight");
-    for in_flight in IN_FLIGHT {
-        let [ours, theirs] = alternate(rounds, [&pair.tollgate, &pair.noop], |server| {
-            measure(server, in_flight, seconds)
-        })?;
-        let bars = (comparison::RATE, comparison::CPU);
-        comparison::row(&mut table, &in_flight.to_string(), &ours, &theirs, bars);
+    let (rounds, seconds) = setting.length.rounds();
+    {
+        let pair = Pair::start(setting, FIVE_RULES)?;
+        let mut table = comparison::table("in flight");
+        for in_flight in IN_FLIGHT {
+            let mut sides = [&pair.tollgate, &pair.noop];
+            let measured = alternate(rounds, &mut sides, |server| {
+                pair.measure(server, in_flight, seconds)
+            })?;
+            let bars = (comparison::RATE, comparison::CPU);
+            comparison::row(&mut table, &in_flight.to_string(), &measured, bars);
+        }
+        report.section(
+            &format!(
+                "`ShouldRateLimit` of one descriptor, five rules of which two match, state in memory, \
+                 {CONNECTIONS}\nconnections; medians of {rounds} alternating rounds of {seconds} s."
+            ),
+            &[table],
+        );
+    }
+    peers(setting, report)
+}
+
+/// Measures one limit, then four limits in one request.
+fn peers(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let (rounds, seconds) = setting.length.rounds();
+    let mut table = versus::table("gRPC in memory");
+    let mut bars = versus::bars();
+    let one = [Peer::Throttlecrab, Peer::Gubernator, Peer::Limitador];
+    let cases = [
+        (Work::One, "one limit", &one[..]),
+        (Work::Four, "four limits", &one[1..]),
+    ];
+    for (work, what, peers) in cases {
+        let mut sides = Sides::start(setting, peers, work, State::Memory)?;
+        sides.set_keys(setting, Keys::Many)?;
+        for in_flight in IN_FLIGHT {
+            let measured = sides.measure(rounds, seconds, Pace::InFlight(in_flight))?;
+            let case = format!("gRPC in memory, {what}, {in_flight} in flight");
+            measured.add(setting, &case, &mut table, report);
+            if work == Work::One {
+                for (peer, bar) in [
+                    (Peer::Throttlecrab, TO_THROTTLECRAB),
+                    (Peer::Limitador, TO_LIMITADOR),
+                ] {
+                    let theirs = measured.theirs(peer).cpu_micros();
+                    let name = format!("CPU, {in_flight} in flight, to {}'s", peer.name());
+                    versus::bar(&mut bars, &name, measured.ours().cpu_micros() / theirs, bar);
+                }
+            }
+        }
     }
     report.section(
         &format!(
-            "`ShouldRateLimit` of one descriptor, five rules of which two match, state in memory, an \
-             answer\nof {} bytes; {} connections; medians of {rounds} alternating rounds of {seconds} s.",
-            pair.answer,
-            load::CONNECTIONS,
+            "Against peers, each through its own gRPC service: {}.\nState in memory, {}, {CONNECTIONS} \
+             connections; medians of {rounds} alternating rounds of\n{seconds} s. throttlecrab has no requests \
+             with several limits.",
+            setting.peers.describe(&one),
+            Keys::Many.name(),
         ),
-        &[table],
+        &[table, bars],
     );
     Ok(())
-}
-
-pub(super) fn measure(
-    server: &Server,
-    in_flight: u32,
-    seconds: u32,
-) -> Result<Round, Box<dyn Error>> {
-    let cpu_before = server.cpu_micros()?;
-    let load = Command::new(std::env::current_exe()?)
-        .args(["load-grpc", "--grpc", &server.address().to_string()])
-        .args(["--in-flight", &in_flight.to_string()])
-        .args(["--seconds", &seconds.to_string()])
-        .output()?;
-    let cpu = server.cpu_micros()? - cpu_before;
-    Round::read(server, &load, cpu)
 }

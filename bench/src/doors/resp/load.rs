@@ -1,6 +1,7 @@
 //! The load generator: redis-benchmark with random keys.
 
 use std::error::Error;
+use std::net::SocketAddr;
 use std::process::Command;
 
 use super::client::{Dialect, Numbers};
@@ -79,18 +80,18 @@ impl<'a> Load<'a> {
     pub(crate) fn run(&mut self, seconds: f64) -> Result<Round, Box<dyn Error>> {
         let (server, requests) = (self.server, self.requests);
         let cpu_before = server.cpu_micros()?;
-        let output = Command::new("redis-benchmark")
-            .args(["-h", &server.address().ip().to_string()])
-            .args(["-p", &server.address().port().to_string()])
-            .args(["-c", CONNECTIONS, "-r", KEYS, "-P", &self.depth.to_string()])
-            .args(["-n", &requests.to_string(), "--csv"])
-            .args([self.dialect.command(), "key:__rand_int__"])
-            .args(self.limits.numbers().words(self.dialect))
-            .output()
-            .map_err(|error| cannot_run(&error))?;
+        let output = command(
+            server.address(),
+            self.dialect,
+            self.depth,
+            self.limits,
+            requests,
+        )
+        .output()
+        .map_err(|error| cannot_run(&error))?;
         let cpu = server.cpu_micros()? - cpu_before;
         let text = String::from_utf8_lossy(&output.stdout);
-        let Some((per_second, p99_millis)) = figures(&text) else {
+        let Some([per_second, p50_millis, p99_millis]) = figures(&text) else {
             let complaint = String::from_utf8_lossy(&output.stderr);
             return Err(format!("redis-benchmark gave no result\n{text}{complaint}").into());
         };
@@ -103,10 +104,31 @@ impl<'a> Load<'a> {
         let cpu_micros = cpu / requests as f64;
         Ok(Round {
             per_second,
+            p50_millis,
             p99_millis,
             cpu_micros,
+            redis_micros: f64::NAN,
         })
     }
+}
+
+/// Returns the command that sends this many requests.
+pub(in crate::doors) fn command(
+    server: SocketAddr,
+    dialect: Dialect,
+    depth: u32,
+    limits: Limits,
+    requests: u64,
+) -> Command {
+    let mut command = Command::new("redis-benchmark");
+    command
+        .args(["-h", &server.ip().to_string()])
+        .args(["-p", &server.port().to_string()])
+        .args(["-c", CONNECTIONS, "-r", KEYS, "-P", &depth.to_string()])
+        .args(["-n", &requests.to_string(), "--csv"])
+        .args([dialect.command(), "key:__rand_int__"])
+        .args(limits.numbers().words(dialect));
+    command
 }
 
 fn cannot_run(error: &std::io::Error) -> String {
@@ -114,13 +136,27 @@ fn cannot_run(error: &std::io::Error) -> String {
     format!("redis-benchmark does not run: {error}\n    {install}")
 }
 
-/// Returns the requests per second and the 99th percentile of the latency from the last line:
+/// Returns the requests per second and the 50th and the 99th percentile of the latency from the last line:
 /// `"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms",…`
-fn figures(text: &str) -> Option<(f64, f64)> {
+fn figures(text: &str) -> Option<[f64; 3]> {
     let line = text.lines().last()?;
-    let mut fields = line.rsplit(',').map(|field| field.trim_matches('"'));
+    // The test is a command, and may have commas.
+    let fields = line.rsplit(',').map(|field| field.trim_matches('"'));
+    let fields: Vec<&str> = fields.collect();
     // From the end: max, p99, p95, p50, min, average, requests per second.
-    let p99 = fields.nth(1)?.parse().ok()?;
-    let per_second = fields.nth(4)?.parse().ok()?;
-    Some((per_second, p99))
+    let at = |place: usize| fields.get(place)?.parse().ok();
+    Some([at(6)?, at(3)?, at(1)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_redis_benchmark_are_found() {
+        let text = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n\
+            \"CL.THROTTLE key, 1\",\"81967.21\",\"0.309\",\"0.096\",\"0.303\",\"0.359\",\"0.519\",\"1.063\"\n";
+        assert_eq!(figures(text), Some([81967.21, 0.303, 0.519]));
+        assert_eq!(figures("Could not connect"), None);
+    }
 }

@@ -13,14 +13,14 @@ use std::net::SocketAddr;
 use std::process::Command;
 
 use clap::Args;
+use tollgate_bench::report::{Figures, Report};
 use tollgate_bench::table::{Bar, Table, figure};
 
 use self::client::{Client, Dialect};
 use self::load::{Limits, Load};
 use super::Setting;
-use super::peer::{self, Peer};
 use crate::engine::FIVE_RULES;
-use crate::report::Report;
+use crate::peers::{Peer, throttlecrab};
 use crate::round::{Rounds, alternate};
 use crate::server::Server;
 use crate::tollgate::{self, Door};
@@ -40,10 +40,12 @@ const LEAST: Bar = Bar::AtLeast(800_000.0);
 const PEER: Bar = Bar::AtLeast(1.0);
 
 pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn Error>> {
-    let (rounds, seconds) = if setting.quick { (1, 0.3) } else { (5, 3.0) };
+    let (rounds, seconds) = setting.length.pick((1, 0.3), (3, 2.0), (7, 3.0));
     let tollgate = start(setting)?;
     let noop = start_noop()?;
-    let peer = setting.peer.as_ref().map(Peer::start).transpose()?;
+    let peer = setting.peers.get(Peer::Throttlecrab).ok();
+    let peer = peer.map(|peer| throttlecrab::start(peer, throttlecrab::Door::Resp));
+    let peer = peer.transpose()?;
     expect_answers(&tollgate, Dialect::Cell)?;
     expect_answers(&noop, Dialect::Cell)?;
     if let Some(peer) = &peer {
@@ -73,19 +75,15 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     let mut fastest = f64::NAN;
     for (depth, least) in BARS {
         for limits in Limits::ALL {
-            let ours = Load::new(&tollgate, Dialect::Cell, depth, limits);
-            let theirs = Load::new(&noop, Dialect::Cell, depth, limits);
-            let peers = peer
-                .as_ref()
-                .map(|peer| Load::new(peer, Dialect::Throttlecrab, depth, limits));
-            let [ours, theirs, peers] = match peers {
-                Some(peers) => alternate(rounds, [ours, theirs, peers], |it| it.run(seconds))?,
-                None => {
-                    let pair = alternate(rounds, [ours, theirs], |it| it.run(seconds))?;
-                    let [ours, theirs] = pair;
-                    [ours, theirs, Rounds::default()]
-                }
-            };
+            let mut sides = vec![
+                Load::new(&tollgate, Dialect::Cell, depth, limits),
+                Load::new(&noop, Dialect::Cell, depth, limits),
+            ];
+            let peer = peer.as_ref();
+            sides.extend(peer.map(|it| Load::new(it, Dialect::Throttlecrab, depth, limits)));
+            let mut measured = alternate(rounds, &mut sides, |it| it.run(seconds))?.into_iter();
+            let mut next = || measured.next().unwrap_or_default();
+            let (ours, theirs, peers) = (next(), next(), next());
             if limits == Limits::Wide {
                 fastest = ours.per_second();
             }
@@ -107,6 +105,17 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
                 PEER.to_string(),
                 PEER.verdict(over_peer),
             ]);
+            if limits == Limits::Wide {
+                let work = format!("RESP in memory, a pipeline of {depth}");
+                let figures = |rounds: &Rounds| Figures {
+                    cpu_micros: rounds.cpu_micros(),
+                    p99_millis: rounds.p99_millis(),
+                };
+                let name = setting.peers.describe(&[Peer::Throttlecrab]);
+                let theirs = setting.peers.get(Peer::Throttlecrab);
+                let theirs = theirs.map(|_| figures(&peers));
+                report.against(&work, &name, figures(&ours), theirs);
+            }
             cost.row([
                 name,
                 figure(ours.p99_millis(), 2),
@@ -121,17 +130,20 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
     report.section(
         &format!(
             "`CL.THROTTLE` by redis-benchmark, 50 connections, random keys of 100,000, state in memory; \
-             {} {};\nmedians of {rounds} alternating rounds of about {seconds} s.",
-            peer::NAME,
-            peer::VERSION,
+             {};\nmedians of {rounds} alternating rounds of about {seconds} s.",
+            setting.peers.describe(&[Peer::Throttlecrab]),
         ),
         &[speed, cost],
     );
     let (deepest, _) = BARS[BARS.len() - 1];
-    report.say(&format!(
-        "{fastest:.0} decisions/s at a pipeline of {deepest}, bar {LEAST}: {}.",
-        LEAST.verdict(fastest)
-    ));
+    let mut most = Table::new(["", "decisions/s", "bar", ""]);
+    most.row([
+        format!("a pipeline of {deepest}"),
+        figure(fastest, 0),
+        LEAST.to_string(),
+        LEAST.verdict(fastest),
+    ]);
+    report.section("The most decisions a second.", &[most]);
     Ok(())
 }
 

@@ -8,7 +8,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::Listen;
 
-const ANSWER: &[u8] = b"*5\r\n:0\r\n:1000001\r\n:1000000\r\n:-1\r\n:1\r\n";
+/// The shortest answer that allows.
+const ANSWER: &[u8] = b"*5\r\n:0\r\n:1\r\n:0\r\n:-1\r\n:0\r\n";
 /// The answer to `CONFIG GET`, which redis-benchmark sends first.
 const SETTING: &[u8] = b"*2\r\n$4\r\nsave\r\n$0\r\n\r\n";
 

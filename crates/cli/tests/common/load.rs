@@ -1,13 +1,15 @@
 //! Clients that send one request after another over a kept connection, as services do.
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use tollgate_rig::wait;
 
 /// The timeout of an answer, and of conditions that must become true.
@@ -31,28 +33,83 @@ pub(crate) trait Client: Send + 'static {
 /// sends a request opens another one.
 struct Kept {
     address: SocketAddr,
-    stream: Option<BufReader<TcpStream>>,
+    tls: Option<Arc<ClientConfig>>,
+    stream: Option<BufReader<Stream>>,
 }
 
 impl Kept {
     fn new(address: SocketAddr) -> Kept {
         Kept {
             address,
+            tls: None,
             stream: None,
         }
     }
 
     /// Sends `request`, and returns the connection, to read the answer from.
-    fn send(&mut self, request: &[u8]) -> Result<&mut BufReader<TcpStream>, Failure> {
+    fn send(&mut self, request: &[u8]) -> Result<&mut BufReader<Stream>, Failure> {
         self.stream
-            .take_if(|stream| has_ended(stream.get_ref()).unwrap_or(true));
+            .take_if(|stream| has_ended(stream.get_ref().socket()).unwrap_or(true));
         let stream = match self.stream.take() {
             Some(stream) => stream,
-            None => BufReader::new(connect(self.address).map_err(Failure::Refused)?),
+            None => BufReader::new(self.connect().map_err(Failure::Refused)?),
         };
         let stream = self.stream.insert(stream);
-        stream.get_ref().write_all(request).map_err(lost)?;
+        stream.get_mut().write_all(request).map_err(lost)?;
         Ok(stream)
+    }
+
+    fn connect(&self) -> io::Result<Stream> {
+        let mut socket = connect(self.address)?;
+        let Some(tls) = &self.tls else {
+            return Ok(Stream::Plain(socket));
+        };
+        let name = ServerName::from(self.address.ip());
+        let mut tls = ClientConnection::new(Arc::clone(tls), name).map_err(io::Error::other)?;
+        while tls.is_handshaking() {
+            tls.complete_io(&mut socket)?;
+        }
+        Ok(Stream::Tls(Box::new(StreamOwned::new(tls, socket))))
+    }
+}
+
+/// A connection, with TLS or without.
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Stream::Plain(socket) => socket,
+            Stream::Tls(tls) => &tls.sock,
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(socket) => socket.read(to),
+            Stream::Tls(tls) => tls.read(to),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(socket) => socket.write(bytes),
+            Stream::Tls(tls) => tls.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Stream::Plain(socket) => socket.flush(),
+            Stream::Tls(tls) => tls.flush(),
+        }
     }
 }
 
@@ -102,6 +159,12 @@ impl Http {
             address,
             format!("GET {path} HTTP/1.1\r\nHost: limits\r\n\r\n"),
         )
+    }
+
+    /// Lets the client use TLS.
+    pub(crate) fn with_tls(mut self, tls: Option<Arc<ClientConfig>>) -> Http {
+        self.kept.tls = tls;
+        self
     }
 
     fn new(address: SocketAddr, request: String) -> Http {
@@ -172,6 +235,12 @@ pub(crate) struct Throttle(Kept);
 impl Throttle {
     pub(crate) fn new(address: SocketAddr) -> Throttle {
         Throttle(Kept::new(address))
+    }
+
+    /// Lets the client use TLS.
+    pub(crate) fn with_tls(mut self, tls: Option<Arc<ClientConfig>>) -> Throttle {
+        self.0.tls = tls;
+        self
     }
 }
 

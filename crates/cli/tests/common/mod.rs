@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
 pub(crate) mod load;
+pub(crate) mod page;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;

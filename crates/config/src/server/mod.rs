@@ -4,6 +4,7 @@
 //! The data is validated, so that code that listens need not check it again. Nothing here listens, and
 //! no file is read.
 
+mod gateway;
 mod names;
 mod raw;
 mod tokens;
@@ -12,11 +13,12 @@ mod validate;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use crate::config::Config;
+use crate::config::{Config, NO_UPSTREAM, NO_UPSTREAM_HELP};
 use crate::store::Password;
 use tollgate_core::Span;
 use tollgate_rules::document::words;
 
+pub use gateway::{AccessLog, AccessLogFormat, ExemptPaths, Gateway};
 pub(crate) use raw::RawServer;
 pub use tokens::{DataToken, Role, Token, TokenScope, TokenScopes};
 pub(crate) use validate::server;
@@ -41,6 +43,8 @@ pub struct Server {
     pub resp: Option<Resp>,
     /// The admin API; `None` if it is off.
     pub admin: Option<Admin>,
+    /// The gateway; `None` if it is off.
+    pub gateway: Option<Gateway>,
     /// The tokens that open the data doors. If the list is empty, clients of data doors need no token.
     pub tokens: Vec<DataToken>,
     /// The default TLS files. They are already filled in for doors that have no `tls` field.
@@ -210,6 +214,7 @@ impl Server {
             grpc: None,
             resp: None,
             admin: None,
+            gateway: None,
             tokens: Vec::new(),
             tls: None,
             max_connections_per_client: MAX_CONNECTIONS_PER_CLIENT,
@@ -224,6 +229,7 @@ impl Server {
         doors.extend(self.grpc.iter().map(|door| ("grpc", &door.listen)));
         doors.extend(self.resp.iter().map(|door| ("resp", &door.listen)));
         doors.extend(self.admin.iter().map(|door| ("admin", &door.listen)));
+        doors.extend(self.gateway.iter().map(|door| ("gateway", &door.listen)));
         doors
     }
 
@@ -239,7 +245,7 @@ impl Server {
 
     /// Returns the data doors that every machine that reaches them may use, by their names in the
     /// config: they listen on an address that is not loopback, and ask for neither a token nor a password
-    /// nor a client certificate.
+    /// nor a client certificate. The gateway is not a data door: its clients are those of the upstreams.
     #[must_use]
     pub fn open_doors(&self) -> Vec<(&'static str, &Listen)> {
         let has_password = |door: &str| {
@@ -248,7 +254,7 @@ impl Server {
         };
         let is_open = |(door, listen): &(&str, &Listen)| {
             let client_ca = listen.tls.as_ref().and_then(|tls| tls.client_ca.as_ref());
-            *door != "admin"
+            !matches!(*door, "admin" | "gateway")
                 && !listen.is_loopback()
                 && self.tokens_of(listen).is_empty()
                 && client_ca.is_none()
@@ -263,8 +269,8 @@ impl Config {
     /// you change the doors of a config.
     ///
     /// # Errors
-    /// If two doors would listen on the same address, or if the admin door is open to other machines
-    /// without a token. The error has the problem and the remedy.
+    /// If two doors would listen on the same address, if the admin door is open to other machines
+    /// without a token, or if the gateway has no upstream. The error has the problem and the remedy.
     ///
     /// ```
     /// # use tollgate_config::{Admin, Listen, parse};
@@ -282,9 +288,12 @@ impl Config {
             if let Some((other, _)) = doors.iter().take(index).find(taken) {
                 let address = listen.address;
                 return Err(format!(
-                    "`{name}` cannot listen on {address}: `{other}` does; choose another port"
+                    "`{name}` cannot listen on {address}: `{other}` listens there; choose another port"
                 ));
             }
+        }
+        if self.server.gateway.is_some() && self.upstreams.is_empty() {
+            return Err(format!("{NO_UPSTREAM}; {NO_UPSTREAM_HELP}"));
         }
         match &self.server.admin {
             Some(admin) if admin.is_open() => Err(format!("{OPEN_ADMIN}; {OPEN_ADMIN_HELP}")),

@@ -1,5 +1,6 @@
 //! The fields of `server`. Doc comments here are also the descriptions in the JSON schema.
 
+use crate::server::gateway::RawGateway;
 use crate::server::tokens::DoorTokens;
 use crate::server::{Role, ThrottleFailure, TokenScope, UnknownDomain};
 use tollgate_rules::document::{
@@ -17,6 +18,8 @@ section! {
         resp: Door<RawResp> = "resp",
         /// The admin API; off by default.
         admin: Door<RawAdmin> = "admin",
+        /// The gateway: passes the requests of clients on to upstreams, within limits; off by default.
+        gateway: Door<RawGateway> = "gateway",
         /// The tokens that open the data doors: http, grpc and resp. Without them, clients need no token there.
         tokens: List<RawDataToken> = "tokens",
         /// TLS for every door without a tls field of its own.
@@ -164,7 +167,9 @@ listening!(
     RawGrpc: |it| it.tokens.value() != Some(&DoorTokens::Off),
     RawResp: |it| it.tokens.value() != Some(&DoorTokens::Off),
     // The admin door has its own tokens.
-    RawAdmin: |_| true
+    RawAdmin: |_| true,
+    // The clients of the gateway are those of the upstreams.
+    RawGateway: |_| false
 );
 
 impl<T> Door<T> {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use tollgate_rules::document::{At, Field, Place, Problems, Short};
 
+use super::gateway::{self, Gateway};
 use super::raw::{Door, Listening, RawServer, TlsOrOff};
 use super::tokens::{admin_tokens, data_tokens};
 use super::{
@@ -77,6 +78,16 @@ pub(crate) fn server(raw: Option<&RawServer>, env: Env<'_>, problems: &mut Probl
         if let (true, true, Some(key)) = (admin.is_open(), given.is_absent(), raw.admin.key()) {
             problems.report(key, OPEN_ADMIN, OPEN_ADMIN_HELP);
         }
+    }
+    let listen = reader.listen("gateway", &raw.gateway, problems);
+    server.gateway = listen.map(Gateway::new);
+    if let Some(more) = raw.gateway.value().and_then(Door::more) {
+        // Read even without a listener, so that all problems are reported.
+        let mut settings = server.gateway.take();
+        let mut unused = Gateway::new(Listen::new(HTTP, None));
+        let filled = settings.as_mut().unwrap_or(&mut unused);
+        gateway::gateway(filled, more, env, problems);
+        server.gateway = settings;
     }
     server
 }

@@ -42,7 +42,7 @@ impl Store {
             return Ok(Store::Memory);
         }
         let forms = format!(
-            "write memory, {STANDALONE}, {SENTINEL} or {CLUSTER}; with TLS, rediss for redis"
+            "write memory, {STANDALONE}, {SENTINEL} or {CLUSTER}; with TLS, write rediss instead of redis"
         );
         let Some((scheme, _)) = text.split_once("://") else {
             return Err(format!("not a store: {forms}"));

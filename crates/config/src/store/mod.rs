@@ -9,6 +9,7 @@ mod validate;
 
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tollgate_core::Span;
 
@@ -16,14 +17,16 @@ use crate::config::Config;
 use crate::secrets::Secret;
 use tollgate_rules::document::words;
 
-pub(crate) use raw::RawStore;
+pub(crate) use raw::{RawSharedStore, RawStore};
 pub(crate) use url::{PORT, Parts, SENTINEL_PORT, address, decode, host_port};
 pub use url::{RedisUrl, UrlError};
-pub(crate) use validate::store;
+pub(crate) use validate::{named_stores, store};
 
 /// The most addresses that a config may list. Other nodes of a cluster are found through the listed
 /// ones.
 pub(crate) const MAX_URLS: usize = 32;
+/// The most stores beside the default one.
+pub(crate) const MAX_STORES: usize = 16;
 /// The largest password file, in bytes. A larger file is a mistake.
 const MAX_PASSWORD: u64 = 64 * 1024;
 
@@ -50,6 +53,16 @@ pub enum Store {
     Redis(Box<Redis>),
 }
 
+/// A store beside the default one. Rules name it with `store`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NamedStore {
+    /// The name.
+    pub name: Arc<str>,
+    /// The Redis that keeps the state.
+    pub redis: Box<Redis>,
+}
+
 /// A Redis that keeps state, and how to treat it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -72,7 +85,7 @@ pub struct Redis {
     pub connect_timeout: Span,
     /// How long a server that starts tries to reach the store (default 10 s).
     pub connect_patience: Span,
-    /// After how long without use a connection is closed (default 30 s).
+    /// How long a connection may be idle before it is closed (default 30 s).
     pub idle_timeout: Span,
     /// The most connections to each server (default 4).
     pub max_connections: usize,
@@ -94,6 +107,9 @@ pub struct Redis {
     /// How long a denial is remembered in this process at most (default 1 s); `None` if denials are not
     /// remembered.
     pub denial_cache: Option<Span>,
+    /// Whether a request is denied from a remembered denial of one of its rules (default: only if all of its
+    /// rules deny).
+    pub prefilter: bool,
 }
 
 /// What the servers at the configured addresses are.
@@ -211,7 +227,20 @@ impl Redis {
             replicas: 1,
             fallback_factor: 10_000,
             denial_cache: Some(Span::SECOND),
+            prefilter: false,
         }
+    }
+
+    /// Whether this Redis would keep its keys where `other` keeps them: same address, database and prefix.
+    pub(crate) fn shares_keys_with(&self, other: &Redis) -> bool {
+        let mut both = self
+            .urls
+            .iter()
+            .flat_map(|one| other.urls.iter().map(move |two| (one, two)));
+        self.key_prefix == other.key_prefix
+            && both.any(|(one, two)| {
+                (&one.host, one.port, one.database) == (&two.host, two.port, two.database)
+            })
     }
 
     /// Whether connections are encrypted.
@@ -277,16 +306,25 @@ impl Config {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_store(&self) -> Result<(), String> {
-        let Store::Redis(redis) = &self.store else {
-            return Ok(());
-        };
-        if self.subjects.hash_secret.is_none() {
-            return Err(format!("{NO_SECRET}; {SECRET_HELP}"));
-        }
-        let mut logins = redis.urls.iter().map(|url| redis.login_at(url));
-        if logins.any(|it| it.username.is_some() && it.password.is_none()) {
-            return Err(format!("{USER_ALONE}; {USER_ALONE_HELP}"));
+        for (_, redis) in self.redis_stores() {
+            if self.subjects.hash_secret.is_none() {
+                return Err(format!("{NO_SECRET}; {SECRET_HELP}"));
+            }
+            let mut logins = redis.urls.iter().map(|url| redis.login_at(url));
+            if logins.any(|it| it.username.is_some() && it.password.is_none()) {
+                return Err(format!("{USER_ALONE}; {USER_ALONE_HELP}"));
+            }
         }
         Ok(())
+    }
+
+    /// Returns every Redis that keeps state, each with its name: `None` for the Redis of the `store` section.
+    pub fn redis_stores(&self) -> impl Iterator<Item = (Option<&Arc<str>>, &Redis)> {
+        let default = match &self.store {
+            Store::Memory => None,
+            Store::Redis(redis) => Some((None, &**redis)),
+        };
+        let named = self.stores.iter().map(|it| (Some(&it.name), &*it.redis));
+        default.into_iter().chain(named)
     }
 }

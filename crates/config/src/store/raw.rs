@@ -2,8 +2,8 @@
 
 use crate::store::ClockSource;
 use tollgate_rules::document::{
-    Duration, DurationOrOff, Factor, Field, List, Node, Place, Problems, Read, Text, Value, Whole,
-    schema, section, suggestion, wanted, words,
+    Duration, DurationOrOff, Factor, Field, Flag, List, Node, Place, Problems, Read, Text, Value,
+    Whole, schema, section, suggestion, wanted, words,
 };
 
 /// The store: a word, or a map that names it.
@@ -87,7 +87,7 @@ section! {
         connect_timeout: Duration = "connect_timeout",
         /// How long a server that starts tries to reach the store, 1ms to 10m (default 10s).
         connect_patience: Duration = "connect_patience",
-        /// After how long without use a connection is closed, 1s to 1h (default 30s).
+        /// How long a connection may be idle before it is closed, 1s to 1h (default 30s).
         idle_timeout: Duration = "idle_timeout",
         /// The most connections to a server, 1 to 1024 (default 4).
         max_connections: Whole = "max_connections",
@@ -107,6 +107,8 @@ section! {
         fallback_factor: Factor = "fallback_factor",
         /// How long a denial is remembered in this process at most, up to 1m, or off (default 1s).
         denial_cache: DurationOrOff = "denial_cache",
+        /// Whether a request is denied locally if one of its rules is known to have nothing left. The answer then leaves out its other rules (default false: only if all of its rules deny).
+        prefilter: Flag = "prefilter",
     }
 }
 

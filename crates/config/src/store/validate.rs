@@ -2,15 +2,16 @@
 
 use std::path::PathBuf;
 
-use tollgate_core::Span;
+use tollgate_core::{Span, StoreId};
 
-use super::raw::{RawRedis, RawRedisMode, RawStore};
+use super::raw::{RawRedis, RawRedisMode, RawSharedStore, RawStore};
 use super::{
-    Login, MASTER_HELP, MAX_URLS, Mode, PORT, Redis, RedisUrl, SENTINEL_PORT, Store, USER_ALONE,
-    USER_ALONE_HELP, is_master,
+    Login, MASTER_HELP, MAX_STORES, MAX_URLS, Mode, NamedStore, PORT, Redis, RedisUrl,
+    SENTINEL_PORT, Store, USER_ALONE, USER_ALONE_HELP, is_master,
 };
 use crate::fields::{Env, duration_in, expand, number_in, password, text};
-use tollgate_rules::document::{At, Field, Place, Problems, Short, Text};
+use tollgate_rules::document::{At, Field, Named, Place, Problems, Short, Text};
+use tollgate_rules::{DEFAULT_STORE, ID_HELP, LOCAL_STORE, is_id};
 
 const MAX_PREFIX: usize = 32;
 const MAX_DENIAL_CACHE: Span = Span::MINUTE;
@@ -23,6 +24,69 @@ pub(crate) fn store(raw: Option<&RawStore>, env: Env<'_>, problems: &mut Problem
             Store::Redis(Box::new(reader.redis(*key, problems)))
         }
     }
+}
+
+/// Returns the stores beside `default`. Reports names that cannot be used, and stores that would keep their
+/// keys in the same place.
+pub(crate) fn named_stores(
+    raw: Option<&Named<RawSharedStore>>,
+    default: &Store,
+    env: Env<'_>,
+    problems: &mut Problems<'_>,
+) -> Vec<NamedStore> {
+    let given = raw.map_or(&[][..], |named| &named.0);
+    if let Some((name, _)) = given.get(MAX_STORES) {
+        let message = format!("there are more than {MAX_STORES} stores");
+        problems.report(name.place, message, "keep more rules in one store");
+    }
+    let mut stores: Vec<NamedStore> = Vec::with_capacity(given.len());
+    for (name, at) in given.iter().take(MAX_STORES) {
+        let (place, name) = (name.place, name.value.as_str());
+        if !is_id(name) {
+            let message = format!("`{}` cannot be the name of a store", Short(name));
+            problems.report(place, message, ID_HELP);
+        } else if matches!(name, LOCAL_STORE | DEFAULT_STORE) {
+            let message = format!("`{name}` is not free as the name of a store");
+            let help = "choose another name: `local` is the memory of each instance, and `default` is the `store` section";
+            problems.report(place, message, help);
+        } else if let Some(same) = stores
+            .iter()
+            .find(|it| StoreId::named(&it.name) == StoreId::named(name))
+        {
+            let message = match *same.name == *name {
+                true => format!("the store `{name}` is given twice"),
+                false => format!("`{name}` cannot be told from the store `{}`", same.name),
+            };
+            problems.report(place, message, "choose another name");
+            continue;
+        }
+        let Field::Given { key, at } = &at.value.redis else {
+            if at.value.redis.is_absent() {
+                let help = "write `{ redis: { url: redis://localhost:6379 } }`";
+                problems.report(place, format!("the store `{}` is empty", Short(name)), help);
+            }
+            continue;
+        };
+        let raw = &at.value;
+        let redis = Reader { raw, env }.redis(*key, problems);
+        let others = stores.iter().map(|it| (&*it.name, &*it.redis));
+        let default = match default {
+            Store::Redis(redis) => Some((DEFAULT_STORE, &**redis)),
+            Store::Memory => None,
+        };
+        let mut others = default.into_iter().chain(others);
+        if let Some((other, _)) = others.find(|(_, it)| it.shares_keys_with(&redis)) {
+            let message =
+                format!("`{name}` has the same address and prefix as the store `{other}`");
+            let help = "give it another Redis, database or `key_prefix`, or remove it";
+            problems.report(place, message, help);
+        }
+        stores.push(NamedStore {
+            name: name.into(),
+            redis: Box::new(redis),
+        });
+    }
+    stores
 }
 
 /// Reads one Redis.
@@ -111,6 +175,13 @@ impl Reader<'_> {
                 let message = format!("{longest} is longer than {MAX_DENIAL_CACHE}");
                 let help = format!("write a duration up to {MAX_DENIAL_CACHE}, or `off`");
                 problems.report(at.place, message, help);
+            }
+        }
+        if let Some(flag) = raw.prefilter.value() {
+            redis.prefilter = flag.0;
+            if let (true, None, Some(key)) = (flag.0, redis.denial_cache, raw.prefilter.key()) {
+                let message = "`prefilter` has no effect without a `denial_cache`";
+                problems.report(key, message, "remove `denial_cache: off`, or `prefilter`");
             }
         }
         redis

@@ -160,7 +160,7 @@ impl<C: Clock> ReferenceStore<C> {
             let changes = record.settles(held) && record.due(held, how) != held.taken;
             changes && charge.needs_state() && !states.has(&charge)
         };
-        if record.charges.iter().any(unrestored) {
+        if how != Settle::Undo && record.charges.iter().any(unrestored) {
             return Settled::Unrestored(record.clone().into());
         }
         let before = record.clone();
@@ -177,7 +177,11 @@ impl<C: Clock> ReferenceStore<C> {
             };
         }
         record.end(how);
-        Settled::Done(record.clone().into())
+        let record = Arc::new(record.clone());
+        if how == Settle::Undo {
+            records.remove(&id);
+        }
+        Settled::Done(record)
     }
 
     pub(super) fn extend(&self, id: HoldId, ttl: Span, token: Option<Token>) -> Extended {

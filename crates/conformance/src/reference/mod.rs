@@ -24,8 +24,8 @@ use tollgate_core::{
     Outcome, Span, Time, Token, Verdict,
 };
 use tollgate_store::{
-    Answer, Applied, Ask, Clock, Extended, GRACE, Guarantee, Held, HoldRecord, NewHold, Reply,
-    Settle, Settled, Store,
+    Answer, Applied, Ask, Clock, Extended, GRACE, Held, HoldRecord, NewHold, Reply, Settle,
+    Settled, Store,
 };
 
 /// A store to compare other stores with.
@@ -77,7 +77,7 @@ fn applied(now: Time, allowed: bool, units: u64, outcomes: Vec<Outcome>) -> Appl
         allowed,
         granted: if allowed { units } else { 0 },
         outcomes: outcomes.into(),
-        guarantee: Guarantee::Atomic,
+        ..Applied::default()
     }
 }
 

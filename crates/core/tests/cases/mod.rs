@@ -2,15 +2,15 @@
 
 use proptest::test_runner::{Config, FileFailurePersistence};
 
-/// Returns the config of a property test with `base` cases, times the number in `TOLLGATE_PROOF_CASES`.
-/// Failures are kept in the file `kept`, and run first the next time. The path is relative to the crate,
+/// Returns the config of a property test with `base` cases, times the number in `TOLLGATE_PROOF_CASES`, at most times
+/// `most`: slow properties would take hours with a large number. Failures are kept in the file `kept`, and run first the next time. The path is relative to the crate,
 /// because Cargo runs the tests there.
 #[allow(clippy::expect_used, reason = "a wrong number fails the test")]
-pub(crate) fn cases(base: u32, kept: &'static str) -> Config {
+pub(crate) fn cases(base: u32, most: u32, kept: &'static str) -> Config {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
-    let times = times.map_or(1, |it| it.parse().expect("a whole number"));
+    let times = times.map_or(1, |it| it.parse::<u32>().expect("a whole number"));
     Config {
-        cases: base * times,
+        cases: base * times.min(most),
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(kept))),
         max_local_rejects: u32::MAX,
         ..Config::default()

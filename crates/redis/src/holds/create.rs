@@ -315,6 +315,7 @@ impl Creation {
                 1 => Guarantee::Atomic,
                 _ => Guarantee::Compensated,
             },
+            unanswered: None,
         };
         let charges: Vec<Charge<'_>> = charges.iter().map(HeldCharge::as_charge).collect();
         reply::fill(&mut applied, &charges);

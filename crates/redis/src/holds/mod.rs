@@ -40,6 +40,7 @@ use tollgate_store::{
     StoreError,
 };
 
+use self::call::UNDO;
 use self::call::{
     COMMIT, EXPIRE, HoldCall, HoldReply, Part, RELEASE, RELEASE_LEASE, ask, ask_index, ask_records,
     get, items, parts,
@@ -268,10 +269,13 @@ impl Shared {
             return Ok(Some(Settled::Unknown));
         };
         let parts = self.parts(&made);
+        if how == Settle::Undo {
+            return self.undo(&made, &parts).await.map(Some);
+        }
         let (code, units, token) = match how {
             Settle::Commit { actual } => (COMMIT, actual, Token::NONE),
             Settle::Release => (RELEASE, 0, Token::NONE),
-            Settle::Expire => (EXPIRE, 0, Token::NONE),
+            Settle::Expire | Settle::Undo => (EXPIRE, 0, Token::NONE),
             Settle::ReleaseLease { token } => (RELEASE_LEASE, 0, token),
         };
         let call = HoldCall {
@@ -320,6 +324,36 @@ impl Shared {
             true => Settled::Done(record.into()),
             false => Settled::Already(record.into()),
         }))
+    }
+
+    /// Gives back everything that a hold took, and deletes its records, the deciding one last.
+    async fn undo(&self, made: &HoldRecord, parts: &[Part]) -> Result<Settled, StoreError> {
+        let call = HoldCall {
+            how: UNDO,
+            certain: true,
+            ..HoldCall::default()
+        };
+        let mut told = HoldReply::Unknown;
+        for part in parts.iter().rev() {
+            told = self.settle_part(made, part, &call).await?;
+        }
+        self.recent_holds.forget(made.id);
+        self.note_due(made.id, None).await?;
+        let mut record = made.clone();
+        Ok(match told {
+            HoldReply::Done(None) => {
+                record.end(Settle::Undo);
+                for charge in &mut record.charges {
+                    charge.taken = 0;
+                }
+                Settled::Done(record.into())
+            }
+            HoldReply::Already(value) => {
+                value.update(&mut record, &parts[0].indexes);
+                Settled::Already(record.into())
+            }
+            _ => Settled::Unknown,
+        })
     }
 
     pub(crate) async fn extend(

@@ -53,6 +53,8 @@ pub struct Finding {
     pub found: String,
     /// The remedy, if there is something to do.
     pub help: Option<String>,
+    /// The most bytes that a server may use, if the check has found it.
+    pub max_bytes: Option<u64>,
 }
 
 impl Finding {
@@ -63,6 +65,7 @@ impl Finding {
             check,
             found: found.into(),
             help: None,
+            max_bytes: None,
         }
     }
 

@@ -23,8 +23,7 @@ const ENOUGH: u64 = 1000;
 /// How many rules a finding names.
 const SHOWN: usize = 5;
 /// The remedy for keys that are on too few servers.
-const SPREAD: &str =
-    "spread the keys of the rule with the most keys: `placement: subject`, or `sharded(16)`";
+const SPREAD: &str = "spread the keys of the rule with the most keys: write `placement: subject`";
 
 /// A sample of the keys of a server.
 #[derive(Debug, Default)]

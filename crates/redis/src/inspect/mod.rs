@@ -150,7 +150,7 @@ impl Inspection {
                 }
                 Ok(address) => Finding::bad(
                     "sentinel",
-                    format!("`{master}` is {address}, and the others name another server"),
+                    format!("`{master}` is {address}, but most Sentinels name another server"),
                     "run this again after the failover; if they still disagree, compare \
                      `SENTINEL MASTER` on all",
                 )
@@ -260,7 +260,7 @@ fn coverage(ranges: &Ranges) -> Finding {
     let more = if free.len() > 3 { ", ..." } else { "" };
     Finding::bad(
         "slots",
-        format!("no server has {count} of {SLOTS} slots: {shown}{more}"),
+        format!("{count} of {SLOTS} slots belong to no server: {shown}{more}"),
         "requests for these slots fail: `redis-cli --cluster check` shows why, `--cluster fix` repairs it",
     )
 }
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(found.level, Level::Bad);
         assert_eq!(
             found.found,
-            "no server has 194 of 16384 slots: 0, 10, 8001-8191, ..."
+            "194 of 16384 slots belong to no server: 0, 10, 8001-8191, ..."
         );
         assert_eq!(coverage(&Vec::new()).level, Level::Bad);
     }

@@ -217,11 +217,17 @@ fn memory(info: &str) -> Finding {
         );
     };
     let percent = used.saturating_mul(100) / most;
-    let (used, most) = (mebibytes(used), mebibytes(most));
-    let found = format!("{used} of {most} used, {percent}%");
+    let found = format!(
+        "{} of {} used, {percent}%",
+        mebibytes(used),
+        mebibytes(most)
+    );
     let level = if percent > 80 { Level::Warn } else { Level::Ok };
     let help = "raise `maxmemory`, or add servers: a full server rejects writes or evicts states";
-    Finding::new(level, "memory", found, help)
+    Finding {
+        max_bytes: Some(most),
+        ..Finding::new(level, "memory", found, help)
+    }
 }
 
 fn eviction(info: &str) -> Finding {

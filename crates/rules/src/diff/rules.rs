@@ -6,7 +6,7 @@ use tollgate_core::Limit;
 
 use super::Found;
 use super::numbers::{Both, Numbered, counted, counting};
-use crate::rule::{Condition, Cost, Rule, RuleState};
+use crate::rule::{Condition, Cost, Rule, RuleState, RuleStore};
 
 pub(super) fn rules(before: &Numbered<'_>, after: &Numbered<'_>, found: &mut Found) {
     let (old, new) = (before.policy, after.policy);
@@ -44,8 +44,20 @@ pub(super) fn rules(before: &Numbered<'_>, after: &Numbered<'_>, found: &mut Fou
             let what = "placement changes: its counts start from zero in a cluster";
             found.note(&about, what);
         }
+        store(&about, &was.store, &is.store, found);
         let counted = (&budget.name, &was.counting, &is.counting);
         counting(&about, counted, both, found);
+    }
+}
+
+/// Notes a change of the store that keeps the counts.
+fn store(about: &str, old: &RuleStore, new: &RuleStore, found: &mut Found) {
+    if old != new {
+        let (old, new) = (old.name(), new.name());
+        found.note(
+            about,
+            format!("store {old} becomes {new}: its counts start from zero"),
+        );
     }
 }
 
@@ -173,6 +185,8 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             ("limit_from", source(rule)),
             ("delay_denials", rule.delay_denials.to_string()),
             ("placement", format!("{:?}", rule.placement)),
+            ("mode", rule.counting.modes.settings()),
+            ("store", rule.store.name().to_owned()),
             ("log_denials", rule.log_denials.name().to_owned()),
         ]
     };

@@ -14,7 +14,7 @@ use tollgate_core::ParamError;
 const SHOWN: usize = 50;
 /// Longer source lines are cut around the marker.
 const LINE_WIDTH: usize = 140;
-/// With a longer source line, the colour rendering falls back to the plain one.
+/// Problems in longer source lines are shown without colours and frames.
 const FRAMED_WIDTH: usize = 8 * 1024;
 
 /// A byte range of the source.

@@ -1,8 +1,11 @@
 //! Checks allowances: their subjects, their algorithms, their terms, and the sources of their numbers.
 
-use tollgate_core::backoff::Schedule;
-use tollgate_core::{Algorithm, CarryOver, Limit, Span};
+use std::sync::Arc;
 
+use tollgate_core::backoff::Schedule;
+use tollgate_core::{Algorithm, CarryOver, Leaky, Limit, Span};
+
+use super::Outside;
 use super::rule::{check_attribute, names};
 use crate::document::{
     At, Duration, Field, Place, Problems, Short, Text, Whole, rate, suggestion, whole,
@@ -11,16 +14,16 @@ use crate::layers::is_by_tenant;
 use crate::limits;
 use crate::placement::Placement;
 use crate::raw::{RawAlgorithm, RawAllowance, RawBackoff, RawRule};
-use crate::rule::{Ceiling, Durability, LimitFrom};
+use crate::rule::{Ceiling, DEFAULT_STORE, Durability, LOCAL_STORE, LimitFrom, RuleStore};
 use crate::share::Carried;
 use crate::tiers::{Allowance, Budget};
 use crate::zone::ZoneFrom;
 
-/// Returns the allowance of a rule without a budget. `ledger` says whether there is a ledger.
+/// Returns the allowance of a rule without a budget.
 pub(super) fn own(
     raw: &RawRule,
     start: Place,
-    ledger: bool,
+    outside: Outside<'_>,
     problems: &mut Problems<'_>,
 ) -> Option<Allowance> {
     if raw.algorithm.is_absent() && raw.budget.is_absent() {
@@ -30,30 +33,31 @@ pub(super) fn own(
     let candidate = !raw.candidate_of.is_absent();
     let of = ("rule", start);
     raw.allowance
-        .validate(&raw.algorithm, of, ledger, candidate, problems)
+        .validate(&raw.algorithm, of, outside, candidate, problems)
 }
 
 impl RawAllowance {
-    /// Returns the allowance of `what`, a rule or a budget that starts at `start`. `ledger` says
-    /// whether there is a ledger. The usage of a candidate is not recorded.
+    /// Returns the allowance of `what`, a rule or a budget that starts at `start`. The usage of a candidate
+    /// is not recorded.
     pub(super) fn validate(
         &self,
         algorithm: &Field<RawAlgorithm>,
         (what, start): (&str, Place),
-        ledger: bool,
+        outside: Outside<'_>,
         candidate: bool,
         problems: &mut Problems<'_>,
     ) -> Option<Allowance> {
         let per = names(self.per.value(), problems);
+        let store = self.store(outside, problems);
+        // A ledger does not record what only this instance counts.
+        let ledger = outside.ledger && store != RuleStore::Local;
         // The subject of a candidate may come from the rule that it may replace, so it is not known
         // here.
         if !candidate {
             self.check_zone(&per, problems);
-            if let Some(at) = self.placement.get() {
-                check_placement(at, &per, problems);
-            }
         }
-        let counting = limits::counting(algorithm, &self.written(), what, start, problems)?;
+        let mut counting = limits::counting(algorithm, &self.written(), what, start, problems)?;
+        counting.modes = self.modes(&counting.limit, problems);
         let algorithm = counting.algorithm;
         let by_default = algorithm == RawAlgorithm::Quota && !candidate;
         let durability = match self.durability.get() {
@@ -62,7 +66,13 @@ impl RawAllowance {
             None => Durability::None,
         };
         let ledgered = ledger && durability != Durability::None;
-        self.check_terms(algorithm, ledger, ledgered, problems);
+        self.check_terms(
+            algorithm,
+            (ledger, store == RuleStore::Local),
+            ledgered,
+            problems,
+        );
+        self.check_shards(&counting.limit, ledgered, problems);
         if let (Some(at), Limit::Concurrency(slots)) = (self.max_lease.get(), &counting.limit)
             && at.value.0 < slots.lease()
         {
@@ -75,22 +85,74 @@ impl RawAllowance {
             per,
             counting,
             placement: self.placement.value().copied().unwrap_or_default(),
+            durable_by_default: self.durability.is_absent()
+                && by_default
+                && store != RuleStore::Local,
+            store,
             carry_over: match self.carry_over.value() {
                 Some(Carried::Counts(word)) => *word,
                 Some(Carried::Most(_)) | None => CarryOver::Keep,
             },
             durability,
-            durable_by_default: self.durability.is_absent() && by_default,
             overdraft: self.overdraft.value().copied(),
             max_lease: self.max_lease.value().map(|it| it.0),
         })
+    }
+
+    /// Reports a sharded placement of an allowance that cannot be split.
+    fn check_shards(&self, limit: &Limit, ledgered: bool, problems: &mut Problems<'_>) {
+        let Some(at) = self.placement.get() else {
+            return;
+        };
+        let Placement::Sharded(_) = at.value else {
+            return;
+        };
+        let (why, help) = match limit {
+            Limit::Concurrency(_) => (
+                "slots cannot be split over several keys",
+                "choose another `placement`",
+            ),
+            Limit::LeakyBucket(it) if it.leaky() != Leaky::Police => (
+                "a queue cannot be split over several keys",
+                "choose another `placement`, or remove `shape`",
+            ),
+            _ if ledgered => (
+                "a count that a ledger restores cannot be split over several keys",
+                "choose another `placement`, or write `durability: none`",
+            ),
+            _ => return,
+        };
+        problems.report(at.place, why, help);
+    }
+
+    /// Returns the store that the allowance names.
+    fn store(&self, outside: Outside<'_>, problems: &mut Problems<'_>) -> RuleStore {
+        let Some(at) = self.store.get() else {
+            return RuleStore::Default;
+        };
+        match at.value.0.as_str() {
+            DEFAULT_STORE => RuleStore::Default,
+            LOCAL_STORE => RuleStore::Local,
+            name => match outside.stores.iter().find(|it| ***it == *name) {
+                Some(known) => RuleStore::Named(Arc::clone(known)),
+                None => {
+                    let known = outside.stores.iter().map(|it| &**it);
+                    let known = known.chain([LOCAL_STORE, DEFAULT_STORE]);
+                    let help = "define it under `stores`, or write `local` for the memory of this instance";
+                    let help = suggestion(name, known, help);
+                    let message = format!("there is no store `{}`", Short(name));
+                    problems.report(at.place, message, help);
+                    RuleStore::Default
+                }
+            },
+        }
     }
 
     /// Reports a durability, carry-over or overdraft that does not fit the algorithm or the ledger.
     fn check_terms(
         &self,
         algorithm: RawAlgorithm,
-        ledger: bool,
+        (ledger, local): (bool, bool),
         ledgered: bool,
         problems: &mut Problems<'_>,
     ) {
@@ -100,6 +162,10 @@ impl RawAllowance {
             if algorithm != RawAlgorithm::Quota {
                 let message = format!("only quotas are recorded in a ledger, and this is {name}");
                 let help = "write `algorithm: quota`, or remove `durability`";
+                problems.report(at.place, message, help);
+            } else if local && at.value != Durability::None {
+                let message = "a ledger does not record a quota that only this instance counts";
+                let help = "remove `store: local`, or write `durability: none`";
                 problems.report(at.place, message, help);
             } else if !ledger && at.value != Durability::None {
                 let message = format!("`{}` needs a ledger", at.value.name());
@@ -146,18 +212,6 @@ impl RawAllowance {
     }
 }
 
-/// Reports `sharded` without subjects: one key cannot be divided.
-pub(super) fn check_placement(at: &At<Placement>, per: &[String], problems: &mut Problems<'_>) {
-    if let (Placement::Sharded(parts), []) = (at.value, per) {
-        let message = format!(
-            "`sharded({parts})` needs several subjects, but without `per` there is only one"
-        );
-        let help =
-            "add `per`, or write `placement: rule`: the count of one subject cannot be divided";
-        problems.report(at.place, message, help);
-    }
-}
-
 /// Returns the allowance of a rule that draws on a budget.
 pub(super) fn drawing(
     raw: &RawRule,
@@ -170,10 +224,13 @@ pub(super) fn drawing(
         ("per", given.per.key()),
         ("algorithm", raw.algorithm.key()),
         ("placement", given.placement.key()),
+        ("store", given.store.key()),
         ("carry_over", given.carry_over.key()),
         ("durability", given.durability.key()),
         ("overdraft", given.overdraft.key()),
         ("max_lease", given.max_lease.key()),
+        ("mode", given.mode.key()),
+        ("slice", given.slice.key()),
     ];
     let mut of_budget = of_budget.into_iter();
     let of_budget = of_budget.find_map(|(name, key)| Some((name, key?)));
@@ -224,9 +281,12 @@ pub(super) fn limit_from(
         }
         _ => return Some(None),
     };
-    let Some(attribute) = from.value.0.strip_prefix("attributes.") else {
-        let message = format!("`{}` does not name an attribute", Short(&from.value.0));
-        let help = "write attributes. and the name, such as attributes.rate_limit";
+    let given = from.value.0.as_str();
+    // A claim of a token becomes an attribute of the same name.
+    let claim = Some(given).filter(|it| it.starts_with("jwt.claims."));
+    let Some(attribute) = given.strip_prefix("attributes.").or(claim) else {
+        let message = format!("`{}` does not name an attribute", Short(given));
+        let help = "write attributes. and the name, such as attributes.rate_limit, or jwt.claims. and the claim of a token";
         problems.report(from.place, message, help);
         return None;
     };

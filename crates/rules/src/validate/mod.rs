@@ -42,11 +42,25 @@ fn is_name(name: &str, may_start: impl Fn(u8) -> bool) -> bool {
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-'))
 }
 
+/// The parts of a config outside its policy that rules depend on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outside<'c> {
+    /// Whether there is a ledger.
+    pub ledger: bool,
+    /// The names of the stores beside the default store.
+    pub stores: &'c [Arc<str>],
+}
+
 impl RawPolicy {
     /// Turns the fields into a policy. If problems were reported, the result must not be used.
     ///
-    /// `start` is where the map of the fields starts. `ledger` says whether there is a ledger.
-    pub fn validate(&self, start: Place, ledger: bool, problems: &mut Problems<'_>) -> Policy {
+    /// `start` is where the map of the fields starts.
+    pub fn validate(
+        &self,
+        start: Place,
+        outside: Outside<'_>,
+        problems: &mut Problems<'_>,
+    ) -> Policy {
         let help = "this Tollgate reads version 1: write `version: 1`";
         match &self.version {
             Field::Absent => problems.report(start, "the config has no `version`", help),
@@ -68,11 +82,11 @@ impl RawPolicy {
                 problems.report(name.place, message, "keep one of the two");
             }
         }
-        let budgets = tiers::budgets(self.budgets.value(), ledger, problems);
+        let budgets = tiers::budgets(self.budgets.value(), outside, problems);
         let scope = rule::Scope {
             budgets: &budgets,
             declared: &declared,
-            ledger,
+            outside,
         };
         let list = self.rules.value().map_or(&[][..], |list| &list.0);
         let rules = rule::rules(list, &scope, problems);

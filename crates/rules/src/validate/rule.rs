@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use tollgate_core::{Algorithm, Rate, Span};
 
-use super::allowance::{backoff, check_placement, drawing, limit_from, own};
+use super::allowance::{backoff, drawing, limit_from, own};
 use super::formula;
-use super::{ID_HELP, is_attribute_name, is_id};
+use super::{ID_HELP, Outside, is_attribute_name, is_id};
 use crate::document::{At, Field, List, Place, Problems, Short, Text, suggestion};
 use crate::expr::Declared;
+use crate::mode::ModeName;
 use crate::pattern::Pattern;
+use crate::placement::Placement;
 use crate::raw::{Conditions, RawRule};
 use crate::rule::{
     Condition, Cost, FailurePolicy, LogDenials, MAX_DENIAL_DELAY, Missing, Rule, RuleState,
+    RuleStore,
 };
 use crate::tiers::Budget;
 
@@ -24,8 +27,7 @@ const NO_SUBJECTS_HELP: &str = "add `per`, or write `state: shadow` to try the r
 pub(super) struct Scope<'c> {
     pub(super) budgets: &'c [Budget],
     pub(super) declared: &'c Declared,
-    /// Whether there is a ledger.
-    pub(super) ledger: bool,
+    pub(super) outside: Outside<'c>,
 }
 
 pub(super) fn rules(
@@ -130,8 +132,16 @@ fn candidate(
     if raw.allowance.placement.is_absent() && rule.budget.is_none() {
         rule.placement = current.placement;
     }
-    if let Some(at) = raw.allowance.placement.get() {
-        check_placement(at, &rule.per, problems);
+    if raw.allowance.store.is_absent() && rule.budget.is_none() {
+        rule.store = current.store;
+    } else if rule.store != current.store {
+        let place = raw.allowance.store.get().map_or(at.place, |it| it.place);
+        let (own, other) = (rule.store.name(), current.store.name());
+        let message = format!(
+            "the candidate is in the store `{own}`, and `{name}` is in the store `{other}`"
+        );
+        let help = "one store compares the two: write the same `store`, or leave it out";
+        problems.report(place, message, help);
     }
     if let Some(at) = raw.rollout.get()
         && rule.per.is_empty()
@@ -144,6 +154,12 @@ fn candidate(
 
 /// Reports fields of a rule that do not fit its algorithm. `start` is where the rule starts.
 fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<'_>) {
+    if let (RuleStore::Local, Some(key)) = (&rule.store, raw.on_store_failure.key()) {
+        let message = "`on_store_failure` has no effect on a rule in the store `local`";
+        let help = "remove `on_store_failure`: the memory of this instance always answers";
+        problems.report(key, message, help);
+    }
+    check_shards(raw, rule, start, problems);
     let charged = raw.charge_denied.get().filter(|at| at.value.0);
     match (rule.algorithm(), charged) {
         (Algorithm::Concurrency, Some(at)) => {
@@ -158,6 +174,7 @@ fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<
         }
         _ => {}
     }
+    check_mode(raw, rule, problems);
     if rule.algorithm() != Algorithm::Concurrency {
         return;
     }
@@ -191,6 +208,60 @@ fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<
         let message = format!("`{}` cannot be used for slots: {why}", at.value.name());
         let help = "write `fail-open`, `fail-closed` or `degraded`";
         problems.report(at.place, message, help);
+    }
+}
+
+/// Reports fields that need an answer of the store for every request, if the mode does not ask for one.
+fn check_mode(raw: &RawRule, rule: &Rule, problems: &mut Problems<'_>) {
+    let mode = rule.counting.modes.name;
+    if mode == ModeName::Exact {
+        return;
+    }
+    if let Some(key) = raw.backoff.key() {
+        let message = format!(
+            "a back-off is checked with every request, so the rule cannot be `{}`",
+            mode.name()
+        );
+        problems.report(key, message, "remove `backoff`, or write `mode: exact`");
+    }
+    let limit = &rule.counting.limit;
+    if let (Cost::Fixed(cost), (_, Some(prepaid))) = (&rule.cost, rule.counting.modes.of(limit))
+        && (prepaid.capacity() + 1..=limit.capacity()).contains(cost)
+        && let Some(at) = raw.cost.get()
+    {
+        let most = prepaid.capacity();
+        let message =
+            format!("in mode `leased` at most {most} are admitted at once, so no request");
+        let message = format!("{message} of this rule would be admitted");
+        let help = "shorten `slice`, raise the burst or capacity, or write `mode: exact`";
+        problems.report(at.place, message, help);
+    }
+}
+
+/// Reports fields that do not go with an allowance that is split over several keys.
+fn check_shards(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<'_>) {
+    let Placement::Sharded(parts) = rule.placement else {
+        return;
+    };
+    let charged = raw.charge_denied.get().filter(|at| at.value.0);
+    let charged = charged.and(raw.charge_denied.key());
+    for (name, key) in [("charge_denied", charged), ("backoff", raw.backoff.key())] {
+        if let Some(key) = key {
+            let message = format!(
+                "`{name}` does not go with `sharded({parts})`: after a denial by one part, the next part may admit"
+            );
+            let help = format!("choose another `placement`, or remove `{name}`");
+            problems.report(key, message, help);
+        }
+    }
+    let least = rule.limit().capacity() / rule.limit().parts(u64::from(parts.get()));
+    if let Cost::Fixed(cost @ 1..) = rule.cost
+        && cost > least
+        && rule.limit().capacity() > 0
+    {
+        let place = raw.cost.get().map_or(start, |at| at.place);
+        let message = format!("a cost of {cost} does not fit into a part of {least} units");
+        problems.report(place, message, "split the allowance into fewer parts");
     }
 }
 
@@ -241,7 +312,7 @@ fn rule(
     let cost = formula::cost(&raw.cost, scope.declared, problems);
     let allowance = match raw.budget.get() {
         Some(at) => drawing(raw, at, scope.budgets, problems),
-        None => own(raw, start, scope.ledger, problems),
+        None => own(raw, start, scope.outside, problems),
     };
     let limit_from = limit_from(raw, allowance.as_ref(), problems);
     let rollout = raw.rollout.value().map_or(10_000, |percent| percent.0);
@@ -280,6 +351,7 @@ fn rule(
         on_store_failure: raw.on_store_failure.value().copied(),
         emergency_limit,
         placement: allowance.placement,
+        store: allowance.store,
         state: raw.state.value().copied().unwrap_or(RuleState::Enforce),
         rollout,
         message: raw.message.value().map(|text| text.0.clone()),

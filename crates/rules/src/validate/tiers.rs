@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tollgate_core::Zone;
 
-use super::{ID_HELP, is_id};
+use super::{ID_HELP, Outside, is_id};
 use crate::document::{At, Field, Named, Place, Problems, Short, Text, one_of, suggestion};
 use crate::layers::is_by_tenant;
 use crate::limits::{self, Counting, Numbers};
@@ -17,10 +17,10 @@ use crate::zone;
 /// With more plans than this, the file probably lists tenants as plans.
 const MAX_PLANS: usize = 256;
 
-/// Returns the budgets of a policy. `ledger` says whether there is a ledger.
+/// Returns the budgets of a policy.
 pub(super) fn budgets(
     raw: Option<&Named<RawBudget>>,
-    ledger: bool,
+    outside: Outside<'_>,
     problems: &mut Problems<'_>,
 ) -> Vec<Budget> {
     let given = raw.map_or(&[][..], |named| &named.0);
@@ -38,7 +38,7 @@ pub(super) fn budgets(
         }
         let of = ("budget", Place::new(name.place.start, name.place.start));
         let allowance = &raw.allowance;
-        let allowance = allowance.validate(&raw.algorithm, of, ledger, false, problems);
+        let allowance = allowance.validate(&raw.algorithm, of, outside, false, problems);
         budgets.extend(allowance.map(|allowance| Budget {
             name: name.value.as_str().into(),
             allowance,
@@ -145,7 +145,9 @@ pub(super) fn plans(
     let given = raw.value().map_or(&[][..], |named| &named.0);
     if let (Some(key), true) = (raw.key(), given.len() > MAX_PLANS) {
         let message = format!("there are {} plans", given.len());
-        let help = format!("write at most {MAX_PLANS}; numbers of one tenant are its `overrides`");
+        let help = format!(
+            "write at most {MAX_PLANS} plans, and put the numbers of a single tenant into its `overrides`"
+        );
         problems.report(key, message, help);
         return tiers;
     }

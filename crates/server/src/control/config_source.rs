@@ -51,7 +51,7 @@ impl Source {
     #[must_use]
     pub fn new(path: PathBuf) -> Source {
         let own = stamp(&path);
-        let others = tollgate_config::tenant_paths(&path).into_iter();
+        let others = tollgate_config::other_paths(&path).into_iter();
         let mut first: HashMap<_, _> = others.map(|it| (it.clone(), stamp(&it))).collect();
         first.insert(path.clone(), own);
         Source {
@@ -76,7 +76,7 @@ impl Source {
     /// config did not name at that time has no stamp, so it counts as changed. Remembers the files of
     /// `config`.
     pub(super) fn first(&self, config: &Config) -> Stamps {
-        let files = config.tenant_files().iter();
+        let files = config.other_files().iter();
         let all = files.chain(config.tenant_directories());
         let mut others = self.others.lock();
         *others = all.cloned().collect();
@@ -94,7 +94,7 @@ impl Source {
             // This stamp is taken before the names of the other files are read, so that a change in
             // between is seen the next time.
             let mut stamps = vec![stamp(&source.path)];
-            let others = tollgate_config::tenant_paths(&source.path);
+            let others = tollgate_config::other_paths(&source.path);
             stamps.extend(others.iter().map(|path| stamp(path)));
             *source.others.lock() = others;
             stamps
@@ -122,7 +122,7 @@ impl Source {
         text.map_err(|error| RejectedConfig::from(&error))
     }
 
-    /// Reads `text` as the file is read.
+    /// Parses `text` like the content of the config file.
     pub(super) fn parse(&self, text: &str) -> Result<Config, RejectedConfig> {
         let config = tollgate_config::load_text(&self.path, text);
         let config = config.map_err(|error| RejectedConfig::from(&error))?;

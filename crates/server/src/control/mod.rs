@@ -36,6 +36,7 @@ pub use self::versions::{ConfigVersion, MAX_VERSIONS};
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
 use crate::door_metrics::ShownDoor;
 use crate::events::Webhook;
+use crate::identity::Authenticators;
 use crate::journal::Journal;
 use crate::overrides::{self, OverrideError, Overrides, Rollback};
 
@@ -59,6 +60,7 @@ pub struct ControlPlane {
     source: Option<Arc<Source>>,
     audit: Audit,
     overrides: Overrides,
+    authenticators: Arc<Authenticators>,
     webhook: Option<Webhook>,
     journal: Option<Journal>,
     clock: SystemClock,
@@ -151,6 +153,7 @@ impl ControlPlane {
         let first = source.as_ref().map(|source| source.first(&config));
         ControlPlane {
             overrides: Overrides::of(Arc::clone(&engine)),
+            authenticators: Arc::new(Authenticators::new(&engine)),
             engine,
             reading: tokio::sync::Mutex::new(first.unwrap_or_default()),
             source: source.map(Arc::new),
@@ -211,6 +214,11 @@ impl ControlPlane {
     #[must_use]
     pub fn overrides(&self) -> &Overrides {
         &self.overrides
+    }
+
+    /// Returns what verifies the credentials of requests.
+    pub(crate) fn authenticators(&self) -> &Arc<Authenticators> {
+        &self.authenticators
     }
 
     /// Returns the engine.

@@ -66,7 +66,7 @@ pub enum RollbackError {
     NoText(String),
     /// Secrets of the version are not in the config file any more.
     #[error(
-        "the version `{version}` has {missing} secrets that the config file does not have: put its text into the file. Secrets as ${{VAR}} avoid this"
+        "the version `{version}` has {missing} secrets that the config file does not have: copy its text into the file. To avoid this, write secrets as ${{VAR}}"
     )]
     Secrets {
         /// The version.

@@ -26,6 +26,7 @@ pub(crate) use self::status::{
 };
 pub(crate) use self::tally::Tally;
 pub(crate) use self::unmatched::{Actions, Unmatched};
+use crate::gateway::Gateway;
 use crate::net::Connections;
 use crate::outbound::Seldom;
 
@@ -216,6 +217,8 @@ pub(crate) struct ShownDoor {
     pub(crate) metrics: Arc<DoorMetrics>,
     /// `None` if the door shares the listener of another door.
     pub(crate) connections: Option<Connections>,
+    /// `None` for other doors.
+    pub(crate) gateway: Option<Arc<Gateway>>,
 }
 
 /// Counts as an open connection until it is dropped.

@@ -7,12 +7,12 @@ use tonic::Code;
 pub(crate) type Statuses = &'static [&'static str];
 
 /// The length of the longest list.
-pub(super) const MAX: usize = 20;
+pub(super) const MAX: usize = 28;
 
 /// HTTP statuses, the most frequent first.
 pub(crate) const HTTP: Statuses = &[
     "200", "429", "503", "201", "400", "401", "403", "404", "405", "408", "409", "413", "414",
-    "415", "422", "431", "500", OTHER,
+    "415", "422", "431", "500", "101", "204", "206", "301", "302", "304", "502", "504", OTHER,
 ];
 
 /// gRPC codes, by their numbers.

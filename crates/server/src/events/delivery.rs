@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::{StatusCode, Uri};
 use tokio::sync::{mpsc, watch};
 use tollgate::{Clock, Event, SystemClock};
-use tollgate_config::{Webhook, WebhookUrl};
+use tollgate_config::{HttpUrl, Webhook};
 
 use super::message::{self, Signer};
 use super::{Counts, Delivery, Pacing, WEBHOOK, WebhookError};
@@ -20,7 +20,7 @@ const NAMED: usize = 10;
 pub(super) struct WebhookSender {
     peer: Peer,
     /// The URL for the log, without secrets.
-    url: WebhookUrl,
+    url: HttpUrl,
     target: Uri,
     signer: Signer,
     timeout: Duration,

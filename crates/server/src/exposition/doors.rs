@@ -1,7 +1,10 @@
 //! The metrics of the doors.
 
+use std::sync::atomic::Ordering;
+
 use super::Page;
 use crate::door_metrics::ShownDoor;
+use crate::gateway::Gateway;
 use crate::net::MAX_CONNECTIONS;
 
 /// Decisions are measured in nanoseconds, and shown in seconds.
@@ -35,6 +38,68 @@ impl Page {
         }
         self.connections(doors);
         self.certificates(doors);
+        for gateway in doors.iter().filter_map(|door| door.gateway.as_ref()) {
+            self.gateway(gateway);
+        }
+    }
+
+    /// Writes what the gateway knows of its upstreams and its requests.
+    fn gateway(&mut self, gateway: &Gateway) {
+        let upstreams = gateway.upstreams();
+        let help = "Requests that the gateway passed on, by upstream and outcome.";
+        self.family("tollgate_upstream_requests_total", "counter", help);
+        for upstream in &upstreams {
+            let counts = &upstream.counts;
+            for (outcome, count) in [
+                ("answered", &counts.answered),
+                ("failed", &counts.failed),
+                ("timed_out", &counts.timed_out),
+                ("repeated", &counts.repeated),
+            ] {
+                let labels = [("upstream", &**upstream.name()), ("outcome", outcome)];
+                self.sample(&labels, count.load(Ordering::Relaxed));
+            }
+        }
+        let help = "Open requests to each server of an upstream.";
+        self.family("tollgate_upstream_open_requests", "gauge", help);
+        for upstream in &upstreams {
+            for (server, _, open) in upstream.states() {
+                let labels = [("upstream", &**upstream.name()), ("server", &server)];
+                self.sample(&labels, open);
+            }
+        }
+        let help = "1 if a server of an upstream gets requests, 0 if it is out.";
+        self.family("tollgate_upstream_up", "gauge", help);
+        for upstream in &upstreams {
+            for (server, is_up, _) in upstream.states() {
+                let labels = [("upstream", &**upstream.name()), ("server", &server)];
+                self.sample(&labels, u8::from(is_up));
+            }
+        }
+        let (open, lost) = gateway.slots();
+        let help = "Requests at the gateway that hold concurrency slots.";
+        self.single("tollgate_gateway_slots", "gauge", help, &[], open);
+        let help = "Requests at the gateway whose concurrency slots ended before them.";
+        self.single(
+            "tollgate_gateway_lost_slots_total",
+            "counter",
+            help,
+            &[],
+            lost,
+        );
+        let help = "Requests at the gateway that wait for their turn under a shaping rule.";
+        self.single(
+            "tollgate_gateway_waiting",
+            "gauge",
+            help,
+            &[],
+            gateway.waiting(),
+        );
+        if let Some(dropped) = gateway.dropped_lines() {
+            let help = "Lines of the access log that were dropped.";
+            let name = "tollgate_access_log_dropped_total";
+            self.single(name, "counter", help, &[], dropped);
+        }
     }
 
     /// Writes what the doors have decided.
@@ -122,7 +187,7 @@ impl Page {
         let failures = tls.iter().map(|(door, tls)| (*door, tls.failures()));
         self.counts(name, help, "door", failures);
         let name = "tollgate_tls_last_reload_success";
-        let help = "1 if the TLS files are in use as they are, 0 if they cannot be used.";
+        let help = "1 if the server uses the TLS files as they are now, 0 if they cannot be used.";
         self.family(name, "gauge", help);
         for (door, tls) in &tls {
             self.sample(&[("door", door)], u8::from(tls.is_current()));

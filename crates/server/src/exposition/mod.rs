@@ -16,12 +16,15 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use parking_lot::Mutex;
 use tollgate::{Accounts, ActiveConfig, Kind, Reason, RuleCounts, Span, Time};
+use tollgate_config::Store;
 use tollgate_redis::HistogramCounts;
 
 use crate::control::ControlPlane;
 use crate::events::Webhook;
 use crate::journal::JournalCounts;
 use crate::process::Process;
+
+use self::store::RedisOf;
 
 /// How many subjects are shown.
 const HOT_KEYS: usize = 10;
@@ -101,12 +104,27 @@ fn render(control: &ControlPlane) -> String {
     let help = "Checks of limits that came with the request, by outcome.";
     page.counts("rate_limit_throttle_total", help, "outcome", outcomes);
     let config = live.config();
-    if let Some(usage) = engine.memory_usage() {
-        page.memory(usage, config.subjects.max_keys, &config.namespace);
+    match (engine.memory_usage(), &config.store) {
+        (Some(usage), Store::Memory) => {
+            page.memory(usage, config.subjects.max_keys, &config.namespace);
+        }
+        (Some(usage), _) => page.local(usage, &config.namespace),
+        (None, _) => {}
     }
-    if let Some(redis) = engine.redis() {
-        page.redis(redis, engine.known_denials());
-        page.census(redis, config);
+    let has_names = !config.stores.is_empty();
+    let stores = engine
+        .redis_stores()
+        .map(|(name, store, known_denials)| RedisOf {
+            name: name.or(has_names.then_some("default")),
+            is_default: name.is_none(),
+            store,
+            known_denials,
+        });
+    let stores: Vec<RedisOf<'_>> = stores.collect();
+    if !stores.is_empty() {
+        page.redis(&stores);
+        page.prepaid(engine.prepaid_usage());
+        page.census(&stores, config);
     }
     // A store in this process without a ledger has no fingerprint.
     if !engine.store().is_local() {

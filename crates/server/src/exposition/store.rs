@@ -1,6 +1,6 @@
 //! The metrics of the store: states, memory, holds, and the calls of Redis.
 
-use tollgate::Usage;
+use tollgate::{PrepaidUsage, Usage};
 use tollgate_config::Config;
 use tollgate_redis::{BreakerState, RedisStore};
 
@@ -8,6 +8,23 @@ use super::Page;
 
 /// How many rules are shown with the count of their keys.
 const COUNTED_RULES: usize = 100;
+
+/// A store on Redis, as the metrics show it.
+pub(super) struct RedisOf<'e> {
+    /// The label of the store, if there are several.
+    pub(super) name: Option<&'e str>,
+    pub(super) is_default: bool,
+    pub(super) store: &'e RedisStore,
+    pub(super) known_denials: u64,
+}
+
+impl RedisOf<'_> {
+    /// Returns `labels`, and the name of the store if there are several.
+    fn labels<'l>(&'l self, labels: &[(&'l str, &'l str)]) -> Vec<(&'l str, &'l str)> {
+        let name = self.name.map(|name| ("store", name));
+        labels.iter().copied().chain(name).collect()
+    }
+}
 
 impl Page {
     /// Writes the size of the state in this process.
@@ -18,6 +35,16 @@ impl Page {
         self.single(name, "gauge", help, &labels, usage.bytes);
         let kinds = [("reservation", usage.reservations), ("lease", usage.leases)];
         self.open_holds(namespace, &kinds);
+    }
+
+    /// Writes the size of the state of local rules, beside a store on Redis.
+    pub(super) fn local(&mut self, usage: Usage, namespace: &str) {
+        let labels = [("namespace", namespace)];
+        let (name, help) = ("rate_limit_local_keys", "States of local rules kept.");
+        self.single(name, "gauge", help, &labels, usage.keys);
+        let name = "rate_limit_local_memory_bytes";
+        let help = "Bytes the states of local rules occupy.";
+        self.single(name, "gauge", help, &labels, usage.bytes);
     }
 
     /// Writes how many reservations and leases are open.
@@ -42,46 +69,86 @@ impl Page {
         self.single(name, "counter", help, &labels, usage.shared);
     }
 
-    /// Writes the state of the Redis store.
-    pub(super) fn redis(&mut self, store: &RedisStore, known_denials: u64) {
-        let metrics = store.metrics();
+    /// Writes the state of the stores on Redis.
+    pub(super) fn redis(&mut self, stores: &[RedisOf<'_>]) {
         let help = "Milliseconds a call of a script took.";
         self.family("rate_limit_redis_latency_ms", "histogram", help);
-        for (script, answered, counts) in metrics.latency() {
-            let outcome = if answered { "ok" } else { "error" };
-            let labels = [("script", script), ("outcome", outcome)];
-            self.histogram(&labels, &counts, 1000);
+        for it in stores {
+            for (script, answered, counts) in it.store.metrics().latency() {
+                let outcome = if answered { "ok" } else { "error" };
+                let labels = it.labels(&[("script", script), ("outcome", outcome)]);
+                self.histogram(&labels, &counts, 1000);
+            }
         }
         let help = "Requests sent in one call of a script.";
         self.family("rate_limit_redis_batch_size", "histogram", help);
-        self.histogram(&[], &metrics.batches(), 1);
+        for it in stores {
+            self.histogram(&it.labels(&[]), &it.store.metrics().batches(), 1);
+        }
         let help = "Requests that a script did not decide, by the kind of error.";
         self.family("rate_limit_script_errors_total", "counter", help);
-        for (script, error, count) in metrics.errors() {
-            self.sample(&[("script", script), ("error_type", error)], count);
+        for it in stores {
+            for (script, error, count) in it.store.metrics().errors() {
+                let labels = it.labels(&[("script", script), ("error_type", error)]);
+                self.sample(&labels, count);
+            }
         }
-        let name = "rate_limit_known_denials_total";
         let help = "Requests denied without asking the store, because their denial was known.";
-        self.single(name, "counter", help, &[], known_denials);
-        let name = "rate_limit_store_in_flight";
+        self.family("rate_limit_known_denials_total", "counter", help);
+        for it in stores {
+            self.sample(&it.labels(&[]), it.known_denials);
+        }
         let help = "Requests that wait for the store.";
-        self.single(name, "gauge", help, &[], store.in_flight());
+        self.family("rate_limit_store_in_flight", "gauge", help);
+        for it in stores {
+            self.sample(&it.labels(&[]), it.store.in_flight());
+        }
         let help = "1 for the state the circuit breaker of a server is in.";
         self.family("rate_limit_breaker_state", "gauge", help);
-        for (server, current) in store.breakers() {
-            for state in [
-                BreakerState::Closed,
-                BreakerState::Open,
-                BreakerState::HalfOpen,
-            ] {
-                let labels = [("server", server.as_str()), ("state", state.name())];
-                self.sample(&labels, u8::from(state == current));
+        for it in stores {
+            for (server, current) in it.store.breakers() {
+                for state in [
+                    BreakerState::Closed,
+                    BreakerState::Open,
+                    BreakerState::HalfOpen,
+                ] {
+                    let labels = it.labels(&[("server", &server), ("state", state.name())]);
+                    self.sample(&labels, u8::from(state == current));
+                }
             }
         }
     }
 
+    /// Writes what leased mode has done.
+    pub(super) fn prepaid(&mut self, usage: PrepaidUsage) {
+        let help = "Requests with leased rules, by what decided them.";
+        self.family("rate_limit_prepaid_decisions_total", "counter", help);
+        self.sample(&[("by", "slice")], usage.covered);
+        self.sample(&[("by", "store")], usage.asked);
+        let (name, help) = ("rate_limit_prepaid_draws_total", "Draws of leased rules.");
+        self.single(name, "counter", help, &[], usage.draws);
+        let help = "Units of leased rules: drawn, returned unused, or lost.";
+        self.family("rate_limit_prepaid_units_total", "counter", help);
+        self.sample(&[("what", "drawn")], usage.drawn_units);
+        self.sample(&[("what", "returned")], usage.returned_units);
+        self.sample(&[("what", "lost")], usage.lost_units);
+        let (name, help) = ("rate_limit_prepaid_keys", "Keys with slices.");
+        self.single(name, "gauge", help, &[], usage.keys);
+        let name = "rate_limit_prepaid_usable_units";
+        let help = "Units that can be used without a call.";
+        self.single(name, "gauge", help, &[], usage.usable_units);
+    }
+
+    /// Writes the last count of the keys in the default store, and the servers of all stores.
+    pub(super) fn census(&mut self, stores: &[RedisOf<'_>], config: &Config) {
+        for it in stores.iter().filter(|it| it.is_default) {
+            self.keys_in_redis(it.store, config);
+        }
+        self.servers(stores);
+    }
+
     /// Writes the last count of the keys in Redis.
-    pub(super) fn census(&mut self, store: &RedisStore, config: &Config) {
+    fn keys_in_redis(&mut self, store: &RedisStore, config: &Config) {
         let (census, subjects, namespace) = (store.census(), &config.subjects, &config.namespace);
         let usage = Usage {
             keys: census.keys(),
@@ -115,25 +182,36 @@ impl Page {
         for (rule, counted) in &rules {
             self.sample(&[("namespace", namespace), ("rule", rule)], counted.bytes);
         }
+    }
+
+    /// Writes the servers as of the last count of the keys.
+    fn servers(&mut self, stores: &[RedisOf<'_>]) {
+        let counted: Vec<_> = stores.iter().map(|it| (it, it.store.census())).collect();
+        let servers = counted
+            .iter()
+            .flat_map(|(it, census)| census.servers.iter().map(move |server| (it, server)));
         let help = "Bytes that a server uses.";
         self.family("rate_limit_redis_used_memory_bytes", "gauge", help);
-        for server in &census.servers {
-            self.sample(&[("server", &server.server)], server.used_memory);
+        for (it, server) in servers.clone() {
+            let labels = it.labels(&[("server", &server.server)]);
+            self.sample(&labels, server.used_memory);
         }
         let help = "Bytes that a server may use; 0 if it has no bound.";
         self.family("rate_limit_redis_max_memory_bytes", "gauge", help);
-        for server in &census.servers {
-            self.sample(&[("server", &server.server)], server.max_memory);
+        for (it, server) in servers.clone() {
+            let labels = it.labels(&[("server", &server.server)]);
+            self.sample(&labels, server.max_memory);
         }
         let help = "By how many seconds the clock of a server is ahead of the clock of this host.";
         self.family("rate_limit_store_clock_ahead_seconds", "gauge", help);
-        for server in &census.servers {
+        for (it, server) in servers {
             let (sign, micros) = match server.clock_ahead {
                 behind @ ..0 => ("-", behind.unsigned_abs()),
                 ahead => ("", ahead.unsigned_abs()),
             };
             let seconds = format_args!("{sign}{}.{:06}", micros / 1_000_000, micros % 1_000_000);
-            self.sample(&[("server", &server.server)], seconds);
+            let labels = it.labels(&[("server", &server.server)]);
+            self.sample(&labels, seconds);
         }
     }
 }

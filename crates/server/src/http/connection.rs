@@ -140,6 +140,7 @@ impl Protocols {
             return self.serve_http2(stream, peer, stopping).await;
         }
         let account = self.memory.account();
+        let certificate = stream.certificate.clone();
         let (stream, turn) = Turns::new(stream);
         let stopping = &stopping;
         let service = service_fn(|mut request: Request<Incoming>| {
@@ -151,6 +152,9 @@ impl Protocols {
                 return Either::Left(ready(Ok(answer)));
             }
             request.extensions_mut().insert(peer);
+            if let Some(certificate) = &certificate {
+                request.extensions_mut().insert(Arc::clone(certificate));
+            }
             let large = (self.is_large)(request.uri().path());
             let charge = large.then(|| admit(&account, true)).transpose();
             let answering = (self.routes)(received(request, &account));
@@ -189,6 +193,7 @@ impl Protocols {
     ) -> Result<(), ConnectionError> {
         let activity = Activity::default();
         let account = self.memory.account();
+        let certificate = stream.certificate.clone();
         let (routes, counted) = (self.routes.clone(), activity.clone());
         let (is_large, counting) = (self.is_large, account.clone());
         let (guard, metrics) = (Arc::clone(&self.guard), self.metrics.clone());
@@ -198,11 +203,14 @@ impl Protocols {
             let is_large = is_large(request.uri().path());
             // HTTP/1 checks the number of headers while it reads the head.
             let checked = match request.headers().len() > MAX_HEADERS {
-                true => Err(RequestError::TooManyHeaders),
+                true => Err(RequestError::TooManyHeaders { limit: MAX_HEADERS }),
                 false => guard.check(&request),
             };
             let answering = checked.map(|()| {
                 request.extensions_mut().insert(peer);
+                if let Some(certificate) = &certificate {
+                    request.extensions_mut().insert(Arc::clone(certificate));
+                }
                 routes(received(request, &counting))
             });
             let account = counting.clone();

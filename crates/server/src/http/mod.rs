@@ -11,7 +11,7 @@ pub(crate) mod guard;
 mod hold_body;
 mod openapi;
 mod openapi_holds;
-mod turn;
+pub(crate) mod turn;
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,7 @@ use crate::control::ControlPlane;
 use crate::door_metrics::HttpMetrics;
 use crate::exposition::Pages;
 use crate::forward_auth::ForwardAuth;
+use crate::identity;
 use crate::ingress_time::IngressTime;
 use crate::net::{self, Listener, NoRoom, Peer, ReadError};
 use crate::per_config::{Made, PerConfig};
@@ -88,7 +89,7 @@ impl DoorConfig {
         let config = active.config();
         DoorConfig {
             responder: Responder::new(&config.headers, active.rules()),
-            forward_auth: ForwardAuth::new(config.subjects.clone(), config.routes.clone()),
+            forward_auth: ForwardAuth::new(identity::subjects(config), config.routes.clone()),
             ingress_time: IngressTime::of(active),
             headers: config.headers.clone(),
             description: OnceLock::new(),
@@ -137,9 +138,9 @@ impl App {
         entered.map(|_| ()).map_err(RequestError::Access)
     }
 
-    /// Answers the question that `read` finds in the body. If there are `places`, the question
-    /// needs one of them to be decided. It takes the place only when its body has arrived. A request
-    /// without the scope gets an error before its body is read.
+    /// Answers the question that `read` finds in the body. `places` bound how many such questions are
+    /// decided at the same time: a question takes a place when its body has arrived. A request without
+    /// the scope gets an error before its body is read.
     async fn ask<R>(
         &self,
         scope: TokenScope,
@@ -400,7 +401,14 @@ async fn auth(State(app): AppState, request: Request) -> Response {
         let started = app.auth.metrics.start();
         let peer = extensions.get::<Peer>().map(|Peer(peer)| *peer);
         let (snapshot, door_config) = app.snapshot();
-        let check = door_config.forward_auth.check(peer, &parts)?;
+        let identity;
+        let mut check = door_config.forward_auth.check(peer, &parts)?;
+        let authenticator = app.control.authenticators().of(snapshot.active());
+        // The certificate of the connection is the proxy's own.
+        identity = authenticator.identify(headers, None).await?;
+        for (name, value) in identity.attributes() {
+            check.attributes.push(name, value);
+        }
         let ingress_time = &door_config.ingress_time;
         let snapshot = ingress_time.apply(snapshot, extensions, headers);
         let origin = Origin::new("auth", headers);

@@ -22,7 +22,7 @@ use crate::describe::{
     self, Describe, answer, described, description, healthz, item, metrics, number_schema, readyz,
     reference, taking, text_schema,
 };
-use crate::respond::{ErrorBody, Ready, ReadyConfig, answers};
+use crate::respond::{ErrorBody, Ready, ReadyConfig, answers, minimal};
 
 /// The name of the security scheme.
 const TOKEN: &str = "token";
@@ -71,6 +71,8 @@ pub(super) fn render(headers: &Headers) -> Bytes {
         .schema_from::<answers::RuleDecisionBody<'_>>()
         .schema_from::<answers::GraceBody>()
         .schema_from::<answers::DecisionsBody<'_>>()
+        .schema_from::<minimal::MinimalDecisionBody>()
+        .schema_from::<minimal::MinimalDecisionsBody>()
         .schema_from::<answers::VerdictBody<'_>>()
         .schema_from::<answers::ProblemBody<'_>>()
         .schema_from::<ErrorBody>()
@@ -140,18 +142,23 @@ impl HeaderFields {
             "degraded": false, "guarantee": "atomic", "configVersion": "5d0b3c1a",
             "decidedAtEpochMicros": 1_770_000_000_000_000_u64, "rules": []
         });
-        let allowed = self.with_fields(answer::<answers::DecisionBody<'_>>(
-            "Allowed.",
-            Some(admission),
-        ));
+        let allowed = decision_in_either_form("Allowed.", Some(admission));
+        let allowed = self.with_fields(with_preference_applied(allowed));
         let denied = "Denied. `Retry-After` is present if a wait helps.";
         let queue = "Denied by a shaping rule whose queue is full, or by a rule without a failure policy while the store fails.";
-        taking::<CheckBody<'_>>("check", json!({"attributes": {"user": "ann"}, "cost": 1}))
+        let example = json!({"attributes": {"user": "ann"}, "cost": 1});
+        with_prefer(taking::<CheckBody<'_>>("check", example))
             .summary(Some("May this proceed now? If so, it is charged."))
             .response("200", allowed)
-            .response("403", self.denial::<answers::DecisionBody<'_>>(BLOCKED))
-            .response("429", self.denial::<answers::DecisionBody<'_>>(denied))
-            .response("503", self.denial::<answers::DecisionBody<'_>>(queue))
+            .response("403", self.denied_check(BLOCKED))
+            .response("429", self.denied_check(denied))
+            .response("503", self.denied_check(queue))
+    }
+
+    /// Describes the denial of a check, in either form.
+    fn denied_check(&self, description: &str) -> Response {
+        let response = decision_in_either_form(description, None);
+        self.denying::<answers::DecisionBody<'_>>(with_preference_applied(response))
     }
 
     /// Describes `/auth`, and the paths below it, for every method.
@@ -289,17 +296,67 @@ impl HeaderFields {
     }
 }
 
+/// Adds the header with which a client asks for a form of answer.
+fn with_prefer(operation: OperationBuilder) -> OperationBuilder {
+    let what = "`return=minimal` for a short answer, `return=representation` for the whole answer.";
+    operation.parameter(
+        ParameterBuilder::new()
+            .name("Prefer")
+            .parameter_in(ParameterIn::Header)
+            .required(Required::False)
+            .description(Some(what))
+            .schema(Some(text_schema()))
+            .example(Some("return=minimal".into())),
+    )
+}
+
+/// Describes one of two bodies: `T`, or the minimal form `M`.
+fn in_either_form<T: ToSchema, M: ToSchema>(
+    description: &str,
+    example: Option<serde_json::Value>,
+) -> ResponseBuilder {
+    let either = AnyOfBuilder::new()
+        .item(reference::<T>())
+        .item(reference::<M>());
+    let content = ContentBuilder::new()
+        .schema(Some(Schema::from(either.build())))
+        .example(example);
+    ResponseBuilder::new()
+        .description(description)
+        .content(describe::JSON, content.build())
+}
+
+fn decision_in_either_form(
+    description: &str,
+    example: Option<serde_json::Value>,
+) -> ResponseBuilder {
+    in_either_form::<answers::DecisionBody<'_>, minimal::MinimalDecisionBody>(description, example)
+}
+
+fn with_preference_applied(response: ResponseBuilder) -> ResponseBuilder {
+    response.header(
+        "Preference-Applied",
+        described(text_schema(), "The preference that the answer follows."),
+    )
+}
+
 fn check_batch() -> OperationBuilder {
     let example = json!({"requests": [{"attributes": {"user": "ann"}}]});
-    taking::<BatchBody<'_>>("checkBatch", example)
+    let decisions = in_either_form::<answers::DecisionsBody<'_>, minimal::MinimalDecisionsBody>(
+        "One decision for each check.",
+        None,
+    );
+    with_prefer(taking::<BatchBody<'_>>("checkBatch", example))
         .summary(Some("Several checks at once, each decided on its own."))
-        .ok::<answers::DecisionsBody<'_>>("One decision for each check.")
+        .response("200", with_preference_applied(decisions))
 }
 
 fn peek() -> OperationBuilder {
-    taking::<CheckBody<'_>>("peek", json!({"attributes": {"user": "ann"}}))
+    let decision = decision_in_either_form("What it would answer: see `allowed`.", None);
+    let example = json!({"attributes": {"user": "ann"}});
+    with_prefer(taking::<CheckBody<'_>>("peek", example))
         .summary(Some("What would a check answer? Charges nothing."))
-        .ok::<answers::DecisionBody<'_>>("What it would answer: see `allowed`.")
+        .response("200", with_preference_applied(decision))
 }
 
 fn refund() -> OperationBuilder {
@@ -307,8 +364,9 @@ fn refund() -> OperationBuilder {
         "attributes": {"user": "ann"}, "cost": 1, "chargedAtEpochMicros": 1_770_000_000_000_000_u64
     });
     let unavailable = "The store does not answer; the units may have been given back.";
-    taking::<RefundBody<'_>>("refund", example)
+    let decision = decision_in_either_form("How the limits stand now.", None);
+    with_prefer(taking::<RefundBody<'_>>("refund", example))
         .summary(Some("Gives back what a check charged."))
-        .ok::<answers::DecisionBody<'_>>("How the limits stand now.")
+        .response("200", with_preference_applied(decision))
         .response("503", later("STORE_UNAVAILABLE", unavailable))
 }

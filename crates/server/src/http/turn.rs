@@ -13,23 +13,23 @@ use crate::net::Stream;
 /// Says whether the server owes an answer on an HTTP/1 connection: it does if it has read something since its
 /// last answer.
 #[derive(Clone, Default)]
-pub(super) struct Turn(Arc<AtomicBool>);
+pub(crate) struct Turn(Arc<AtomicBool>);
 
 impl Turn {
     /// Returns whether a request has begun to arrive.
-    pub(super) fn is_of_server(&self) -> bool {
+    pub(crate) fn is_of_server(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 /// A connection that keeps its [`Turn`] up to date.
-pub(super) struct Turns {
+pub(crate) struct Turns {
     stream: Stream,
     turn: Turn,
 }
 
 impl Turns {
-    pub(super) fn new(stream: Stream) -> (Turns, Turn) {
+    pub(crate) fn new(stream: Stream) -> (Turns, Turn) {
         let turn = Turn::default();
         let turns = Turns {
             stream,

@@ -2,9 +2,10 @@
 
 use std::str::FromStr;
 
+use memchr::memmem::Finder;
 use tollgate::{Span, Subject, Time};
 
-use super::record::{Head, RecordedDenial, rule_hash};
+use super::record::{HEAD, Head, RecordedDenial, rule_hash};
 use crate::audit::{ago, shown, time};
 
 /// How many denials are returned: the default and the maximum.
@@ -27,8 +28,8 @@ pub struct Query {
     /// Only denials of one of these subjects.
     subjects: Vec<HashPrefix>,
     rule: Option<(String, u64)>,
-    door: Option<String>,
-    action: Option<String>,
+    door: Option<FieldFilter>,
+    action: Option<FieldFilter>,
     pub(super) since: Option<Time>,
     pub(super) until: Option<Time>,
     pub(super) limit: usize,
@@ -43,6 +44,14 @@ pub struct Query {
 struct HashPrefix {
     bits: u128,
     mask: u128,
+}
+
+/// A text that a field of the object must have.
+#[derive(Clone, Debug)]
+struct FieldFilter {
+    text: String,
+    /// Finds the field with this text as the journal writes it. Records without it need not be parsed.
+    written: Finder<'static>,
 }
 
 /// Why a query is rejected.
@@ -120,8 +129,8 @@ impl Query {
                 }
             }
             "rule" => self.rule = name_of("rule")?.map(|rule| (rule.clone(), rule_hash(&rule))),
-            "door" => self.door = name_of("door")?,
-            "action" => self.action = name_of("action")?,
+            "door" => self.door = name_of("door")?.map(|it| FieldFilter::new("door", it)),
+            "action" => self.action = name_of("action")?.map(|it| FieldFilter::new("action", it)),
             "since" => self.since = time_of("since")?,
             "until" => self.until = time_of("until")?,
             "limit" => {
@@ -166,8 +175,8 @@ impl Query {
         });
     }
 
-    /// Returns whether the head of a record may belong to a denial that the query wants.
-    pub(super) fn wants_head(&self, head: &Head) -> bool {
+    /// Returns whether a record may be a denial that the query wants. Does not parse the object.
+    pub(super) fn may_want(&self, head: &Head, record: &[u8]) -> bool {
         let is_wanted = |subject: &u128| *subject != 0 && self.has_subject(*subject);
         self.since.is_none_or(|since| head.at >= since)
             && self.until.is_none_or(|until| head.at <= until)
@@ -176,12 +185,17 @@ impl Query {
                 .as_ref()
                 .is_none_or(|(_, hash)| *hash == head.rule)
             && (self.subjects.is_empty() || head.subjects.iter().any(is_wanted))
+            && [&self.door, &self.action]
+                .into_iter()
+                .flatten()
+                .all(|field| field.written.find(&record[HEAD..]).is_some())
     }
 
-    /// Returns whether the query wants a denial whose head it wants.
+    /// Returns whether the query wants a denial for which [`may_want`](Self::may_want) is true.
     pub(super) fn wants(&self, denial: &RecordedDenial) -> bool {
-        let is = |wanted: &Option<String>, found: Option<&str>| {
-            wanted.as_deref().is_none_or(|wanted| found == Some(wanted))
+        let is = |wanted: &Option<FieldFilter>, found: Option<&str>| {
+            let mut wanted = wanted.iter();
+            wanted.all(|wanted| found == Some(&*wanted.text))
         };
         self.rule
             .as_ref()
@@ -193,6 +207,16 @@ impl Query {
     fn has_subject(&self, subject: u128) -> bool {
         let mut wanted = self.subjects.iter();
         wanted.any(|it| subject & it.mask == it.bits)
+    }
+}
+
+impl FieldFilter {
+    fn new(name: &str, text: String) -> FieldFilter {
+        let written = format!("\"{name}\":{}", serde_json::Value::from(text.as_str()));
+        FieldFilter {
+            text,
+            written: Finder::new(&written).into_owned(),
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! The format of a recorded denial, in memory and in files.
 //!
-//! A record is a head of fixed size and a JSON object. The head has the numbers that queries compare, so that a
-//! query reads the object of a record only if the head matches. Numbers are little-endian:
+//! A record is a head of fixed size and a JSON object without spaces between its tokens. The head has the numbers
+//! that queries compare, so that a query parses the object of a record only if the head matches. A query by door
+//! or action first searches the bytes of the object for the field. Numbers are little-endian:
 //!
 //! | bytes | content |
 //! |---|---|

@@ -93,6 +93,6 @@ impl Ring {
 
 fn wanted(query: &Query, record: &[u8]) -> Option<RecordedDenial> {
     let head = head(record)?;
-    let denial = query.wants_head(&head).then(|| decode(record))??;
+    let denial = query.may_want(&head, record).then(|| decode(record))??;
     query.wants(&denial).then_some(denial)
 }

@@ -366,10 +366,11 @@ fn find_in(
         if head.seq >= before {
             break;
         }
-        if query.wants_head(&head) {
+        let end = place + head.length;
+        if query.may_want(&head, &bytes[place..end]) {
             places.push(place);
         }
-        place += head.length;
+        place = end;
     }
     let denials = places.into_iter().rev();
     let denials = denials.filter_map(|place| decode(&bytes[place..]));

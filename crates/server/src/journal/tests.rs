@@ -203,6 +203,42 @@ async fn memory_and_files_together_have_every_denial_once() {
 }
 
 #[tokio::test]
+async fn action_is_found_as_it_was_sent() {
+    let home = tempfile::tempdir().unwrap();
+    let engine = engine(&in_directory(home.path(), ", recent: 100"));
+    let journal = Journal::start(&engine).unwrap();
+    let actions = [
+        "read",
+        "read all",
+        "\"re\\ad\"",
+        "le\u{e7}on \u{1f600}",
+        "a/b",
+    ];
+    for action in actions {
+        // The first of two requests may be allowed.
+        for _ in 0..2 {
+            let attributes =
+                Attributes::from([("api_key", "k"), ("tenant", "acme"), ("action", action)]);
+            let _ = engine.check(&attributes).now_or_never().unwrap();
+        }
+    }
+    // More denials than the memory keeps, so that the actions are in files.
+    deny(&engine, "k1", 150);
+    let all = [("limit", "1000")];
+    let count = async |action: &str| {
+        let found = journal.find(query(&[all[0], ("action", action)]));
+        found.await.unwrap().denials.len()
+    };
+    for action in &actions[1..] {
+        assert_eq!(count(action).await, 2, "{action}");
+    }
+    assert_eq!(count("read").await, 151);
+    for other in ["rea", "ead", "read\",\"tenantId", "A/B"] {
+        assert_eq!(count(other).await, 0, "{other}");
+    }
+}
+
+#[tokio::test]
 async fn slow_reader_learns_how_many_denials_it_has_missed() {
     let engine = engine("recent: 100");
     let journal = Journal::start(&engine).unwrap();

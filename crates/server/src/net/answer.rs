@@ -57,7 +57,7 @@ impl<B: Body> Answer<B> {
         }
     }
 
-    /// Makes an answer on HTTP/2. `charge` is the charge of the request.
+    /// Makes an answer on HTTP/2. `charge` is what the request has taken from the account of its connection.
     pub(crate) fn stream(body: B, mut charge: Charge) -> Answer<B> {
         let is_large = charge.bytes() >= LARGE_ANSWER;
         charge.set(OVERHEAD + known_bytes(&body));

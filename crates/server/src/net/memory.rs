@@ -244,7 +244,7 @@ impl Drop for Charge {
 /// Bytes of an answer that was not taken yet.
 pub(crate) struct Untaken {
     charge: Charge,
-    /// The tick in which it was made, if it has to be taken in time.
+    /// The tick in which the bytes were made; `None` if the client has no time limit for them.
     tick: Option<usize>,
 }
 

@@ -47,7 +47,7 @@ impl Stopping {
 
     /// Waits until the server stops.
     pub(crate) async fn wait(&self) {
-        // A receiver that has waited takes the current stage for the first one.
+        // Wait with a clone: a receiver that has waited has seen the change, and `is_draining` would be false.
         let mut receiver = self.0.clone();
         // An error means that the server is gone.
         let _ = receiver.wait_for(|stage| *stage == Stage::Stopping).await;

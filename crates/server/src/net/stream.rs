@@ -2,6 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use socket2::SockRef;
@@ -10,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::{client, server};
 
 use super::Stopping;
+use crate::tls::ClientCertificate;
 
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -50,6 +52,8 @@ pub(crate) struct Stream {
     transport: Box<dyn Transport>,
     /// Whether TLS negotiated HTTP/2; `None` in plain text, where nothing is negotiated.
     pub(crate) is_http2: Option<bool>,
+    /// The certificate of the client, if TLS has verified one.
+    pub(crate) certificate: Option<Arc<ClientCertificate>>,
     first: [u8; PREFACE.len()],
     /// How many bytes of `first` were received.
     received: usize,
@@ -62,6 +66,7 @@ impl Stream {
         Stream {
             transport: Box::new(transport),
             is_http2,
+            certificate: None,
             first: [0; PREFACE.len()],
             received: 0,
             replayed: 0,
@@ -86,7 +91,7 @@ impl Stream {
         Ok(self.first == *PREFACE)
     }
 
-    /// Does the same, unless the server stops before the first byte arrives: returns `None` then.
+    /// Like `read_preface`, but returns `None` if the server stops before the first byte arrives.
     pub(crate) async fn read_preface_before(
         &mut self,
         stopping: &Stopping,

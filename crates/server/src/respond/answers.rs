@@ -512,7 +512,7 @@ fn lease_states() -> Schema {
     names(&["HELD", "RELEASED", "EXPIRED"], false)
 }
 
-fn codes() -> Schema {
+pub(super) fn codes() -> Schema {
     let of = |kind| Reason::ALL.map(|reason| code(kind, reason));
     names(&Kind::ALL.map(of).concat(), false)
 }

@@ -37,6 +37,15 @@ pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
     }
 }
 
+/// Returns the code of a denial; `None` if the request is allowed.
+pub(super) fn denial_code(decision: &Decision) -> Option<&'static str> {
+    if decision.blocked_by().is_some() {
+        return Some(BLOCKED);
+    }
+    let rule = decision.rule()?;
+    Some(code(rule.kind(), rule.reason()?))
+}
+
 /// Returns the code and the message of a denial; `None` if the request is allowed.
 pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
     if decision.blocked_by().is_some() {

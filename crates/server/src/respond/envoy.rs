@@ -10,7 +10,7 @@ use tollgate_config::{DenialBody, Headers};
 use tonic::Status;
 
 use super::denial_body;
-use super::fields::{Fields, Value, most_fields};
+use super::fields::{Fields, Value};
 use super::http::template;
 use crate::backend::{Answer, AskError};
 use crate::grpc::BadRequest;
@@ -64,7 +64,7 @@ impl EnvoyResponder {
         let mut headers = Vec::new();
         let mut raw_body = Vec::new();
         if let Some(decision) = together.deciding() {
-            headers.reserve(most_fields(decision));
+            headers.reserve(self.fields.most(decision));
             self.fields.write(decision, |name, value| {
                 let value = match value {
                     Value::Number(number) => number.to_string(),

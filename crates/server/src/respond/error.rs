@@ -7,14 +7,16 @@ use serde::Serialize;
 use tollgate::{PostError, StoreError};
 use utoipa::ToSchema;
 
-use super::{JSON, json};
+use super::answers::{Both, ProblemBody};
+use super::{JSON, PROBLEM, json};
 use crate::access::AccessError;
 use crate::backend::AskError;
 use crate::client::ClientError;
 use crate::control::RejectedConfig;
 use crate::door_metrics::Fault;
 use crate::forward_auth::AuthError;
-use crate::http::bounds::MAX_HEADERS;
+use crate::gateway::UpstreamError;
+use crate::identity::{Accepted, IdentityError};
 use crate::question::BadQuestion;
 
 /// Why a request was not decided.
@@ -38,8 +40,8 @@ pub(crate) enum RequestError {
          time, and try again"
     )]
     NoRoom,
-    #[error("the request has more than {MAX_HEADERS} headers")]
-    TooManyHeaders,
+    #[error("the request has more than {limit} headers")]
+    TooManyHeaders { limit: usize },
     #[error("the request must have exactly one Host header")]
     NotOneHost,
     #[error(
@@ -146,6 +148,24 @@ pub(crate) enum RequestError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Auth(#[from] AuthError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error("the host of the request is not valid, or its target and its Host header differ")]
+    BadHost,
+    #[error("the gateway does not open tunnels: CONNECT is not supported")]
+    Connect,
+    #[error("no route leads to a service for this request")]
+    NoRoute,
+    #[error("the body is not a JSON object")]
+    NotJson,
+    #[error("the value of {name} in the request is too long")]
+    LongField { name: String },
+    #[error("too many requests wait for their turn; try again")]
+    TooManyWaiting,
+    #[error(transparent)]
+    Upstream(UpstreamError),
 }
 
 impl RequestError {
@@ -160,6 +180,9 @@ impl RequestError {
             | Self::BadSubject(_)
             | Self::BadPath
             | Self::NotOneHost
+            | Self::BadHost
+            | Self::NotJson
+            | Self::LongField { .. }
             | Self::BodyCutShort => (400, "BAD_REQUEST"),
             Self::Question(BadQuestion::LongBatch { .. }) => (413, "TOO_LARGE"),
             Self::Question(_) => (400, "BAD_REQUEST"),
@@ -191,7 +214,7 @@ impl RequestError {
             Self::BadConfig(_) => (422, "BAD_CONFIG"),
             Self::BadOverride(_) => (422, "BAD_OVERRIDE"),
             Self::NoEffect(_) => (422, "NO_EFFECT"),
-            Self::TooManyHeaders => (431, "TOO_LARGE"),
+            Self::TooManyHeaders { .. } => (431, "TOO_LARGE"),
             Self::Internal => (500, "INTERNAL"),
             Self::NoRoom => (503, "NO_ROOM"),
             Self::OverridesUnavailable => (503, "OVERRIDES_UNAVAILABLE"),
@@ -205,11 +228,29 @@ impl RequestError {
             Self::Auth(AuthError::Untrusted { .. } | AuthError::NoPeer) => (403, "UNTRUSTED_PROXY"),
             Self::Auth(AuthError::PathTooLong { .. }) => (414, "TOO_LARGE"),
             Self::Auth(AuthError::Client(ClientError::TooLong(_))) => (431, "TOO_LARGE"),
-            Self::Auth(_) => (400, "BAD_REQUEST"),
+            Self::Client(ClientError::TooLong(_)) => (431, "TOO_LARGE"),
+            Self::Auth(_) | Self::Client(_) => (400, "BAD_REQUEST"),
+            Self::NoRoute => (404, "NO_ROUTE"),
+            Self::Connect => (405, "WRONG_METHOD"),
+            Self::TooManyWaiting => (503, "QUEUE_FULL"),
+            Self::Upstream(UpstreamError::Busy) => (503, "UPSTREAM_BUSY"),
+            Self::Upstream(UpstreamError::TimedOut) => (504, "UPSTREAM_TIMEOUT"),
+            Self::Upstream(UpstreamError::Unreachable) => (502, "UPSTREAM_UNREACHABLE"),
+            Self::Upstream(UpstreamError::BadAnswer) => (502, "UPSTREAM_FAILED"),
+            Self::Upstream(UpstreamError::Body(_)) => (400, "BAD_REQUEST"),
             Self::Ask(error) => {
                 let (status, code, ..) = error.codes();
                 (status, code)
             }
+            Self::Identity(error) => match error {
+                IdentityError::Several | IdentityError::Repeated(_) => (400, "BAD_REQUEST"),
+                IdentityError::BadHeader(_) => (431, "TOO_LARGE"),
+                IdentityError::Missing(_) => (401, "NO_CREDENTIALS"),
+                IdentityError::Token(_) => (401, "BAD_TOKEN"),
+                IdentityError::ApiKey(_) => (401, "BAD_API_KEY"),
+                IdentityError::Scope { .. } => (403, "NOT_PERMITTED"),
+                IdentityError::NoKeys => (503, "KEYS_UNAVAILABLE"),
+            },
         }
     }
 }
@@ -223,7 +264,7 @@ impl RequestError {
             Self::Json(_) | Self::NotAnObject { .. } => Fault::Body,
             Self::Question(BadQuestion::LongBatch { .. })
             | Self::BodyTooLarge { .. }
-            | Self::TooManyHeaders
+            | Self::TooManyHeaders { .. }
             | Self::Auth(
                 AuthError::PathTooLong { .. } | AuthError::Client(ClientError::TooLong(_)),
             ) => Fault::TooLarge,
@@ -240,14 +281,21 @@ impl RequestError {
             Self::BodyCutShort => Fault::CutShort,
             Self::BodyTooSlow => Fault::TooSlow,
             Self::NoRoom => Fault::NoRoom,
-            Self::NotOneHost | Self::UnknownHost { .. } => Fault::Host,
+            Self::NotOneHost | Self::BadHost | Self::UnknownHost { .. } => Fault::Host,
             Self::ForeignOrigin { .. } => Fault::Origin,
             Self::NoSuchPath | Self::NoSuchAdminPath | Self::WrongMethod => Fault::Unknown,
             Self::NoToken | Self::NoProxyToken | Self::NotPermitted { .. } | Self::Access(_) => {
                 Fault::Token
             }
             Self::Auth(AuthError::Untrusted { .. } | AuthError::NoPeer) => Fault::UntrustedProxy,
-            Self::Auth(_) => Fault::Header,
+            Self::Identity(IdentityError::NoKeys) => return None,
+            Self::Identity(_) => Fault::Token,
+            Self::Client(ClientError::TooLong(_)) => Fault::TooLarge,
+            Self::Auth(_) | Self::Client(_) => Fault::Header,
+            Self::NotJson => Fault::Body,
+            Self::LongField { .. } => Fault::Question,
+            Self::NoRoute | Self::Connect => Fault::Unknown,
+            Self::Upstream(UpstreamError::Body(_)) => Fault::Body,
             Self::Ask(_)
             | Self::Draining
             | Self::Internal
@@ -270,6 +318,8 @@ impl RequestError {
             | Self::PostedOtherwise(_)
             | Self::Ledger(_)
             | Self::LedgerBusy
+            | Self::TooManyWaiting
+            | Self::Upstream(_)
             | Self::Store(_) => return None,
         })
     }
@@ -344,6 +394,9 @@ fn response(error: &RequestError) -> Response {
     {
         return json(status, JSON, &body);
     }
+    if let RequestError::Identity(error) = error {
+        return unidentified(error, status, ErrorBody { code, message });
+    }
     let mut response = json(status, JSON, &ErrorBody { code, message });
     let headers = response.headers_mut();
     match error {
@@ -352,6 +405,9 @@ fn response(error: &RequestError) -> Response {
         | RequestError::LedgerBusy
         | RequestError::NoRoom => {
             headers.insert(RETRY_AFTER, 5.into());
+        }
+        RequestError::TooManyWaiting | RequestError::Upstream(UpstreamError::Busy) => {
+            headers.insert(RETRY_AFTER, 1.into());
         }
         RequestError::Ask(_) if status == StatusCode::SERVICE_UNAVAILABLE => {
             headers.insert(RETRY_AFTER, 5.into());
@@ -371,6 +427,57 @@ fn response(error: &RequestError) -> Response {
             }
         }
         _ => {}
+    }
+    response
+}
+
+/// Makes the response to a request whose caller is not known: a problem document (RFC 9457), and a
+/// challenge that says which credentials are accepted (RFC 6750).
+fn unidentified(error: &IdentityError, status: StatusCode, body: ErrorBody) -> Response {
+    let problem = ProblemBody {
+        r#type: "about:blank",
+        title: status.canonical_reason().unwrap_or_default(),
+        status: status.as_u16(),
+        detail: body.message.clone().into(),
+    };
+    let described = |code: &str| {
+        let message = &body.message;
+        format!("Bearer error=\"{code}\", error_description=\"{message}\"")
+    };
+    // A client that sent no token, or an API key, learns only how to send credentials (RFC 6750).
+    let scheme = |accepted: &Accepted| match &accepted.header {
+        Some(header) if !accepted.bearer => format!("ApiKey header=\"{header}\""),
+        _ => "Bearer".to_owned(),
+    };
+    let challenge = match error {
+        IdentityError::Missing(accepted) | IdentityError::ApiKey(accepted) => {
+            Some(scheme(accepted))
+        }
+        IdentityError::Token(_) => Some(described("invalid_token")),
+        IdentityError::Scope { scope } => Some(format!(
+            "{}, scope=\"{scope}\"",
+            described("insufficient_scope")
+        )),
+        IdentityError::Several | IdentityError::Repeated(_) | IdentityError::BadHeader(_) => {
+            Some(described("invalid_request"))
+        }
+        IdentityError::NoKeys => None,
+    };
+    let body = Both {
+        first: problem,
+        second: body,
+    };
+    let mut response = json(status, PROBLEM, &body);
+    let headers = response.headers_mut();
+    match challenge.map(|it| HeaderValue::from_str(&it)) {
+        Some(Ok(challenge)) => {
+            headers.insert(WWW_AUTHENTICATE, challenge);
+        }
+        // Every message is printable.
+        Some(Err(_)) => {}
+        None => {
+            headers.insert(RETRY_AFTER, 5.into());
+        }
     }
     response
 }

@@ -29,12 +29,6 @@ const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset
 /// The largest integer of a structured field.
 const MAX_SFV: u64 = 999_999_999_999_999;
 
-/// Returns how many header fields an answer may have: those of all families, `Retry-After` and the
-/// other headers. So their space is allocated once.
-pub(super) fn most_fields(decision: &Decision) -> usize {
-    if decision.rules().len() == 0 { 0 } else { 14 }
-}
-
 /// The value of a field.
 pub(super) enum Value<'a> {
     Number(u64),
@@ -68,12 +62,29 @@ impl Fields {
         }
     }
 
+    /// Returns how many fields a decision may have, `Retry-After` included. So their space is allocated
+    /// once.
+    pub(super) fn most(&self, decision: &Decision) -> usize {
+        let Families {
+            ietf,
+            ratelimit,
+            x_ratelimit,
+        } = self.families;
+        match decision.rules().len() {
+            0 => 0,
+            rules => {
+                let ietf = if ietf { rules + 1 } else { 0 };
+                1 + ietf + 3 * (usize::from(ratelimit) + usize::from(x_ratelimit))
+            }
+        }
+    }
+
     /// Adds the fields of a decision to the header of a response.
     pub(super) fn write_to(&self, headers: &mut HeaderMap, decision: &Decision) {
-        headers.reserve(most_fields(decision));
+        headers.reserve(self.most(decision));
         self.write(decision, |name, value| {
             let value = match value {
-                Value::Number(number) => number.into(),
+                Value::Number(value) => number(value),
                 Value::Ready(value) => value.clone(),
                 Value::Text(text) => match HeaderValue::try_from(text) {
                     Ok(value) => value,
@@ -85,10 +96,30 @@ impl Fields {
         });
     }
 
+    /// Adds the fields of a decision to a header that may have fields of another limiter.
+    pub(super) fn replace_in(&self, headers: &mut HeaderMap, decision: &Decision) {
+        if decision.rule().is_none() {
+            return;
+        }
+        for name in [
+            RATELIMIT,
+            RATELIMIT_POLICY,
+            RATELIMIT_LIMIT,
+            RATELIMIT_REMAINING,
+            RATELIMIT_RESET,
+            X_RATELIMIT_LIMIT,
+            X_RATELIMIT_REMAINING,
+            X_RATELIMIT_RESET,
+        ] {
+            headers.remove(name);
+        }
+        self.write_to(headers, decision);
+    }
+
     /// Adds the fields of the deciding rule, and the policies of all rules that are enforced.
     pub(super) fn write(&self, decision: &Decision, mut add: impl FnMut(HeaderName, Value<'_>)) {
-        if let Some(wait) = decision.retry_after() {
-            add(RETRY_AFTER, Value::Number(wait.as_secs_ceil().max(1)));
+        if let Some(wait) = retry_after(decision) {
+            add(RETRY_AFTER, Value::Number(wait));
         }
         let Some(rule) = decision.rule() else {
             return;
@@ -142,6 +173,23 @@ impl Fields {
             }
         }
     }
+}
+
+/// Adds `Retry-After` alone, if waiting helps.
+pub(super) fn write_retry_after(headers: &mut HeaderMap, decision: &Decision) {
+    if let Some(wait) = retry_after(decision) {
+        headers.insert(RETRY_AFTER, number(wait));
+    }
+}
+
+/// Returns how long to wait, in whole seconds, rounded up, at least 1.
+fn retry_after(decision: &Decision) -> Option<u64> {
+    decision.retry_after().map(|it| it.as_secs_ceil().max(1))
+}
+
+/// Returns a number as a value, with one allocation: `HeaderValue::from` makes two.
+fn number(number: u64) -> HeaderValue {
+    HeaderValue::from_str(itoa::Buffer::new().format(number)).unwrap_or_else(|_| number.into())
 }
 
 /// Returns when the whole limit is back, in whole seconds, rounded up.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::response::Response;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
 use tollgate::{AcquireOutcome, Decision, ReserveOutcome, RuleSet};
-use tollgate_config::{DenialBody, Headers};
+use tollgate_config::{AnswerForm, DenialBody, Headers};
 
 use super::answers::{
     Both, DecisionBody, DecisionsBody, HoldersBody, LeaseBody, NewLeaseBody, ProblemBody,
@@ -14,13 +15,16 @@ use super::answers::{
 };
 use super::denial::{denial, status};
 use super::denial_body;
-use super::fields::Fields;
+use super::fields::{Fields, write_retry_after};
+use super::minimal::{MinimalDecisionBody, MinimalDecisionsBody};
+use super::preference::{preference, tell_applied};
 use super::{JSON, PROBLEM, accepts_problem, json, report, with_body};
 use crate::backend::Answer;
 
 /// Turns answers into responses, as the `headers` section of the config says.
 pub(crate) struct Responder {
     fields: Fields,
+    form: AnswerForm,
     problem_json: bool,
     denial_body: Option<Arc<DenialBody>>,
 }
@@ -29,6 +33,7 @@ impl Responder {
     pub(crate) fn new(headers: &Headers, rules: &Arc<RuleSet>) -> Responder {
         Responder {
             fields: Fields::new(headers, rules),
+            form: headers.answers,
             problem_json: headers.problem_json,
             denial_body: headers.denial_body.clone(),
         }
@@ -37,11 +42,41 @@ impl Responder {
     /// Makes the response to a question with these `headers`. The body of a denial is a template of the
     /// rule or of the config, if there is one. Otherwise it is a problem document (RFC 9457) if the client
     /// accepts that, or if the config says so.
+    ///
+    /// Answers to checks, peeks and refunds are minimal if the client prefers that, or if the config says so
+    /// and the client does not prefer all of it. A denial with a template, or a problem document, stays as
+    /// it is.
     pub(crate) fn answer(&self, answer: &Answer, headers: &HeaderMap) -> Response {
+        let in_form = |full: &dyn Fn() -> Response, minimal: &dyn Fn() -> Response| {
+            let wanted = preference(headers);
+            let form = wanted.unwrap_or(self.form);
+            let mut response = match form {
+                AnswerForm::Full => full(),
+                AnswerForm::Minimal => minimal(),
+            };
+            if wanted.is_some() {
+                tell_applied(response.headers_mut(), form);
+            }
+            response
+        };
         match answer {
-            Answer::Decision(decision) => self.decision(decision, headers),
-            Answer::Standing(decision) => standing(decision),
-            Answer::Batch(decisions) => report(&DecisionsBody::new(decisions)),
+            Answer::Decision(decision) if self.has_own_body(decision, headers) => {
+                self.decision(decision, headers)
+            }
+            Answer::Decision(decision) => in_form(&|| self.decision(decision, headers), &|| {
+                let body = MinimalDecisionBody::new(decision);
+                let mut response = json(status(decision), JSON, &body);
+                write_retry_after(response.headers_mut(), decision);
+                response
+            }),
+            Answer::Standing(decision) => in_form(&|| standing(decision), &|| {
+                report(&MinimalDecisionBody::new(decision))
+            }),
+            Answer::Batch(decisions) => {
+                in_form(&|| report(&DecisionsBody::new(decisions)), &|| {
+                    report(&MinimalDecisionsBody::new(decisions))
+                })
+            }
             Answer::Demands(demands) => report(&DecisionsBody::new(demands.decisions())),
             // 201 if the reservation is new, 200 if an earlier request made it.
             Answer::Reserve(ReserveOutcome::Held { hold, decision }) => match decision {
@@ -66,6 +101,14 @@ impl Responder {
         }
     }
 
+    /// Returns whether a template or a problem document is the body of this decision.
+    fn has_own_body(&self, decision: &Decision, headers: &HeaderMap) -> bool {
+        !decision.is_allowed()
+            && (self.problem_json
+                || template(self.denial_body.as_ref(), decision).is_some()
+                || accepts_problem(headers))
+    }
+
     fn decision(&self, decision: &Decision, headers: &HeaderMap) -> Response {
         if decision.is_allowed() {
             let mut response = json(StatusCode::OK, JSON, &DecisionBody::new(decision));
@@ -87,6 +130,28 @@ impl Responder {
         *response.status_mut() = status(decision);
         self.fields.write_to(response.headers_mut(), decision);
         response
+    }
+
+    /// Makes the answer of the gateway to a request that is denied. A gRPC call gets a gRPC status.
+    pub(crate) fn refusal(&self, decision: &Decision, headers: &HeaderMap) -> Response {
+        if !is_grpc(headers) {
+            return self.verdict(decision, headers);
+        }
+        let message = denial(decision).map(|(_, message)| message);
+        let status = match status(decision) {
+            StatusCode::FORBIDDEN => tonic::Code::PermissionDenied,
+            StatusCode::SERVICE_UNAVAILABLE => tonic::Code::Unavailable,
+            _ => tonic::Code::ResourceExhausted,
+        };
+        let status = tonic::Status::new(status, message.unwrap_or_default());
+        let mut response = status.into_http::<Body>();
+        self.fields.write_to(response.headers_mut(), decision);
+        response
+    }
+
+    /// Adds the rate limit fields to an answer of an upstream. They replace those of the upstream.
+    pub(crate) fn add_fields(&self, headers: &mut HeaderMap, decision: &Decision) {
+        self.fields.replace_in(headers, decision);
     }
 
     /// Makes the response of a denial. `body` is the body if no template applies.
@@ -140,6 +205,12 @@ pub(super) fn template<'d>(
 ) -> Option<&'d DenialBody> {
     let of_rule = decision.rule().and_then(|it| it.rule().denial_body());
     of_rule.or(of_config).map(|body| &**body)
+}
+
+/// Returns whether a request is a gRPC call.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(http::header::CONTENT_TYPE);
+    content_type.is_some_and(|it| it.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// Makes a response that shows the state of the limits. Its status is always 200.

@@ -1,11 +1,12 @@
 //! When a certificate expires.
 //!
-//! A certificate is nested values: a tag, a length and the content (DER). Only the few values on the way
-//! to the end of the validity are read here. Whether the certificate is valid is checked elsewhere.
+//! Only the few values on the way to the end of the validity are read here. Whether the certificate is valid is checked elsewhere.
 
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
 use rustls::pki_types::CertificateDer;
+
+use super::der::{any_value, value};
 
 const SEQUENCE: u8 = 0x30;
 const UTC_TIME: u8 = 0x17;
@@ -42,29 +43,6 @@ fn expiry(cert: &[u8]) -> Option<i64> {
     };
     let time = DateTime::strptime("%Y%m%d%H%M%S", digits).ok()?;
     Some(time.to_zoned(TimeZone::UTC).ok()?.timestamp().as_second())
-}
-
-/// Splits off the first value, which must have this tag. Returns its content and the bytes after it.
-fn value(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
-    any_value(bytes).filter(|_| bytes.first() == Some(&tag))
-}
-
-/// Splits off the first value. Returns its content and the bytes after it.
-fn any_value(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (&length, rest) = bytes.get(1..)?.split_first()?;
-    let (length, rest) = match length {
-        0..=0x7f => (usize::from(length), rest),
-        // The length follows in this many bytes. Four are enough for any certificate.
-        0x81..=0x84 => {
-            let (digits, rest) = rest.split_at_checked(usize::from(length & 0x7f))?;
-            let length = digits
-                .iter()
-                .fold(0, |sum, byte| sum << 8 | usize::from(*byte));
-            (length, rest)
-        }
-        _ => return None,
-    };
-    rest.split_at_checked(length)
 }
 
 #[cfg(test)]

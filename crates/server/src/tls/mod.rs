@@ -1,8 +1,11 @@
 //! TLS for listeners: a certificate, a key and, for mTLS, the CA of the clients' certificates. The
 //! files are read again when they change, without a restart.
 //!
-//! `expiry`: when a certificate expires.
+//! * `expiry`: when a certificate expires. `client_certificate`: the names in the certificate of a client.
+//! * `der`: the encoding of certificates.
 
+mod client_certificate;
+mod der;
 mod expiry;
 
 use std::fs;
@@ -19,6 +22,8 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 pub use tollgate_config::TlsFiles;
+
+pub(crate) use self::client_certificate::ClientCertificate;
 
 /// How often the files are checked for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

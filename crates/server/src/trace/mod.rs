@@ -15,9 +15,9 @@ mod export;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use opentelemetry::Context;
-use opentelemetry::propagation::{Extractor, TextMapPropagator};
+use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
 use opentelemetry::trace::TraceContextExt;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tollgate::{
@@ -63,6 +63,21 @@ impl Origin {
         Origin { request, parent }
     }
 
+    /// Returns the origin of a request that a door passes on, and the span of the request if it is sampled.
+    /// The span of the decision is a child of it.
+    pub(crate) fn passed_on(
+        door: &'static str,
+        headers: &HeaderMap,
+    ) -> (Origin, Option<RequestSpan>) {
+        let mut origin = Origin::new(door, headers);
+        let Some(parent) = origin.parent.take() else {
+            return (origin, None);
+        };
+        let span = RequestSpan::new(door, &parent);
+        origin.parent = Some(span.0.context());
+        (origin, Some(span))
+    }
+
     /// Returns the door and the trace, for the record of a denial.
     pub(crate) fn request(&self) -> RequestOrigin {
         self.request
@@ -82,6 +97,58 @@ impl Origin {
         let answer = Box::pin(asking.instrument(span.clone())).await;
         answer.record_in(&span);
         answer
+    }
+}
+
+/// The span of a request that a door passes on. It ends when it is dropped.
+pub(crate) struct RequestSpan(Span);
+
+impl RequestSpan {
+    #[cold]
+    fn new(door: &'static str, parent: &Context) -> RequestSpan {
+        let span = tracing::info_span!(
+            target: TRACES,
+            parent: None,
+            "request",
+            otel.kind = "server",
+            door,
+            upstream = Empty,
+            http.response.status_code = Empty,
+            otel.status_code = Empty,
+        );
+        if parent.has_active_span() {
+            let _ = span.set_parent(parent.clone());
+        }
+        RequestSpan(span)
+    }
+
+    /// Makes the receiver of a request with these headers continue the trace here.
+    pub(crate) fn continue_in(&self, headers: &mut HeaderMap) {
+        TraceContextPropagator::new().inject_context(&self.0.context(), &mut Next(headers));
+    }
+
+    /// Notes the upstream and the status of the answer.
+    pub(crate) fn answered(&self, upstream: Option<&str>, status: StatusCode) {
+        if let Some(upstream) = upstream {
+            self.0.record("upstream", upstream);
+        }
+        self.0.record("http.response.status_code", status.as_u16());
+        if status.is_server_error() {
+            self.0.record("otel.status_code", "ERROR");
+        }
+    }
+}
+
+/// Writes `traceparent`. The client's `tracestate` stays as it is.
+struct Next<'h>(&'h mut HeaderMap);
+
+impl Injector for Next<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        if key == TRACEPARENT
+            && let Ok(value) = HeaderValue::try_from(value)
+        {
+            self.0.insert(HeaderName::from_static(TRACEPARENT), value);
+        }
     }
 }
 
@@ -135,7 +202,7 @@ fn parent(headers: Option<&HeaderMap>) -> Option<Context> {
 
 /// Returns the id of the trace that a request belongs to, sampled or not.
 #[inline]
-fn trace_id(headers: &HeaderMap) -> Option<u128> {
+pub(crate) fn trace_id(headers: &HeaderMap) -> Option<u128> {
     let value = headers.get(TRACEPARENT)?.to_str().ok()?;
     let (id, rest) = value.get(2..)?.strip_prefix('-')?.split_at_checked(32)?;
     let is_hex = id.bytes().all(|byte| byte.is_ascii_hexdigit());

@@ -1,10 +1,11 @@
 //! A server on a free port, and ways to talk to it.
 
 #![allow(dead_code)] // Each test file uses only a part.
-#![allow(clippy::unwrap_used)] // Test helpers may panic.
+#![allow(clippy::panic, clippy::unwrap_used)] // Test helpers may panic.
 
 pub(crate) mod app;
 pub(crate) mod config_file;
+pub(crate) mod gate;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

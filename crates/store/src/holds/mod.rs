@@ -126,8 +126,8 @@ pub enum Held {
         /// The decision on each charge.
         applied: Applied,
         /// How many clients wait before this client; `None` if this client does not wait. A client waits
-        /// only if just slots are missing, no queue is full, and its patience is not zero. Otherwise the
-        /// client has no place in a queue, and loses any place it had.
+        /// only if nothing but slots is missing, no queue is full, and its patience is not zero. Otherwise
+        /// the client has no place in a queue, and loses any place it had.
         ahead: Option<u64>,
     },
 }
@@ -145,6 +145,9 @@ pub enum Settle {
     Release,
     /// Ends an expired hold. Gives back all units of a reservation, or the slots of a lease.
     Expire,
+    /// Undoes a hold that should not have been made: gives back everything that it took, and forgets its
+    /// record. So a hold with the same id can be made again.
+    Undo,
     /// Gives back the slots of a lease. The other charges of the lease stay.
     ReleaseLease {
         /// The secret of the owner.

@@ -199,7 +199,7 @@ impl HoldRecord {
     #[must_use]
     pub fn may_settle(&self, how: Settle) -> bool {
         match (self.purpose, how) {
-            (_, Settle::Expire)
+            (_, Settle::Expire | Settle::Undo)
             | (Purpose::Reservation, Settle::Commit { .. } | Settle::Release) => true,
             (Purpose::Lease, Settle::ReleaseLease { token }) => token == self.token,
             _ => false,
@@ -231,6 +231,7 @@ impl HoldRecord {
     #[must_use]
     pub fn due(&self, charge: &HeldCharge, how: Settle) -> u64 {
         match (self.purpose, how) {
+            (_, Settle::Undo) => 0,
             (Purpose::Lease, _) => charge.taken,
             (_, Settle::Commit { actual }) => charge.cost.saturating_mul(actual),
             _ => 0,
@@ -241,7 +242,9 @@ impl HoldRecord {
     pub fn end(&mut self, how: Settle) {
         (self.state, self.actual) = match how {
             Settle::Commit { actual } => (HoldState::Consumed, Some(actual)),
-            Settle::Release | Settle::ReleaseLease { .. } => (HoldState::Released, None),
+            Settle::Release | Settle::ReleaseLease { .. } | Settle::Undo => {
+                (HoldState::Released, None)
+            }
             Settle::Expire => (HoldState::Expired, None),
         };
     }

@@ -7,8 +7,9 @@ use smallvec::SmallVec;
 use tollgate_core::concurrency::{Holder, State};
 use tollgate_core::{Charge, HoldId, Limit, Span, Time, Token};
 
+use super::MemoryStore;
 use super::all_charges::{Looks, all_allow};
-use super::{Locked, MemoryStore};
+use super::locked::Locked;
 use crate::clock::Clock;
 use crate::contract::{Applied, StoreError};
 use crate::holds::{
@@ -134,10 +135,13 @@ impl<C: Clock> MemoryStore<C> {
             return Settled::NotYet(Arc::clone(record));
         }
         let mut all = charges.iter().zip(&record.charges);
-        if all.any(|(charge, held)| {
-            let changes = record.settles(held) && record.due(held, how) != held.taken;
-            changes && charge.needs_state() && !shards.of(charge.key).has_quota(charge)
-        }) {
+        // Undoing a hold leaves a missing state as it is.
+        if how != Settle::Undo
+            && all.any(|(charge, held)| {
+                let changes = record.settles(held) && record.due(held, how) != held.taken;
+                changes && charge.needs_state() && !shards.of(charge.key).has_quota(charge)
+            })
+        {
             return Settled::Unrestored(Arc::clone(record));
         }
         let settled = charges.iter().zip(&record.charges).map(|(charge, held)| {
@@ -166,6 +170,9 @@ impl<C: Clock> MemoryStore<C> {
             }
             record.end(how);
         });
+        if how == Settle::Undo {
+            records.forget_ended(id, now);
+        }
         if let Some(subject) = ended.as_ref().and_then(|it| it.subject) {
             self.records.open.remove(subject);
         }

@@ -22,6 +22,7 @@
 
 mod all_charges;
 mod holds;
+mod locked;
 mod one_charge;
 mod open_holds;
 mod records;
@@ -32,15 +33,11 @@ mod table;
 use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
-use smallvec::SmallVec;
+use parking_lot::Mutex;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Admission, Balance, Charge, Denial, HoldId, Key, Outcome, Span, Time, Token};
 
-use self::all_charges::{
-    Looks, all_allow, available_units, is_unrestored, result_for, units_within, weight,
-};
-use self::one_charge::{Look, Write};
+use self::all_charges::{Looks, all_allow, available_units, units_within, weight};
 use self::records::Records;
 use self::shard::Shard;
 use crate::answer::Answer;
@@ -324,25 +321,6 @@ impl<C: Clock> MemoryStore<C> {
     fn shard_of(&self, key: Key) -> usize {
         (key.bits() >> 96) as usize & self.mask
     }
-
-    /// Locks the shards of `charges`, in ascending order.
-    fn lock(&self, charges: &[Charge<'_>]) -> Locked<'_, C> {
-        let mut wanted: u64 = 0;
-        for charge in charges {
-            wanted |= 1 << self.shard_of(charge.key);
-        }
-        let mut guards = SmallVec::new();
-        let mut rest = wanted;
-        while rest != 0 {
-            guards.push(self.shards[rest.trailing_zeros() as usize].0.lock());
-            rest &= rest - 1;
-        }
-        Locked {
-            store: self,
-            wanted,
-            guards,
-        }
-    }
 }
 
 /// Returns the error for a clock at the end of time.
@@ -372,127 +350,6 @@ fn in_time(applied: Applied) -> Result<Applied, StoreError> {
     match applied.now < Time::MAX {
         true => Ok(applied),
         false => Err(end_of_time()),
-    }
-}
-
-/// The locked shards of one request.
-struct Locked<'s, C> {
-    store: &'s MemoryStore<C>,
-    /// A bit for each locked shard.
-    wanted: u64,
-    guards: SmallVec<[MutexGuard<'s, Shard>; 6]>,
-}
-
-impl<C> Drop for Locked<'_, C> {
-    /// Unlocks the shards in descending order. When the next request gets the first lock, the other shards
-    /// are already free. So it does not keep the first lock while it waits for the second.
-    fn drop(&mut self) {
-        while self.guards.pop().is_some() {}
-    }
-}
-
-impl<C: Clock> Locked<'_, C> {
-    fn of(&mut self, key: Key) -> &mut Shard {
-        let before = (1_u64 << self.store.shard_of(key)) - 1;
-        &mut self.guards[(self.wanted & before).count_ones() as usize]
-    }
-
-    /// Decides and writes the most common request with several charges: each charge is of a token bucket or
-    /// GCRA with a state, and admits the request without delay. For any other request, changes nothing and
-    /// returns false.
-    fn charge_meters(
-        &mut self,
-        charges: &[Charge<'_>],
-        units: u64,
-        now: Time,
-        outcomes: &mut Outcomes,
-    ) -> bool {
-        let mut places: SmallVec<[(usize, u64); 6]> = SmallVec::new();
-        for (i, charge) in charges.iter().enumerate() {
-            let cost = charge.cost.saturating_mul(units);
-            if cost == 0 || weight(charges, i) != charge.cost {
-                return false;
-            }
-            match self.of(charge.key).meter_admits(charge, cost, now) {
-                Some(place) => places.push(place),
-                None => return false,
-            }
-        }
-        for (charge, place) in charges.iter().zip(places) {
-            let cost = charge.cost.saturating_mul(units);
-            let shard = self.of(charge.key);
-            shard.charge_meter(charge, place, cost, now, outcomes);
-        }
-        true
-    }
-
-    fn look(&mut self, charges: &[Charge<'_>], units: u64, now: Time, looks: &mut Looks) {
-        looks.clear();
-        for (i, charge) in charges.iter().enumerate() {
-            let cost = weight(charges, i).saturating_mul(units);
-            let mut look = self.of(charge.key).look(charge, cost, now);
-            if look.is_shared() {
-                let others = self.drawn_by_others(charges, looks, i);
-                if others > 0 {
-                    let cost = cost.saturating_add(others.saturating_mul(units));
-                    look = self.of(charge.key).look(charge, cost, now);
-                }
-            }
-            looks.push(look);
-        }
-    }
-
-    /// Writes charge `i` of a request for `units`. `allowed` says whether the request passes.
-    fn write(
-        &mut self,
-        charges: &[Charge<'_>],
-        looks: &[Look],
-        i: usize,
-        units: u64,
-        allowed: bool,
-        now: Time,
-    ) -> Outcome {
-        let (charge, look) = (&charges[i], &looks[i]);
-        let cost = charge.cost.saturating_mul(units);
-        let shard = self.of(charge.key);
-        let result = result_for(charges, looks, charge, allowed);
-        let write = match !allowed && is_unrestored(charges, looks) {
-            // Write nothing: the caller restores the state and asks again.
-            true => Write::Nothing,
-            false => Write::of(charge, &look.verdict, result),
-        };
-        let mut outcome = shard.write(charge, look, cost, write, now);
-        if allowed && charge.enforces() {
-            // A charge that allowed the request must not report a denial. For example, a back-off that
-            // counts a strike for the denial of a shadow blocks only the next request.
-            outcome.admission = look.verdict.admission;
-        }
-        if look.asked != cost {
-            // Earlier charges of the same key may have taken something since the verdict.
-            outcome.remaining = shard.peek(charge, 0, now).remaining;
-        }
-        outcome
-    }
-
-    /// Forgets some expired states after a request with new keys.
-    fn tidy(&mut self, charges: &[Charge<'_>], looks: &[Look], now: Time) {
-        for (charge, look) in charges.iter().zip(looks) {
-            self.of(charge.key).tidy(charge, look, now);
-        }
-    }
-
-    /// Returns the cost of one unit that other new subjects take from the shared state of charge `i`.
-    /// Counts the charges before charge `i`.
-    fn drawn_by_others(&self, charges: &[Charge<'_>], looks: &[Look], i: usize) -> u64 {
-        let stranger = &charges[i];
-        let shard = self.store.shard_of(stranger.key);
-        let others = charges.iter().zip(looks).filter(|(other, look)| {
-            look.is_shared()
-                && other.key != stranger.key
-                && other.overflow == stranger.overflow
-                && self.store.shard_of(other.key) == shard
-        });
-        others.fold(0, |sum: u64, (other, _)| sum.saturating_add(other.cost))
     }
 }
 

@@ -46,7 +46,7 @@ impl Records {
         }
     }
 
-    /// Locks the part of a hold.
+    /// Locks the part of the records that a hold belongs to.
     pub(super) fn lock(&self, id: HoldId) -> MutexGuard<'_, Part> {
         // Ids are random, so their low bits spread the records evenly.
         #[allow(clippy::cast_possible_truncation)]
@@ -197,9 +197,7 @@ impl Part {
     }
 
     fn end(&mut self, record: &HoldRecord, now: Time) {
-        // A ledger may list the hold as open until it expires: keep the record at least that long.
-        let until = now.max(record.expires_at) + RETAIN;
-        self.ended.insert((until, record.id));
+        self.ended.insert((kept_until(record, now), record.id));
     }
 
     /// Adds up to `most` open holds that have expired to `due`.
@@ -222,6 +220,15 @@ impl Part {
             .extend(due[before..].iter().copied().map(Reverse));
     }
 
+    /// Forgets a hold that has ended at `now`.
+    pub(super) fn forget_ended(&mut self, id: HoldId, now: Time) {
+        if let Some(record) = self.records.get(&id) {
+            let until = kept_until(record, now);
+            self.ended.remove(&(until, id));
+            self.remove(id);
+        }
+    }
+
     fn remove(&mut self, id: HoldId) {
         if let Some(record) = self.records.remove(&id) {
             self.charges -= record.charges.len();
@@ -237,6 +244,12 @@ impl Part {
             self.ended.pop_first();
         }
     }
+}
+
+/// Returns when the record of a hold that ended at `now` is forgotten.
+fn kept_until(record: &HoldRecord, now: Time) -> Time {
+    // A ledger may list the hold as open until it expires: keep the record at least that long.
+    now.max(record.expires_at) + RETAIN
 }
 
 #[cfg(test)]

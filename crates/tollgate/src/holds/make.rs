@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use smallvec::SmallVec;
 use tollgate_config::{Attributes, RequestLimits, Resolution};
-use tollgate_core::{Limit, Tag, Token};
+use tollgate_core::{HoldStores, Limit, Tag, Token};
 use tollgate_store::{
     Ask, Held, HoldState, Immediate, MAX_OWNER, NewHold, OpenBound, Purpose, Store, StoreError,
     Wait,
@@ -46,8 +46,9 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             let tags: SmallVec<[Tag; 8]> = resolution.charges.iter().map(|it| it.tag).collect();
             let tenant = attributes.get("tenant").unwrap_or_default();
             let names = &self.active.keyed().names;
+            let stores = HoldStores::of(resolution.charges.iter().map(|it| it.store));
             let new = NewHold {
-                id: names.name(&tags, tenant, key),
+                id: names.name(&tags, tenant, key).in_stores(stores),
                 ttl,
                 purpose: Purpose::Reservation,
                 token: Token::NONE,
@@ -200,8 +201,10 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let charges = resolution.charges.iter().map(|it| (it.rule, it.limit));
         let ttl = lease_for(acquire.ttl, charges, rules)?;
         let token = Token::new(random());
+        let names = &self.active.keyed().names;
+        let stores = HoldStores::of(resolution.charges.iter().map(|it| it.store));
         let new = NewHold {
-            id: self.active.keyed().names.name(&[tag], "", None),
+            id: names.name(&[tag], "", None).in_stores(stores),
             ttl,
             purpose: Purpose::Lease,
             token,

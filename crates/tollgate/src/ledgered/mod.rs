@@ -212,7 +212,10 @@ impl<S: Store> Ledgered<S> {
     async fn settle_recorded(&self, id: HoldId, how: Settle) -> Result<Settled, StoreError> {
         let mut settled = self.settle_restored(id, how).await?;
         if let Settled::Unknown = settled
-            && !matches!(how, Settle::Expire | Settle::ReleaseLease { .. })
+            && !matches!(
+                how,
+                Settle::Expire | Settle::Undo | Settle::ReleaseLease { .. }
+            )
             && self.sync.revive(&self.store, id).await?
         {
             settled = self.settle_restored(id, how).await?;

@@ -170,6 +170,7 @@ impl Account {
             overflow: counter.overflow,
             rule: &self.row.allowance,
             tag: counter.tag,
+            store: counter.store,
             recorded: Some(Recorded::default()),
             ..Charge::new(Key::from_bits(self.row.key), counter.limit)
         }

@@ -203,7 +203,8 @@ impl LedgerSync {
         // reservation ended.
         let (ended, open): (Vec<_>, Vec<_>) = rows.iter().partition(|row| row.ended.is_some());
         for row in ended.into_iter().chain(open) {
-            if let Some(record) = record_of(row) {
+            // Another store may have a part of the same reservation.
+            if let Some(record) = record_of(row).filter(|it| it.id == id) {
                 store.put_hold(&record).await?;
                 found = true;
             }
@@ -217,7 +218,9 @@ impl LedgerSync {
         row: &HoldRow,
         now: Time,
     ) -> Result<(), StoreError> {
-        let id = HoldId::new(row.hold, Tag::new(row.tag));
+        // The record knows the stores of the reservation.
+        let id = HoldRecord::from_text(&row.record).map(|it| it.id);
+        let id = id.unwrap_or(HoldId::new(row.hold, Tag::new(row.tag)));
         if let Settled::Unknown = store.settle(id, Settle::Expire).await? {
             if !self.revive(store, id).await? {
                 return self.end_unreadable(row, now).await;

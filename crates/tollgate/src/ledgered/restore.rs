@@ -200,9 +200,9 @@ impl LedgerSync {
         for summed in periods.into_iter().rev() {
             let (period, recorded) = (summed.period, summed.balance);
             if period.end > now {
-                // There are several current periods if the calendar has changed. Usage stays in the
-                // period that was current when it was recorded. Such usage does not count any more if
-                // another period has ended since then.
+                // After a change of the calendar, the ledger has several periods that have not ended:
+                // usage stays in the period in which it was recorded. Usage of a former calendar counts
+                // until the first period that ends after it was recorded.
                 if period.start != current.start && last_end > summed.last_at {
                     continue;
                 }

@@ -5,6 +5,13 @@
 //! nothing refills before that instant. So a remembered denial answers exactly as the store would, for
 //! all charges of the request.
 //!
+//! As a [prefilter](Remembered::prefilter), the wrapper also remembers a denial by some charges of a request
+//! while others allow it. A charge that has nothing left until an instant denies every request until then,
+//! whatever the others say. So the denial with the longest wait is repeated until its retry time, and the
+//! other charges are [undecided](Outcome::UNDECIDED): their figures change, and are left out. A denial never
+//! answers a request that the store would have admitted. More cannot be known without a call: if a charge has
+//! units left, or its next unit is back, other instances may have left them for this request.
+//!
 //! Other calls can still change such a state: a refund, a reset, a settled hold, a charge that counts
 //! denied requests, or other numbers for the same key. A call through this instance ends the denial at
 //! once. After a call through another instance, the denial ends after `denial_cache` at the latest.
@@ -17,7 +24,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tollgate_core::{Admission, Algorithm, Balance, Charge, Denial, HoldId, Key, Span, Time};
+use smallvec::SmallVec;
+use tollgate_core::{
+    Admission, Algorithm, Balance, Charge, Denial, HoldId, Key, Outcome, Span, Time,
+};
 use tollgate_store::{
     Answer, Applied, Ask, Clock, Held, HeldCharge, NewHold, Reply, Settle, Settled, Store,
 };
@@ -39,13 +49,17 @@ pub struct Remembered<S> {
     /// bits of the key. The lower half is 32 bits of a hash of the numbers.
     numbers: Box<[AtomicU64]>,
     answered: Arc<AtomicU64>,
+    /// Whether denials by some charges of a request are remembered.
+    is_prefilter: bool,
 }
 
 /// A remembered denial.
 struct Known {
     /// A hash of the request: its keys and their numbers. The cost is always 1.
     request: u128,
-    /// The count of changes of the request's keys when the store was asked.
+    /// The charges that deny, with one bit for each. Only their keys matter.
+    denying: u64,
+    /// The count of changes of their keys when the store was asked.
     changes: u64,
     applied: Applied,
     /// When this instance asked the store, and when it has to ask again.
@@ -72,6 +86,17 @@ impl<S: Store> Remembered<S> {
             changes: (0..GROUPS).map(|_| AtomicU64::new(0)).collect(),
             numbers: (0..GROUPS).map(|_| AtomicU64::new(0)).collect(),
             answered: Arc::default(),
+            is_prefilter: false,
+        }
+    }
+
+    /// Also remembers a denial by some charges of a request while others allow it. The answer then leaves out
+    /// the others.
+    #[must_use]
+    pub fn prefilter(self) -> Remembered<S> {
+        Remembered {
+            is_prefilter: true,
+            ..self
         }
     }
 
@@ -88,12 +113,15 @@ impl<S: Store> Remembered<S> {
     }
 
     /// Returns the remembered denial of this request, if it still applies at `now`.
-    fn known(&self, request: u128, changes: u64, now: Time) -> Option<Applied> {
+    fn known(&self, request: u128, charges: &[Charge<'_>], now: Time) -> Option<Applied> {
         let place = self.place(request).lock();
         let known = place.as_ref()?;
         // If the clock went back, no denial applies.
         let holds = known.asked_at <= now && now < known.until;
-        if !holds || known.request != request || known.changes != changes {
+        if !holds || known.request != request {
+            return None;
+        }
+        if self.changes_of(charges, known.denying) != known.changes {
             return None;
         }
         let mut applied = known.applied.clone();
@@ -102,22 +130,44 @@ impl<S: Store> Remembered<S> {
         Some(applied)
     }
 
-    /// Remembers a denial if no check can change it before its end.
-    fn learn(&self, request: u128, changes: u64, asked_at: Time, applied: &Applied) {
-        let mut until = Time::MAX;
-        for outcome in &applied.outcomes {
-            let Admission::Denied(Denial::Until(at)) = outcome.admission else {
-                return;
-            };
-            if outcome.remaining > 0 {
-                return;
+    /// Returns the charges whose denial no check can change before its end, and that end.
+    fn lasting(&self, applied: &Applied) -> Option<(u64, Time)> {
+        let spent = |outcome: &Outcome| match outcome.admission {
+            Admission::Denied(Denial::Until(at)) if outcome.remaining == 0 => Some(at),
+            _ => None,
+        };
+        let ends = || applied.outcomes.iter().map(spent);
+        if ends().all(|end| end.is_some()) {
+            return Some((ALL, ends().flatten().min()?));
+        }
+        if !self.is_prefilter || applied.outcomes.len() > 64 {
+            return None;
+        }
+        let last = ends().flatten().max()?;
+        let bits = ends().enumerate();
+        let bits = bits.filter(|(_, end)| *end == Some(last));
+        Some((bits.fold(0, |bits, (place, _)| bits | 1 << place), last))
+    }
+
+    /// Remembers a denial by the `denying` charges until `end`, by the clock of the store.
+    fn learn(
+        &self,
+        (request, asked_at): (u128, Time),
+        (denying, until): (u64, Time),
+        changes: u64,
+        applied: &Applied,
+    ) {
+        let mut told = applied.clone();
+        for (place, outcome) in told.outcomes.iter_mut().enumerate() {
+            if !is_among(denying, place) {
+                *outcome = Outcome::UNDECIDED;
             }
-            until = until.min(at);
         }
         let known = Known {
             request,
+            denying,
             changes,
-            applied: applied.clone(),
+            applied: told,
             asked_at,
             // The time is counted from before the call, so that the denial does not last too long.
             until: asked_at + until.since(applied.now).min(self.longest),
@@ -129,10 +179,12 @@ impl<S: Store> Remembered<S> {
         &self.places[group(request, PLACES)]
     }
 
-    /// Returns the sum of the changes of all keys of a request. The counts only grow, so an equal sum
+    /// Returns the sum of the changes of the keys of these charges. The counts only grow, so an equal sum
     /// means no change.
-    fn changes_of(&self, charges: &[Charge<'_>]) -> u64 {
-        let counts = charges.iter().map(|it| self.count_of(it.key));
+    fn changes_of(&self, charges: &[Charge<'_>], which: u64) -> u64 {
+        let charges = charges.iter().enumerate();
+        let charges = charges.filter(|(place, _)| is_among(which, *place));
+        let counts = charges.map(|(_, it)| self.count_of(it.key));
         counts.fold(0, |sum, it| sum.wrapping_add(it.load(Ordering::Acquire)))
     }
 
@@ -164,8 +216,9 @@ impl<S: Store> Remembered<S> {
     }
 }
 
-/// Returns by how much [`Remembered::changes_of`] grows when the keys of a request are forgotten once.
-fn counted_once(charges: &[Charge<'_>]) -> u64 {
+/// Returns by how much [`Remembered::changes_of`] of these charges grows when the keys of a request are
+/// forgotten once.
+fn counted_once(charges: &[Charge<'_>], which: u64) -> u64 {
     let groups = |it: &Charge<'_>| group(it.key.bits(), GROUPS);
     let same = |one| {
         charges
@@ -173,7 +226,17 @@ fn counted_once(charges: &[Charge<'_>]) -> u64 {
             .filter(|it| groups(it) == groups(one))
             .count()
     };
-    charges.iter().map(|it| same(it) as u64).sum()
+    let charges = charges.iter().enumerate();
+    let counted = charges.filter(|(place, _)| is_among(which, *place));
+    counted.map(|(_, it)| same(it) as u64).sum()
+}
+
+/// All charges of a request.
+const ALL: u64 = u64::MAX;
+
+/// Returns whether the charge at `place` is one of `which`.
+fn is_among(which: u64, place: usize) -> bool {
+    which == ALL || place < 64 && which >> place & 1 == 1
 }
 
 /// Returns the group of a key or a request. Keys are spread evenly, so the group can use any of their
@@ -214,26 +277,35 @@ impl<S: Store> Store for Remembered<S> {
         let request = request_of(charges, ask);
         let at = self.clock.now();
         if let Some(request) = request
-            && let Some(applied) = self.known(request, self.changes_of(charges), at)
+            && let Some(applied) = self.known(request, charges, at)
         {
             self.answered.fetch_add(1, Ordering::Relaxed);
             return Answer::Now(Ok(applied));
         }
         let renumbers = self.renumbers(charges);
-        let mut changes = self.changes_of(charges);
+        let counts = charges.iter().map(|it| self.count_of(it.key));
+        let before: SmallVec<[u64; 6]> = counts.map(|it| it.load(Ordering::Acquire)).collect();
         self.store.apply(charges, ask).map(move |answer| {
             let is_denied = matches!(&answer, Ok(applied) if !applied.allowed);
             // A denial changes no state, if the numbers are the same and no charge counts denied
             // requests. After any other answer, the states may have changed.
-            if !is_denied || renumbers || charges.iter().any(Charge::sees_denied) {
+            let changes = !is_denied || renumbers || charges.iter().any(Charge::sees_denied);
+            if changes {
                 self.forget(charges.iter().map(|it| it.key));
-                changes = changes.wrapping_add(counted_once(charges));
             }
             if let (Some(request), Ok(applied)) = (request, &answer)
                 && is_denied
-                && self.changes_of(charges) == changes
+                && let Some(lasting) = self.lasting(applied)
             {
-                self.learn(request, changes, at, applied);
+                let before = before.iter().enumerate();
+                let before = before.filter(|(place, _)| is_among(lasting.0, *place));
+                let mut count = before.fold(0_u64, |sum, (_, count)| sum.wrapping_add(*count));
+                if changes {
+                    count = count.wrapping_add(counted_once(charges, lasting.0));
+                }
+                if self.changes_of(charges, lasting.0) == count {
+                    self.learn((request, at), lasting, count, applied);
+                }
             }
             answer
         })
