@@ -14,6 +14,9 @@ const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 /// ioredis, as npm names it.
 const IOREDIS: &str = "ioredis@6.0.0";
 
+/// Playwright without its own browsers, as npm names it.
+const PLAYWRIGHT: &str = "playwright-core@1.65.1";
+
 /// Returns a command that runs Python with redis-py.
 ///
 /// # Panics
@@ -65,12 +68,27 @@ pub fn schemathesis() -> Command {
 /// When the download fails; the message says what to install, or shows the output of npm.
 #[must_use]
 pub fn node() -> Command {
+    node_with(IOREDIS)
+}
+
+/// Returns a command that runs Node.js with Playwright, which drives Chromium.
+///
+/// # Panics
+///
+/// When the download fails; the message says what to install, or shows the output of npm.
+#[must_use]
+pub fn playwright() -> Command {
+    needs("chromium", "chromium");
+    node_with(PLAYWRIGHT)
+}
+
+fn node_with(package: &str) -> Command {
     needs("node", "nodejs npm");
-    let home = cache::directory("node", IOREDIS, |download| {
+    let home = cache::directory("node", package, |download| {
         needs("npm", "nodejs npm");
         let mut npm = Command::new("npm");
         npm.args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"]);
-        run(npm.arg(download).arg(IOREDIS));
+        run(npm.arg(download).arg(package));
     });
     let mut node = Command::new("node");
     node.env("NODE_PATH", home.join("node_modules"));

@@ -245,11 +245,7 @@ impl Overview {
                 .map(|(rule, counts)| RuleFigures::new(rule, counts))
                 .collect(),
             blocked: engine.blocked().map(|(_, count)| count).sum(),
-            fallbacks: engine
-                .fallbacks()
-                .into_iter()
-                .filter(|(_, count)| *count > 0)
-                .collect(),
+            fallbacks: engine.fallbacks().filter(|(_, count)| *count > 0).collect(),
             doors: doors(admin),
             store: store(admin),
             hot_keys: hot_keys
@@ -316,7 +312,7 @@ fn store(admin: &Admin) -> StoreFigures {
         max_keys,
         bytes: 0,
         shared_decisions: 0,
-        known_denials: engine.known_denials(),
+        known_denials: engine.redis_stores().map(|(_, _, known)| known).sum(),
         in_flight: 0,
         breakers: BTreeMap::new(),
         latency: Histogram::default(),
@@ -327,22 +323,27 @@ fn store(admin: &Admin) -> StoreFigures {
         (figures.keys, figures.bytes) = (usage.keys, usage.bytes);
         figures.shared_decisions = usage.shared;
     }
-    if let Some(redis) = engine.redis() {
-        let census = redis.census();
-        figures.kind = "redis";
-        (figures.keys, figures.bytes) = (census.keys(), census.bytes());
-        figures.shared_decisions = redis.shared_decisions();
-        figures.in_flight = redis.in_flight();
-        let breakers = redis.breakers().into_iter();
-        figures.breakers = breakers
-            .map(|(server, state)| (server, state.name()))
-            .collect();
+    for (name, redis, _) in engine.redis_stores() {
+        figures.in_flight += redis.in_flight();
+        for (server, state) in redis.breakers() {
+            let server = match name {
+                Some(name) => format!("{name}: {server}"),
+                None => server,
+            };
+            figures.breakers.insert(server, state.name());
+        }
         for (_, answered, counts) in redis.metrics().latency() {
             match answered {
                 true => figures.latency.add(&counts),
                 false => figures.failed_calls += counts.count,
             }
         }
+    }
+    if let Some(redis) = engine.redis() {
+        let census = redis.census();
+        figures.kind = "redis";
+        (figures.keys, figures.bytes) = (census.keys(), census.bytes());
+        figures.shared_decisions = redis.shared_decisions();
         let rules = census.rules.iter().map(|(rule, counted)| RuleKeys {
             rule: rule.to_string(),
             keys: counted.keys,

@@ -84,10 +84,10 @@ async function begin() {
   }
   signOut.hidden = !token.get();
   open();
-  main.focus();
+  main.focus({ preventScroll: true });
   follow();
 }
 
 signOut.addEventListener("click", () => { token.set(null); location.reload(); });
-window.addEventListener("hashchange", () => { if (history.last()) { open(); main.focus(); } });
+window.addEventListener("hashchange", () => { if (history.last()) { open(); main.focus({ preventScroll: true }); } });
 begin();

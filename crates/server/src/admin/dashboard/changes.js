@@ -90,6 +90,10 @@ const brief = (value) => {
 
 /** Usage of quotas by tenant, with a forecast of the day on which they run out. */
 export function quotas(main) {
+  if (!history.last()?.ledger) {
+    show(main, h("h1", {}, "Quotas"), h("p", { class: "notice" }, "This instance has no ledger, so it keeps no usage by tenant. Add a `ledger` section to the config."));
+    return () => {};
+  }
   const rows = h("div");
   const filter = form((it) => load(it), "Filter", field("Tenant", "tenant"), field("Period, as 2026-07 or current", "period"), h("button", { class: "main" }, "Show"));
   show(main, h("h1", {}, "Quotas"), h("section", {}, filter), h("section", {}, rows));

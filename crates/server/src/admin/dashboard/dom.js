@@ -51,11 +51,10 @@ export function chart(label, series, { kind = "chart", width = 600, height = 140
     return values.map((value, place) => `${place === 0 ? "M" : "L"}${at(value, place)}`).join("");
   };
   const lines = series.map((it) => s("path", { class: it.class, d: points(it.values) }));
-  const scale = spark ? [] : [
-    s("line", { x1: 0, y1: height - 2, x2: width, y2: height - 2 }),
-    s("text", { x: 4, y: 13 }, `${short(most)}/s`),
-  ];
-  return s("svg", { class: kind, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label }, ...scale, ...lines);
+  const scale = spark ? [] : [s("line", { x1: 0, y1: height - 2, x2: width, y2: height - 2 })];
+  const drawn = s("svg", { class: kind, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label }, ...scale, ...lines);
+  // The picture is stretched to its place, so the text stands beside it.
+  return spark ? drawn : h("div", {}, h("p", { class: "dim scale" }, `up to ${short(most)} a second`), drawn);
 }
 
 /** A number as a person reads it. */
