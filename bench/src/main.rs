@@ -5,6 +5,7 @@
 //! * The memory of Redis by kind of rule.
 //! * The journal of denials under a flood.
 //! * Quotas with and without a ledger.
+//! * Leased mode against exact checks.
 //! * The gateway against nginx.
 //! * Approximate algorithms against the exact one.
 //! * Simulations of access logs.
@@ -22,6 +23,7 @@ mod gateway;
 mod journal;
 mod length;
 mod load;
+mod modes;
 mod peers;
 mod quota;
 mod redis;
@@ -89,6 +91,8 @@ enum Command {
     See(Length),
     /// Checks with a ledger, reservations, and the ledger itself (needs redis-server and PostgreSQL)
     Quota(Written),
+    /// Leased mode on Redis against the memory store and exact checks (needs redis-server)
+    Modes(Length),
     /// The journal of denials under 100,000 denials a second, and `tollgate why` over a full journal
     Journal(Length),
     /// The gateway against nginx (needs nginx and wrk)
@@ -138,6 +142,7 @@ impl Command {
             | Command::Quota(it)
             | Command::Doors { written: it, .. } => Some(it.length),
             Command::Accuracy(length)
+            | Command::Modes(length)
             | Command::See(length)
             | Command::Journal(length)
             | Command::Gateway(length) => Some(*length),
@@ -166,6 +171,7 @@ fn run(command: &Command) -> Result<Vec<String>, Box<dyn Error>> {
         }
         Command::Sizes(it) => sizes::run(it.length, it.write.as_deref())?,
         Command::Accuracy(length) => accuracy::run(*length)?,
+        Command::Modes(length) => return modes::run(*length),
         Command::See(length) => see::run(length.is_quick())?,
         Command::Journal(length) => journal::run(length.is_quick())?,
         Command::Gateway(length) => gateway::run(length.is_quick())?,

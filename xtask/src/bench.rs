@@ -38,6 +38,9 @@ pub(crate) enum Bench {
     /// A check with a ledger against one without, reserve and commit against one check, the ledger against a
     /// plain insert (needs redis-server and PostgreSQL)
     Quota(Written),
+    /// Leased mode on Redis against the memory store and exact checks: checks per second, calls per check
+    /// (needs redis-server)
+    Modes(Options),
     /// 100,000 denials a second for a minute: memory and files of the journal, and how long `tollgate why` takes
     /// over a full one
     Journal(Options),
@@ -99,6 +102,7 @@ impl<'a> Plan<'a> {
             Bench::Doors { written: it, .. } => (&["doors"], &it.options, it.write),
             Bench::Rules(it) => (&["rules"], &it.options, it.write),
             Bench::Quota(it) => (&["quota"], &it.options, it.write),
+            Bench::Modes(options) => (&["modes"], options, false),
             Bench::See(options) => (&["see"], options, false),
             Bench::Journal(options) => (&["journal"], options, false),
             Bench::Gateway(options) => (&["gateway"], options, false),
@@ -176,7 +180,7 @@ impl<'a> Plan<'a> {
 fn needs(name: &str) -> &'static [Component] {
     match name {
         "redis" => components::BENCH_REDIS,
-        "sizes" => components::BENCH_SIZES,
+        "sizes" | "modes" => components::BENCH_SIZES,
         "doors" => components::BENCH_DOORS,
         "quota" => components::BENCH_QUOTA,
         "gateway" => components::BENCH_GATEWAY,

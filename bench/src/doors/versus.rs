@@ -170,7 +170,7 @@ impl Sides {
         })
     }
 
-    /// Sets the requests of the next rounds, and sends one to each side, which must allow it.
+    /// Sets the keys of the next rounds.
     pub(super) fn set_keys(&mut self, setting: &Setting, keys: Keys) -> Result<(), Box<dyn Error>> {
         let values = keys.values();
         for side in &mut self.sides {

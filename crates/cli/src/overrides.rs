@@ -27,7 +27,7 @@ enum Command {
 #[derive(clap::Args)]
 #[command(
     group(ArgGroup::new("scope").required(true).args(["subject", "tenant", "plan", "everyone"])),
-    group(ArgGroup::new("change").required(true).args(["numbers", "scale", "state"])),
+    group(ArgGroup::new("change").required(true).args(["numbers", "scale", "state", "mode"])),
 )]
 struct SetArgs {
     /// Change the limits of this subject, such as user=ann or ip=10.0.0.0/8. Needs --for or --forever
@@ -61,6 +61,10 @@ struct SetArgs {
     /// Set the state of the rule: enforce, shadow or disabled; only with --everyone
     #[arg(long, value_name = "STATE")]
     state: Option<String>,
+
+    /// Set who decides the rule's requests: exact or leased
+    #[arg(long, value_name = "MODE")]
+    mode: Option<String>,
 
     /// How long the override lasts, such as 1h [default: until it is cleared]
     #[arg(long = "for", value_name = "TIME")]
@@ -119,6 +123,7 @@ fn set(args: &SetArgs) -> CommandResult {
         ("rule", &args.rule),
         ("scale", &args.scale),
         ("state", &args.state),
+        ("mode", &args.mode),
         ("for", &args.lasts),
     ];
     for (name, text) in texts {

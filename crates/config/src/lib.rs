@@ -78,10 +78,10 @@ pub use telemetry::{Denials, OtlpUrl, Telemetry};
 pub use tollgate_rules::{
     AttributeType, Attributes, Blocks, Ceiling, CompileOptions, ConfigError, Counter, DenialBody,
     DenialField, Difference, Durability, Effect, Explanation, FailurePolicy, FieldValue,
-    LimitSource, LogDenials, Missing, NamedSubject, NumberFrom, Overridden, Override, Placement,
-    Policy, Problem, RequestLimits, RequestSource, Resolution, Rollout, Rule, RuleBuilder,
-    RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, RuleStore, Scope,
-    Tiers, is_attribute_name, summary,
+    LimitSource, LogDenials, Missing, ModeName, NamedSubject, NumberFrom, Overridden, Override,
+    Placement, Policy, Problem, RequestLimits, RequestSource, Resolution, Rollout, Rule,
+    RuleBuilder, RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState,
+    RuleStore, Scope, Tiers, is_attribute_name, summary,
 };
 pub use upstream::{
     HealthCheck, Upstream, UpstreamHost, UpstreamProtocol, UpstreamServer, Upstreams,

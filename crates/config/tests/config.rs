@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
-use tollgate_config::{Attributes, FailurePolicy, Placement, RequestLimits, Store, parse};
+use tollgate_config::{
+    AnswerForm, Attributes, FailurePolicy, Placement, RequestLimits, Store, parse,
+};
 use tollgate_core::Keyring;
 
 const FULL: &str = r#"
@@ -95,7 +97,8 @@ fn the_smallest_config_has_defaults() {
     assert_eq!(config.subjects.ipv6_prefix, 64);
     assert!(config.subjects.hash_secret.is_none());
     let families = config.headers.families;
-    assert!(families.ietf && families.ratelimit && families.x_ratelimit);
+    assert!(!families.ietf && families.ratelimit && !families.x_ratelimit);
+    assert_eq!(config.headers.answers, AnswerForm::Full);
     assert!(config.policy.rules.is_empty());
 }
 

@@ -1,6 +1,6 @@
 //! The charge: what a request costs under one rule. Rules make charges, and stores decide them.
 
-use crate::{CarryOver, Key, Limit, Subject, Time};
+use crate::{CarryOver, Key, Limit, Mode, Subject, Time};
 
 /// The cost of one request under one rule, with the limit and the key of the state.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,8 @@ pub struct Charge<'a> {
     /// The time of the request, if the caller brings one; otherwise the epoch. Only a store that goes by the
     /// caller's clock uses it. It is the same in all charges of a request.
     pub at: Time,
+    /// Who decides the charge. Stores that keep states decide every charge exactly, whatever its mode.
+    pub mode: Mode,
 }
 
 impl<'a> Charge<'a> {
@@ -78,6 +80,7 @@ impl<'a> Charge<'a> {
             overdraft: 0,
             anonymous: false,
             at: Time::from_micros(0),
+            mode: Mode::Exact,
         }
     }
 

@@ -8,7 +8,7 @@
 //! probability of 2^-128.
 //!
 //! A keyring for states that outlive the process uses keyed BLAKE3. A keyring for one process uses SipHash,
-//! which takes a third of the time. `docs/decisions/0017-cheaper-checks.md` has the reasons.
+//! which takes a third of the time. `docs/decisions/0022-cheaper-checks.md` has the reasons.
 
 use std::fmt;
 

@@ -191,10 +191,14 @@ impl RuleSet {
         let own = self.layers.of_subjects(request.attributes);
         let (request_limits, rule) = (RequestLimits::default(), &self.rules[rule as usize]);
         match self.changed_for_subject(rule, compiled, &own, request) {
-            Some(resolved) => limit(compiled, &resolved, request, &request_limits).clone(),
+            Some(resolved) => limit(compiled, &resolved, request, &request_limits)
+                .0
+                .clone(),
             None => {
                 let resolved = self.resolved(compiled, self.tier(request));
-                limit(compiled, resolved, request, &request_limits).clone()
+                limit(compiled, resolved, request, &request_limits)
+                    .0
+                    .clone()
             }
         }
     }
@@ -227,11 +231,14 @@ impl RuleSet {
         let plan = tenant.and_then(|tenant| self.layers.plan_of(tenant));
         let zone = tenant.and_then(|tenant| self.layers.zone_of(tenant));
         let mut scales = Vec::new();
+        let mut mode_from = own.clone();
         let steps = self
             .layers
             .steps(rule.allowance(), plan, tenant, own_overrides);
         for (layer, step) in steps {
             match step {
+                // The mode is told below, under the numbers of all layers.
+                Step::Mode(_) => mode_from = layer.to_string(),
                 Step::Scale(scale) => {
                     scales.push(number(("scale", percentage(scale)), &layer.to_string()));
                 }
@@ -278,6 +285,13 @@ impl RuleSet {
             numbers.push(number(("limit_from", format!("{value:?}")), &from));
         }
         numbers.extend(scales);
+        let changed = self.changed_for_subject(rule, compiled, own_overrides, request);
+        let resolved = changed
+            .as_ref()
+            .unwrap_or_else(|| self.resolved(compiled, self.tier(request)));
+        for told in resolved.modes.explained(&resolved.limit) {
+            numbers.push(number(told, &mode_from));
+        }
         numbers
     }
 

@@ -16,6 +16,7 @@ use self::text::{Origin, read};
 use crate::document::{ConfigError, percentage};
 use crate::layers::is_by_tenant;
 use crate::limits::Numbers;
+use crate::mode::{ModeName, always_exact};
 use crate::named_subject::{NamedSubject, Owner};
 use crate::policy::Policy;
 use crate::rule::RuleState;
@@ -57,6 +58,7 @@ pub(crate) enum Change {
     /// The share of the limit that remains, in hundredths of a percent.
     Scale(u32),
     State(RuleState),
+    Mode(ModeName),
     /// The subject is denied before any rule.
     Block,
 }
@@ -163,6 +165,7 @@ impl Override {
             }
             Change::Scale(hundredths) => insert("scale", json!(percentage(*hundredths))),
             Change::State(state) => insert("state", json!(state.name())),
+            Change::Mode(mode) => insert("mode", json!(mode.name())),
             Change::Block => insert("block", json!(true)),
         }
         insert("reason", json!(self.reason));
@@ -183,7 +186,11 @@ impl Override {
             return Override::block_name(subject);
         }
         let rule = self.rule.as_deref().unwrap_or("*");
-        format!("{}/{rule}", self.scope)
+        match self.change {
+            // Of its own, so that the mode can change while other overrides change the numbers.
+            Change::Mode(_) => format!("mode:{}/{rule}", self.scope),
+            _ => format!("{}/{rule}", self.scope),
+        }
     }
 
     /// Whether the override is a block: its subject is denied before any rule.
@@ -220,6 +227,7 @@ impl Override {
             Change::Numbers(numbers) => numbers.to_string(),
             Change::Scale(hundredths) => format!("{} of the limit", percentage(*hundredths)),
             Change::State(state) => format!("state {}", state.name()),
+            Change::Mode(mode) => format!("mode {}", mode.name()),
             Change::Block => "blocked".to_owned(),
         }
     }
@@ -295,6 +303,16 @@ impl Override {
                 _ => format!("tenants share the allowance of `{name}`: its `per` has no tenant"),
             }),
             (Change::Scale(_) | Change::Block, _) => None,
+            (Change::Mode(mode), rule) => {
+                let backs_off = rule.is_some_and(|rule| rule.backoff.is_some());
+                let why = match always_exact(&counting.limit) {
+                    Some(why) => Some(why),
+                    None if backs_off => Some("its back-off is checked with every request"),
+                    None => None,
+                };
+                let why = why.filter(|_| *mode != ModeName::Exact);
+                why.map(|why| format!("`{name}` is always exact: {why}"))
+            }
             (Change::Numbers(it), _)
                 if it.timezone == Some(ZoneFrom::Tenant) && !is_by_tenant(per) =>
             {

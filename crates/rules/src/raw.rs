@@ -6,10 +6,10 @@
 use crate::denial_body::RawDenialBody;
 use crate::document::{
     Amount, At, Duration, Field, Flag, Lease, List, Named, Node, Percent, PlainRate, Problems,
-    RateOrUnlimited, Read, Text, Value, Whole, entries, no_such_word, schema, section, wanted,
-    words,
+    RateOrUnlimited, Read, Text, Value, Whole, entries, schema, section, wanted, words,
 };
 use crate::limits::Written;
+use crate::mode::ModeName;
 use crate::period::{Every, Start};
 use crate::placement::Placement;
 use crate::rule::{Durability, FailurePolicy, LogDenials, Missing, RuleState};
@@ -71,8 +71,6 @@ section! {
         rollout: Percent = "rollout",
         /// The rule that this candidate may replace. A candidate is compared with that rule and denies nothing. Fields that the candidate leaves out are taken from that rule.
         candidate_of: Text = "candidate_of",
-        /// How exact the count is.
-        mode: RawMode = "mode",
         /// The message for a client that this rule denies.
         message: Text = "message",
         /// The body of a denial by this rule, as a template: a text with fields such as {{retry_after}}, or a map with a content type.
@@ -134,6 +132,10 @@ section! {
         overdraft: Overdraft = "overdraft",
         /// The longest time that a client may ask for when it takes or renews a slot of concurrency, up to 24h (default: lease).
         max_lease: Lease = "max_lease",
+        /// Who decides: exact (the store, for every request) or leased (each instance, from units that it has drawn before). Default: exact.
+        mode: ModeName = "mode",
+        /// How long drawn units may be used, for mode leased, 10ms to 1m (default 100ms).
+        slice: Duration = "slice",
     }
 }
 
@@ -317,26 +319,6 @@ impl Read for RawCost {
 }
 
 schema!(RawCost, "Cost", generator => { "anyOf": [generator.subschema_for::<Formula>(), generator.subschema_for::<RawCostTable>()] });
-
-/// How exact the count is: `exact` is the only mode.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RawMode;
-
-impl Read for RawMode {
-    fn read(node: &Node, problems: &mut Problems<'_>) -> Option<RawMode> {
-        match node.text() {
-            Some("exact") => return Some(RawMode),
-            Some(mode @ ("leased" | "async")) => {
-                let help = "remove `mode`, or write `exact`: every check is exact";
-                problems.report(node.place, format!("there is no mode `{mode}`"), help);
-            }
-            _ => no_such_word("a mode", &["exact"], node, problems),
-        }
-        None
-    }
-}
-
-schema!(RawMode, "Mode", _generator => { "enum": ["exact"] });
 
 /// A number or a CEL expression.
 #[derive(Clone, Debug)]

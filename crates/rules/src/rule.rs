@@ -9,6 +9,7 @@ use crate::denial_body::DenialBody;
 use crate::document::words;
 use crate::expr::Expr;
 use crate::limits::Counting;
+use crate::mode::ModeName;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
 use crate::share::{Overdraft, Share};
@@ -314,6 +315,12 @@ impl Rule {
     #[must_use]
     pub fn carry_over(&self) -> CarryOver {
         self.carry_over
+    }
+
+    /// Who decides the rule's requests, as the config says. An override may set another mode.
+    #[must_use]
+    pub fn mode(&self) -> ModeName {
+        self.counting.modes.name
     }
 
     /// How usage is recorded, if a ledger is open. The rule or its budget sets this.

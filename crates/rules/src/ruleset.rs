@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_core::{
-    CarryOver, Charge, Enforcement, Key, Keyring, Limit, OnDenied, Recorded, RuleSalt, StoreId,
-    Subject, SubjectKind, Tag,
+    CarryOver, Charge, Enforcement, Key, Keyring, Limit, Mode, OnDenied, Recorded, RuleSalt,
+    StoreId, Subject, SubjectKind, Tag,
 };
 
 use crate::address;
@@ -313,16 +313,17 @@ impl RuleSet {
                     true => None,
                     false => self.changed_for_subject(own, compiled, &own_overrides, &request),
                 };
-                let (limit, fixed, scale) = match changed {
+                let (limit, mode, fixed, scale) = match changed {
                     None => {
                         let resolved = self.resolved(compiled, tier);
-                        let limit = limit(compiled, resolved, &request, request_limits);
-                        (limit, resolved.fixed, resolved.scale)
+                        let (limit, mode) = limit(compiled, resolved, &request, request_limits);
+                        (limit, mode, resolved.fixed, resolved.scale)
                     }
                     Some(resolved) => {
                         let brought = RequestLimits::default();
-                        let limit = limit(compiled, &resolved, &request, &brought).clone();
-                        (request_limits.keep(limit), resolved.fixed, resolved.scale)
+                        let (limit, mode) = limit(compiled, &resolved, &request, &brought);
+                        let limit = request_limits.keep(limit.clone());
+                        (limit, mode, resolved.fixed, resolved.scale)
                     }
                 };
                 resolution.charges.push(Charge {
@@ -338,6 +339,7 @@ impl RuleSet {
                     recorded: compiled.ledgered.then(|| self.recorded(index, attributes)),
                     overdraft: compiled.overdraft.of(|| whole(limit)),
                     anonymous: compiled.anonymous.is(attributes),
+                    mode,
                     ..Charge::new(Key::new(compiled.salt, subject), limit)
                 });
                 resolution.rules.push(index);
@@ -570,22 +572,23 @@ impl Compiled {
     }
 }
 
-/// Returns the limit of a request under a rule.
+/// Returns the limit of a request under a rule, and the mode of its charge.
 #[inline]
 pub(crate) fn limit<'r>(
     rule: &Compiled,
     resolved: &'r Resolved,
     request: &Request<'_, '_>,
     request_limits: &'r RequestLimits,
-) -> &'r Limit {
+) -> (&'r Limit, Mode) {
     if let Some(source) = &rule.source
         && !resolved.fixed
         && let Some(value) = request.values[source.id as usize]
         && let Some((limit, _)) = source.limit(resolved, value)
     {
-        return request_limits.keep(limit);
+        let (mode, prepaid) = resolved.modes.of(&limit);
+        return (request_limits.keep(prepaid.unwrap_or(limit)), mode);
     }
-    &resolved.limit
+    (resolved.charged(), resolved.mode)
 }
 
 /// Returns the amount of which an overdraft may be a share.

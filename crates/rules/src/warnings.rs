@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
+use tollgate_core::Limit;
+
+use crate::mode::ModeName;
 use crate::policy::Policy;
 use crate::rule::{Condition, Cost, Missing, Rule, RuleState};
 
@@ -40,11 +43,24 @@ impl Policy {
     #[must_use]
     pub fn warnings(&self) -> Vec<Warning> {
         let rules = self.rules.iter();
+        let enabled = rules.filter(|rule| rule.state != RuleState::Disabled);
         // With `missing: deny`, a request without the attribute is denied.
-        let skipping =
-            rules.filter(|rule| rule.state != RuleState::Disabled && rule.missing == Missing::Skip);
-        skipping.flat_map(unpriced).collect()
+        let skipping = enabled.clone().filter(|rule| rule.missing == Missing::Skip);
+        let unpriced = skipping.flat_map(unpriced);
+        unpriced.chain(enabled.filter_map(without_room)).collect()
     }
+}
+
+/// Returns a warning for a leased rule whose numbers leave no room for slices of the configured time.
+fn without_room(rule: &Rule) -> Option<Warning> {
+    let (limit, modes) = (&rule.counting.limit, rule.counting.modes);
+    let is_leased = modes.name == ModeName::Leased && !matches!(limit, Limit::Unlimited(_));
+    let message = modes.shortened(limit).filter(|_| is_leased)?;
+    Some(Warning {
+        rule: Arc::clone(&rule.id),
+        message,
+        help: "raise the burst or capacity, lengthen the window, or shorten `slice`".to_owned(),
+    })
 }
 
 /// Returns a warning for each attribute that the cost needs. A request without the attribute has no
@@ -112,6 +128,21 @@ mod tests {
             .iter()
             .map(|it| it.message.split('`').nth(3).unwrap().to_owned());
         names.collect()
+    }
+
+    #[test]
+    fn leased_rule_without_room_for_its_slice_is_warned_of() {
+        let warned = |numbers: &str| {
+            let rule = format!("algorithm: gcra, mode: leased, {numbers}");
+            let text = format!("version: 1\nrules: [{{ id: r, {rule} }}]\n");
+            let warnings = Policy::parse("rules.yaml", &text).unwrap().warnings();
+            warnings.into_iter().next().map(|it| it.message)
+        };
+        assert_eq!(warned("rate: 100/s, burst: 100"), None);
+        let exact = warned("rate: 100/s, burst: 1").unwrap();
+        assert!(exact.contains("the rule is exact"), "{exact}");
+        let shorter = warned("rate: 100/s, burst: 10").unwrap();
+        assert!(shorter.contains("50ms instead of 100ms"), "{shorter}");
     }
 
     #[test]

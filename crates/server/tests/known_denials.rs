@@ -9,6 +9,7 @@ use common::{Answer, Running};
 use tollgate_rig::Redis;
 
 const RULES: &str = "
+headers: { families: [ietf] }
 rules:
   - { id: bucket, per: [user], algorithm: token-bucket, capacity: 10, refill: 1/m }
   - { id: hours, per: [user], algorithm: fixed-window, limit: 1000, window: 240h }

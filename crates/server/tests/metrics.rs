@@ -59,7 +59,7 @@ const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_memory_bytes", &["namespace"]),
     ("rate_limit_shared_decisions_total", &["namespace"]),
 ];
-const PROMISED_WITH_A_STORE: [(&str, &[&str]); 16] = [
+const PROMISED_WITH_A_STORE: [(&str, &[&str]); 21] = [
     ("rate_limit_keys", &["namespace"]),
     ("rate_limit_max_keys", &["namespace"]),
     ("rate_limit_shared_decisions_total", &["namespace"]),
@@ -74,6 +74,11 @@ const PROMISED_WITH_A_STORE: [(&str, &[&str]); 16] = [
     ("rate_limit_redis_batch_size_count", &[]),
     ("rate_limit_script_errors_total", &["script", "error_type"]),
     ("rate_limit_known_denials_total", &[]),
+    ("rate_limit_prepaid_decisions_total", &["by"]),
+    ("rate_limit_prepaid_draws_total", &[]),
+    ("rate_limit_prepaid_units_total", &["what"]),
+    ("rate_limit_prepaid_keys", &[]),
+    ("rate_limit_prepaid_usable_units", &[]),
     ("rate_limit_store_in_flight", &[]),
     ("rate_limit_breaker_state", &["server", "state"]),
 ];

@@ -31,7 +31,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Returns the config with this number. It has two rules that change together, and one that never
 /// changes, in a changing order. The other rules make the config large.
 fn yaml(top: &str, number: u64) -> String {
-    let mut text = format!("version: 1\n{top}rules:\n");
+    let mut text = format!("version: 1\n{top}headers: {{ families: [ietf] }}\nrules:\n");
     let pair = ["one", "two"].iter().zip(BASES);
     let mut rules: Vec<String> = pair
         .map(|(id, base)| {

@@ -85,6 +85,42 @@ impl Clock for SystemClock {
     }
 }
 
+/// A clock that starts at zero and only goes on, also while the process is stopped. It has no relation to the
+/// wall clock. Use it for spans that must not become longer when the wall clock is set.
+#[derive(Clone, Debug)]
+pub struct MonotonicClock {
+    cycles: quanta::Clock,
+    start_cycles: u64,
+}
+
+impl MonotonicClock {
+    /// Returns a clock that shows zero.
+    #[must_use]
+    pub fn new() -> MonotonicClock {
+        let cycles = quanta::Clock::new();
+        MonotonicClock {
+            start_cycles: cycles.raw(),
+            cycles,
+        }
+    }
+}
+
+impl Default for MonotonicClock {
+    fn default() -> MonotonicClock {
+        MonotonicClock::new()
+    }
+}
+
+impl Clock for MonotonicClock {
+    #[inline]
+    fn now(&self) -> Time {
+        let nanos = self
+            .cycles
+            .delta_as_nanos(self.start_cycles, self.cycles.raw());
+        Time::from_micros(nanos / 1000)
+    }
+}
+
 /// Measures how long something takes, for a few nanoseconds a reading.
 ///
 /// A [`Clock`] tells wall time, which may jump. A stopwatch reads the processor's cycle counter, which

@@ -13,7 +13,7 @@ mod memory;
 
 pub use answer::{Answer, AnswerFuture};
 pub use breaker::{Breaker, BreakerOptions, BreakerState, Permit};
-pub use clock::{Clock, ManualClock, Started, Stopwatch, SystemClock};
+pub use clock::{Clock, ManualClock, MonotonicClock, Started, Stopwatch, SystemClock};
 pub use contract::{
     Applied, Ask, GRACE, Guarantee, Immediate, Outcomes, Reply, Store, StoreError, Unanswered,
     Usage,

@@ -1,9 +1,9 @@
 //! The limiter that a config names, with its stack of stores.
 //!
 //! Only this module puts stores together. [`Routed`] is outermost, unless all state is in this process. It
-//! has a stack for each store. From the outside in: split allowances ([`Sharded`]), known denials ([`Remembered`], on Redis), the ledger
-//! ([`Ledgered`], if the config names one), spans ([`Traced`]), and the store itself. Add a new wrapper only
-//! here, in `stack`.
+//! has a stack for each store. From the outside in: split allowances ([`Sharded`]), known denials
+//! ([`Remembered`], on Redis), the ledger ([`Ledgered`], if the config names one), slices ([`Prepaid`], on
+//! Redis), spans ([`Traced`]), and the store itself. Add a new wrapper only here, in `stack`.
 
 use std::fmt;
 use std::ops::Deref;
@@ -31,6 +31,8 @@ use tollgate_redis::{
     Address, BreakerOptions, BreakerState, Finding, Options, RedisStore, Servers, SharedLog,
     SharedValues, Tls,
 };
+#[cfg(feature = "redis")]
+use tollgate_store::MonotonicClock;
 #[cfg(any(feature = "ledger", feature = "redis"))]
 use tollgate_store::SystemClock;
 use tollgate_store::{Immediate, MemoryStore, Store, Usage};
@@ -44,7 +46,7 @@ use crate::ledgered::{LedgerSync, Ledgered, PostError};
 use crate::limiter::Limiter;
 use crate::start::StartError;
 #[cfg(feature = "redis")]
-use crate::stores::{Remembered, Sharded};
+use crate::stores::{Prepaid, PrepaidUsage, Remembered, Sharded};
 use crate::stores::{Routed, Traced};
 
 /// A limiter with the store and the ledger that a config names. It derefs to its [`Limiter`].
@@ -69,9 +71,14 @@ struct Redis {
     store: RedisStore,
     /// How many requests were denied from known denials.
     known_denials: Arc<AtomicU64>,
+    prepaid: Arc<Slices>,
     /// Why the store could not be used since the start; `None` once it can be used.
     missing: Arc<ArcSwapOption<String>>,
 }
+
+/// The slices of one Redis.
+#[cfg(feature = "redis")]
+type Slices = Prepaid<Traced<RedisStore>>;
 
 /// How often an engine that has started without its store tries to reach the store.
 #[cfg(feature = "redis")]
@@ -265,7 +272,7 @@ impl Engine {
         let (mut redis, mut named) = (Vec::new(), Vec::new());
         #[cfg(feature = "redis")]
         for ((name, store), (_, options)) in parts.redis.into_iter().zip(config.redis_stores()) {
-            let (stack, known_denials) = stack(&store, options, &ledger);
+            let (stack, prepaid, known_denials) = stack(&store, options, &ledger);
             match &name {
                 None => default = Some(stack),
                 Some(name) => named.push((StoreId::named(name), stack)),
@@ -278,6 +285,7 @@ impl Engine {
                 name,
                 store,
                 known_denials,
+                prepaid,
                 missing,
             });
         }
@@ -327,8 +335,14 @@ impl Engine {
         is_used.then(|| self.memory.0.usage())
     }
 
-    /// Writes the entries that wait for the ledger, and accepts no more. Call this at the end of a process.
+    /// Gives drawn units back that were not used. Writes the entries that wait for the ledger, and accepts no
+    /// more. Call this at the end of a process.
     pub async fn close(&self) {
+        #[cfg(feature = "redis")]
+        for redis in &self.redis {
+            // Slices end by themselves soon, so a slow store need not be waited for.
+            let _ = tokio::time::timeout(Duration::from_secs(1), redis.prepaid.close()).await;
+        }
         #[cfg(feature = "ledger")]
         if let Some(sync) = &self.sync {
             sync.ledger().close().await;
@@ -387,6 +401,13 @@ impl Engine {
             let known = it.known_denials.load(Ordering::Relaxed);
             (it.name.as_deref(), &it.store, known)
         })
+    }
+
+    /// Returns what leased mode has done, in all stores together.
+    #[must_use]
+    pub fn prepaid_usage(&self) -> PrepaidUsage {
+        let all = self.redis.iter().map(|it| it.prepaid.prepaid_usage());
+        all.fold(PrepaidUsage::default(), PrepaidUsage::plus)
     }
 
     /// Returns why the store cannot be used at the moment, so that failure policies decide; `None` if
@@ -547,23 +568,28 @@ impl LedgerPart {
     }
 }
 
-/// Builds the stack of one Redis. Also returns the count of requests that known denials have answered.
+/// Builds the stack of one Redis. Also returns its slices, and the count of requests that known denials have
+/// answered.
 #[cfg(feature = "redis")]
 fn stack(
     redis: &RedisStore,
     options: &tollgate_config::Redis,
     ledger: &LedgerPart,
-) -> (Arc<dyn Store>, Arc<AtomicU64>) {
-    let store = ledger.wrap(Arc::new(Traced(redis.clone())));
+) -> (Arc<dyn Store>, Arc<Slices>, Arc<AtomicU64>) {
+    let clock = Arc::new(MonotonicClock::new());
+    let prepaid = Prepaid::new(Traced(redis.clone()), clock, options.replicas);
+    let prepaid = Arc::new(prepaid);
+    // Above the slices, so that the ledger records what was used, and not what was drawn.
+    let store = ledger.wrap(Arc::clone(&prepaid) as Arc<dyn Store>);
     let Some(longest) = options.denial_cache else {
-        return (Arc::new(Sharded::new(store)), Arc::default());
+        return (Arc::new(Sharded::new(store)), prepaid, Arc::default());
     };
     let mut remembered = Remembered::new(store, longest, Arc::new(SystemClock::new()));
     if options.prefilter {
         remembered = remembered.prefilter();
     }
     let known_denials = remembered.answered();
-    (Arc::new(Sharded::new(remembered)), known_denials)
+    (Arc::new(Sharded::new(remembered)), prepaid, known_denials)
 }
 
 /// Rejects a config with a store or a ledger that is not part of this build. Nothing is ignored

@@ -278,16 +278,16 @@ pub use snapshot::Snapshot;
 pub use start::StartError;
 #[cfg(feature = "wait")]
 pub use stores::{GuardOptions, Guarded};
-pub use stores::{Remembered, Routed, Sharded, TRACES, Traced};
+pub use stores::{Prepaid, PrepaidUsage, Remembered, Routed, Sharded, TRACES, Traced};
 pub use striped::Striped;
 pub use throttle::Throttled;
 #[cfg(feature = "schema")]
 pub use tollgate_config::json_schema;
 pub use tollgate_config::{
     AttributeType, Attributes, Ceiling, Config, ConfigError, Durability, Effect as RuleEffect,
-    Explanation, FailurePolicy, LimitSource, LogDenials, Missing, NamedSubject, NumberFrom,
-    Override, Placement, Policy, Problem, Rollout, Rule, RuleBuilder, RuleError, RuleProblem,
-    RuleSet, RuleState, RuleStore, Scope, load, parse,
+    Explanation, FailurePolicy, LimitSource, LogDenials, Missing, ModeName, NamedSubject,
+    NumberFrom, Override, Placement, Policy, Problem, Rollout, Rule, RuleBuilder, RuleError,
+    RuleProblem, RuleSet, RuleState, RuleStore, Scope, load, parse,
 };
 /// The algorithms: pure functions of a state and an instant. A custom store decides with them.
 #[doc(no_inline)]
@@ -296,14 +296,15 @@ pub use tollgate_core::backoff::{Backoff, Schedule};
 pub use tollgate_core::concurrency::Holder;
 pub use tollgate_core::{
     Admission, Algorithm, Anchor, Balance, Calendar, CarryOver, Charge, Denial, Enforcement,
-    HoldId, Key, Keyring, Leaky, Limit, Limiting, MAX_AMOUNT, OnDenied, Outcome, ParamError,
-    Period, Rate, Recorded, Span, StoreId, Subject, Tag, Time, Token, Unit, Zone,
+    HoldId, Key, Keyring, Leaky, Limit, Limiting, MAX_AMOUNT, MIN_SLICE, Mode, OnDenied, Outcome,
+    ParamError, Period, Rate, Recorded, Span, StoreId, Subject, Tag, Time, Token, Unit, Zone,
 };
 #[cfg(feature = "redis")]
 pub use tollgate_redis::{Finding, Level, state_key};
 pub use tollgate_store::{
     Answer, Applied, Ask, Clock, Extended, GRACE, Guarantee, Held, HeldCharge, HoldRecord,
-    HoldState, Immediate, ManualClock, MemoryStore, NewHold, Outcomes, Purpose, RETAIN, Reply,
-    Settle, Settled, Started, Stopwatch, Store, StoreError, SystemClock, Unanswered, Usage, Wait,
+    HoldState, Immediate, ManualClock, MemoryStore, MonotonicClock, NewHold, Outcomes, Purpose,
+    RETAIN, Reply, Settle, Settled, Started, Stopwatch, Store, StoreError, SystemClock, Unanswered,
+    Usage, Wait,
 };
 pub use words::{AppliedRule, wait_in_words};

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tollgate::{
     Admission, Answer, Ask, Clock, GuardOptions, Guarded, LedgerSync, Ledgered, Limit, ManualClock,
-    MemoryStore, Outcome, Rate, Remembered, Reply, Span, Store, StoreError, Time, Traced,
+    MemoryStore, Outcome, Prepaid, Rate, Remembered, Reply, Span, Store, StoreError, Time, Traced,
 };
 use tollgate_conformance::{Fixture, block_on};
 use tollgate_core::{Charge, Denial, Key};
@@ -255,6 +255,14 @@ tollgate_conformance::conformance_suite! {
     one_test: the_suite_passes_with_known_denials,
     shared: _nothing = (),
     fixture: Wrapped::new(|store, clock| Remembered::new(store, Span::MINUTE, Arc::new(clock))),
+    block_on: block_on,
+    steps: tollgate_conformance::STEPS,
+}
+
+tollgate_conformance::conformance_suite! {
+    one_test: the_suite_passes_with_slices,
+    shared: _nothing = (),
+    fixture: Wrapped::new(|store, clock| Prepaid::new(store, Arc::new(clock), 1)),
     block_on: block_on,
     steps: tollgate_conformance::STEPS,
 }

@@ -185,6 +185,7 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             ("limit_from", source(rule)),
             ("delay_denials", rule.delay_denials.to_string()),
             ("placement", format!("{:?}", rule.placement)),
+            ("mode", rule.counting.modes.settings()),
             ("store", rule.store.name().to_owned()),
             ("log_denials", rule.log_denials.name().to_owned()),
         ]

@@ -15,12 +15,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_core::{Keyring, Limit, ParamError, Span, Zone};
+use tollgate_core::{Keyring, Limit, Mode, ParamError, Span, Zone};
 
 pub(crate) use tables::{Tables, Tier};
 
 use crate::attributes::Attributes;
 use crate::limits::{Counting, Numbers, Terms};
+use crate::mode::{ModeName, Modes};
 use crate::named_subject::SubjectMap;
 use crate::overrides::{Change, Override, Scope, WHOLE};
 use crate::policy::Policy;
@@ -41,6 +42,20 @@ pub(crate) struct Resolved {
     pub(crate) fixed: bool,
     /// Everything but the amount of a quota or a concurrency limit, for an amount that a request brings.
     pub(crate) terms: Option<Box<Terms>>,
+    /// The mode, after overrides.
+    pub(crate) modes: Modes,
+    /// The mode of charges under `limit`.
+    pub(crate) mode: Mode,
+    /// The numbers that leave room for slices, if `limit` is charged under such numbers.
+    pub(crate) prepaid: Option<Box<Limit>>,
+}
+
+impl Resolved {
+    /// Returns the limit under which requests are charged.
+    #[inline]
+    pub(crate) fn charged(&self) -> &Limit {
+        self.prepaid.as_deref().unwrap_or(&self.limit)
+    }
 }
 
 /// A layer of numbers.
@@ -56,6 +71,7 @@ pub(crate) enum Layer<'l> {
 pub(crate) enum Step<'l> {
     Numbers(&'l Numbers),
     Scale(u32),
+    Mode(ModeName),
 }
 
 /// An allowance: a rule's own, or a budget.
@@ -231,10 +247,14 @@ impl Layers {
             scale: WHOLE,
             fixed: false,
             terms: None,
+            modes: counting.modes,
+            mode: Mode::Exact,
+            prepaid: None,
         };
         for (layer, step) in self.steps(&it.name, plan, tenant, own_overrides) {
             match step {
                 Step::Scale(scale) => resolved.scale = multiplied(resolved.scale, scale),
+                Step::Mode(name) => resolved.modes = resolved.modes.named(name),
                 Step::Numbers(patch) => {
                     if let Some((patched, limit)) = replaced(counting, &numbers, patch, zone) {
                         numbers = patched;
@@ -250,6 +270,8 @@ impl Layers {
         let terms = numbers.terms(counting.algorithm, zone);
         resolved.terms = terms.and_then(Result::ok).map(Box::new);
         resolved.limit = scaled(&resolved.limit, resolved.scale, resolved.terms.as_deref());
+        let (mode, prepaid) = resolved.modes.of(&resolved.limit);
+        (resolved.mode, resolved.prepaid) = (mode, prepaid.map(Box::new));
         resolved
     }
 }
@@ -275,8 +297,8 @@ fn own<'p>(patches: &'p [(Arc<str>, Numbers)], allowance: &str) -> Option<&'p Nu
     own.map(|(_, numbers)| numbers)
 }
 
-/// Returns the overrides of one scope for an allowance: the override that names the allowance, and the
-/// override for all allowances.
+/// Returns the overrides of one scope for an allowance. Of numbers: the override that names the allowance, and
+/// the override for all allowances. Of the mode: the other way around, so that the named one decides.
 fn applicable<'l>(
     overrides: &'l [Arc<Override>],
     allowance: &str,
@@ -284,13 +306,25 @@ fn applicable<'l>(
     let step = |it: &'l Arc<Override>| match &it.change {
         Change::Numbers(numbers) => Some((Layer::Override(it), Step::Numbers(numbers))),
         Change::Scale(scale) => Some((Layer::Override(it), Step::Scale(*scale))),
-        Change::State(_) | Change::Block => None,
+        Change::State(_) | Change::Mode(_) | Change::Block => None,
     };
-    let of = |name: Option<&str>| {
-        let of_name = overrides.iter().filter(|it| it.rule() == name);
-        of_name.rev().find_map(step)
+    let mode = |it: &'l Arc<Override>| match &it.change {
+        Change::Mode(name) => Some((Layer::Override(it), Step::Mode(*name))),
+        _ => None,
     };
-    [of(Some(allowance)), of(None)].into_iter().flatten()
+    type Found<'l> = Option<(Layer<'l>, Step<'l>)>;
+    let find = |name: Option<&str>, step: &dyn Fn(&'l Arc<Override>) -> Found<'l>| {
+        let mut named = overrides.iter().rev().filter(|it| it.rule() == name);
+        named.find_map(step)
+    };
+    let (own, all) = (Some(allowance), None);
+    let found = [
+        find(own, &step),
+        find(all, &step),
+        find(all, &mode),
+        find(own, &mode),
+    ];
+    found.into_iter().flatten()
 }
 
 fn multiplied(a: u32, b: u32) -> u32 {

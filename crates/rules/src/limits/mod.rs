@@ -7,6 +7,7 @@ use tollgate_core::{Algorithm, Limit, ParamError};
 pub(crate) use numbers::{Numbers, Terms, Written};
 
 use crate::document::{Field, Place, Problems};
+use crate::mode::Modes;
 use crate::raw::RawAlgorithm;
 use crate::share::Carried;
 
@@ -39,12 +40,13 @@ fn algorithm_of(raw: RawAlgorithm) -> Algorithm {
     }
 }
 
-/// How an allowance is counted: the algorithm, its numbers, and the limit they make.
+/// How an allowance is counted: the algorithm, its numbers, the limit they make, and the mode.
 #[derive(Clone, Debug)]
 pub(crate) struct Counting {
     pub(crate) algorithm: RawAlgorithm,
     pub(crate) numbers: Numbers,
     pub(crate) limit: Limit,
+    pub(crate) modes: Modes,
 }
 
 impl Written<'_> {
@@ -185,6 +187,7 @@ pub(crate) fn counting(
             algorithm: raw,
             numbers,
             limit,
+            modes: Modes::default(),
         }),
         Err(error) => {
             report(&error, &numbers, written, algorithm.place, problems);

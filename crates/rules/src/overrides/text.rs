@@ -10,6 +10,7 @@ use crate::document::{
     At, ConfigError, Duration, Factor, Flag, Place, Problems, Read, Text, Whole, parse_document,
     section,
 };
+use crate::mode::ModeName;
 use crate::named_subject::{NamedSubject, Owner};
 use crate::raw::RawNumbers;
 use crate::rule::RuleState;
@@ -49,6 +50,8 @@ section! {
         scale: Factor = "scale",
         /// The state of the rule; only for everyone.
         state: RuleState = "state",
+        /// The mode of the rule: exact or leased.
+        mode: ModeName = "mode",
         /// Whether the subject is denied before any rule. Only in stored overrides.
         block: Flag = "block",
         /// The reason.
@@ -138,6 +141,7 @@ fn check_block(raw: &RawOverride, problems: &mut Problems<'_>) {
         ("numbers", raw.numbers.key()),
         ("scale", raw.scale.key()),
         ("state", raw.state.key()),
+        ("mode", raw.mode.key()),
     ];
     for (name, key) in fields {
         if let Some(key) = key {
@@ -297,11 +301,16 @@ fn subject(
 }
 
 fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Option<Change> {
-    let given = [raw.numbers.key(), raw.scale.key(), raw.state.key()];
+    let given = [
+        raw.numbers.key(),
+        raw.scale.key(),
+        raw.state.key(),
+        raw.mode.key(),
+    ];
     let given: Vec<Place> = given.into_iter().flatten().collect();
     let [place] = given.as_slice() else {
         let place = given.get(1).copied().unwrap_or_default();
-        let help = "write one of `numbers`, `scale` and `state`";
+        let help = "write one of `numbers`, `scale`, `state` and `mode`";
         problems.report(place, "an override makes exactly one change", help);
         return None;
     };
@@ -315,6 +324,9 @@ fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Opti
             problems.report(*place, message, "add the `rule` to enforce");
         }
         return Some(Change::State(*state));
+    }
+    if let Some(mode) = raw.mode.value() {
+        return Some(Change::Mode(*mode));
     }
     if let Some(scale) = raw.scale.value() {
         return Some(Change::Scale(scale.0));

@@ -56,7 +56,8 @@ impl RawAllowance {
         if !candidate {
             self.check_zone(&per, problems);
         }
-        let counting = limits::counting(algorithm, &self.written(), what, start, problems)?;
+        let mut counting = limits::counting(algorithm, &self.written(), what, start, problems)?;
+        counting.modes = self.modes(&counting.limit, problems);
         let algorithm = counting.algorithm;
         let by_default = algorithm == RawAlgorithm::Quota && !candidate;
         let durability = match self.durability.get() {
@@ -228,6 +229,8 @@ pub(super) fn drawing(
         ("durability", given.durability.key()),
         ("overdraft", given.overdraft.key()),
         ("max_lease", given.max_lease.key()),
+        ("mode", given.mode.key()),
+        ("slice", given.slice.key()),
     ];
     let mut of_budget = of_budget.into_iter();
     let of_budget = of_budget.find_map(|(name, key)| Some((name, key?)));

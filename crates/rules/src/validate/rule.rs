@@ -10,6 +10,7 @@ use super::formula;
 use super::{ID_HELP, Outside, is_attribute_name, is_id};
 use crate::document::{At, Field, List, Place, Problems, Short, Text, suggestion};
 use crate::expr::Declared;
+use crate::mode::ModeName;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
 use crate::raw::{Conditions, RawRule};
@@ -173,6 +174,7 @@ fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<
         }
         _ => {}
     }
+    check_mode(raw, rule, problems);
     if rule.algorithm() != Algorithm::Concurrency {
         return;
     }
@@ -205,6 +207,33 @@ fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<
         };
         let message = format!("`{}` cannot be used for slots: {why}", at.value.name());
         let help = "write `fail-open`, `fail-closed` or `degraded`";
+        problems.report(at.place, message, help);
+    }
+}
+
+/// Reports fields that need an answer of the store for every request, if the mode does not ask for one.
+fn check_mode(raw: &RawRule, rule: &Rule, problems: &mut Problems<'_>) {
+    let mode = rule.counting.modes.name;
+    if mode == ModeName::Exact {
+        return;
+    }
+    if let Some(key) = raw.backoff.key() {
+        let message = format!(
+            "a back-off is checked with every request, so the rule cannot be `{}`",
+            mode.name()
+        );
+        problems.report(key, message, "remove `backoff`, or write `mode: exact`");
+    }
+    let limit = &rule.counting.limit;
+    if let (Cost::Fixed(cost), (_, Some(prepaid))) = (&rule.cost, rule.counting.modes.of(limit))
+        && (prepaid.capacity() + 1..=limit.capacity()).contains(cost)
+        && let Some(at) = raw.cost.get()
+    {
+        let most = prepaid.capacity();
+        let message =
+            format!("in mode `leased` at most {most} are admitted at once, so no request");
+        let message = format!("{message} of this rule would be admitted");
+        let help = "shorten `slice`, raise the burst or capacity, or write `mode: exact`";
         problems.report(at.place, message, help);
     }
 }

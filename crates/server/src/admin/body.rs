@@ -77,7 +77,7 @@ pub(super) fn reason() -> Schema {
         .into()
 }
 
-/// A new override. An override has one of `numbers`, `scale` and `state`.
+/// A new override. An override has one of `numbers`, `scale`, `state` and `mode`.
 #[derive(ToSchema)]
 #[expect(
     dead_code,
@@ -108,6 +108,9 @@ pub(super) struct NewOverride {
     /// `enforce`, `shadow` or `disabled`; for everyone only.
     #[schema(required = false)]
     state: String,
+    /// `exact` or `leased`: who decides the requests of the rule.
+    #[schema(required = false)]
+    mode: String,
     /// Why, in a few words.
     reason: String,
     /// How long the override lasts: until it is cleared unless given.

@@ -123,6 +123,7 @@ fn render(control: &ControlPlane) -> String {
     let stores: Vec<RedisOf<'_>> = stores.collect();
     if !stores.is_empty() {
         page.redis(&stores);
+        page.prepaid(engine.prepaid_usage());
         page.census(&stores, config);
     }
     // A store in this process without a ledger has no fingerprint.

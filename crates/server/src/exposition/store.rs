@@ -1,6 +1,6 @@
 //! The metrics of the store: states, memory, holds, and the calls of Redis.
 
-use tollgate::Usage;
+use tollgate::{PrepaidUsage, Usage};
 use tollgate_config::Config;
 use tollgate_redis::{BreakerState, RedisStore};
 
@@ -117,6 +117,26 @@ impl Page {
                 }
             }
         }
+    }
+
+    /// Writes what leased mode has done.
+    pub(super) fn prepaid(&mut self, usage: PrepaidUsage) {
+        let help = "Requests with leased rules, by what decided them.";
+        self.family("rate_limit_prepaid_decisions_total", "counter", help);
+        self.sample(&[("by", "slice")], usage.covered);
+        self.sample(&[("by", "store")], usage.asked);
+        let (name, help) = ("rate_limit_prepaid_draws_total", "Draws of leased rules.");
+        self.single(name, "counter", help, &[], usage.draws);
+        let help = "Units of leased rules: drawn, returned unused, or lost.";
+        self.family("rate_limit_prepaid_units_total", "counter", help);
+        self.sample(&[("what", "drawn")], usage.drawn_units);
+        self.sample(&[("what", "returned")], usage.returned_units);
+        self.sample(&[("what", "lost")], usage.lost_units);
+        let (name, help) = ("rate_limit_prepaid_keys", "Keys with slices.");
+        self.single(name, "gauge", help, &[], usage.keys);
+        let name = "rate_limit_prepaid_usable_units";
+        let help = "Units that can be used without a call.";
+        self.single(name, "gauge", help, &[], usage.usable_units);
     }
 
     /// Writes the last count of the keys in the default store, and the servers of all stores.

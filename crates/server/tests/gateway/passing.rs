@@ -123,10 +123,7 @@ fn failing_upstream_gives_an_error_that_names_the_cause() {
         (answer.status, &answer.json()["code"]),
         (502, &"UPSTREAM_UNREACHABLE".into())
     );
-    assert!(
-        answer.header("ratelimit").starts_with("\"two\""),
-        "a rule decided"
-    );
+    assert_eq!(answer.header("ratelimit-limit"), "2", "a rule decided");
     for (answer, status, code) in [
         ("this is not HTTP\r\n\r\n", 502, "UPSTREAM_FAILED"),
         ("", 502, "UPSTREAM_FAILED"),

@@ -155,7 +155,10 @@ fn grpc_passes_with_its_trailers_and_denials_are_grpc() {
         let ask = |user: &str| own::check([("user", user)]);
         let answer = client.check(ask("ann")).await.unwrap();
         assert!(answer.get_ref().allowed);
-        assert!(answer.metadata().contains_key("ratelimit"), "{answer:?}");
+        assert!(
+            answer.metadata().contains_key("ratelimit-limit"),
+            "{answer:?}"
+        );
         // An error of the service is in its trailers.
         let wrong = client.check(ask(&"x".repeat(2000))).await.unwrap_err();
         assert_eq!(wrong.code(), tonic::Code::InvalidArgument);

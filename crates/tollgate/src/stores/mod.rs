@@ -7,11 +7,13 @@
 //! | [`Routed`] | several stores: each charge goes to the store of its rule |
 //! | [`Sharded`] | one allowance split over several keys |
 //! | [`Remembered`] | known denials, answered without a call |
+//! | [`Prepaid`] | leased mode: decides from units drawn before |
 //! | `Ledgered` (in `ledgered/`) | counts restored from a ledger, usage recorded there |
 //! | `Guarded` | a breaker, a timeout and a limit on calls in flight |
 
 #[cfg(feature = "wait")]
 mod guarded;
+mod prepaid;
 mod remembered;
 mod routed;
 mod sharded;
@@ -19,6 +21,7 @@ mod traced;
 
 #[cfg(feature = "wait")]
 pub use guarded::{GuardOptions, Guarded};
+pub use prepaid::{Prepaid, PrepaidUsage};
 pub use remembered::Remembered;
 pub use routed::Routed;
 pub use sharded::Sharded;
