@@ -22,7 +22,9 @@ fn check(server: &Running, user: &str, cost: u64) -> Answer {
 
 fn both(run: impl Fn(&Running)) {
     let redis = Redis::start();
-    let store = format!("store: {{ redis: {{ url: \"{}\" }} }}", redis.url());
+    // On a busy machine, Redis may need longer than the default timeout.
+    let url = redis.url();
+    let store = format!("store: {{ redis: {{ url: \"{url}\", timeout: 5s }} }}");
     for store in ["", &store] {
         let secret = "subjects: { hash_secret: 0123456789abcdef }";
         run(&Running::start(&format!(
