@@ -158,7 +158,7 @@ fn tests(name: &'static str, long: Option<Part>) -> Step {
 /// Many tests wait for servers, so the test programs run in two streams. Each takes about half of the time.
 /// The output of the second stream is printed when it has ended.
 fn all_tests(long: Option<Part>, tally: &mut Tally) -> Result<(), Failure> {
-    let tests = |name| tests(name, long).args(&["--workspace"]);
+    let tests = |name| tests(name, long).args(&["--workspace", "--no-fail-fast"]);
     tests("test programs").args(&["--no-run"]).run()?;
     let first = tests("tests a to k").args(&["--test", "[a-k]*"]);
     let second = tests("other tests").args(&["--lib", "--bins", "--examples", "--test", "[!a-k]*"]);

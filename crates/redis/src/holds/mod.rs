@@ -348,10 +348,8 @@ impl Shared {
                 }
                 Settled::Done(record.into())
             }
-            HoldReply::Already(value) => {
-                value.update(&mut record, &parts[0].indexes);
-                Settled::Already(record.into())
-            }
+            // Each part knows its own charges, and the fence of its slots.
+            HoldReply::Already(value) => Settled::Already(self.whole(made.id, &value).await?),
             _ => Settled::Unknown,
         })
     }
