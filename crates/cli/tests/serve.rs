@@ -64,7 +64,7 @@ fn one_line_protects_a_service() {
     let answer = stdout(&format!("{}healthz", lines[0]));
     assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
     assert!(
-        answer.contains("ratelimit: ") && answer.ends_with("ok\n"),
+        answer.contains("ratelimit-remaining: 99") && answer.ends_with("ok\n"),
         "{answer}"
     );
     assert!(lines[1].contains("seq 150"), "{lines:?}");
@@ -180,7 +180,7 @@ fn door_that_cannot_open_is_an_error() {
     for (args, message, help) in [
         (
             ["--resp", "127.0.0.1:7071", "--grpc", "127.0.0.1:7071"],
-            "`resp` cannot listen on 127.0.0.1:7071: `grpc` does",
+            "`resp` cannot listen on 127.0.0.1:7071: `grpc` listens there",
             "choose another port",
         ),
         (
