@@ -91,8 +91,7 @@ fn hold_of(number: u64) -> NewHold<'static> {
 }
 
 fn settle_of(random: &mut Random, number: u64) -> Settle {
-    match random.below(9) {
-        8 => Settle::Undo,
+    match random.below(8) {
         0..4 => Settle::Commit {
             actual: random.below(9),
         },
@@ -319,7 +318,7 @@ pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
             }
             3..6 => {
                 let how = match settle_of(&mut random, number) {
-                    Settle::ReleaseLease { .. } | Settle::Undo => Settle::Release,
+                    Settle::ReleaseLease { .. } => Settle::Release,
                     Settle::Commit { actual } => Settle::Commit { actual: actual * 6 },
                     other => other,
                 };

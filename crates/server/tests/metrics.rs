@@ -106,7 +106,9 @@ fn page_with_a_store() -> String {
          store: {{ redis: {{ url: \"{}\" }} }}",
         redis.url()
     );
-    let server = Running::start(&format!("{store}{RULES}"));
+    let near =
+        "  - { id: near, store: local, algorithm: fixed-window, limit: 100000, window: 10d }\n";
+    let server = Running::start(&format!("{store}{RULES}{near}"));
     ask(&server);
     wait::until("a count of the keys", Duration::from_secs(20), || {
         page(&server).contains("rate_limit_rule_keys{")
@@ -130,9 +132,12 @@ fn page_of_all_doors() -> String {
     let yaml = format!(
         "version: 1\nsubjects: {{ hash_secret: sixteen bytes or more }}\n\
          telemetry: {{ denials: {{ directory: {} }} }}\nserver:\n  http: {any}\n  grpc: {any}\n  admin: {any}\n  \
-         resp: {{ address: \"{any}\", tls: {{ cert: {}, key: {} }} }}{RULES}  \
+         gateway: {{ address: \"{any}\", access_log: {{ format: json, file: {} }} }}\n  \
+         resp: {{ address: \"{any}\", tls: {{ cert: {}, key: {} }} }}\n\
+         upstreams: {{ app: {{ servers: [\"http://127.0.0.1:9\"] }} }}{RULES}  \
          - {{ id: next, candidate_of: user, algorithm: fixed-window, limit: 3, window: 10d }}\n",
         folder.path().join("denials").display(),
+        folder.path().join("access.log").display(),
         cert_file.display(),
         key_file.display(),
     );

@@ -141,7 +141,7 @@ fn bad_file_changes_nothing_and_is_reported_until_it_is_fixed() {
     let file = server.file().display().to_string();
     for problem in problems {
         let at = problem["at"].as_str().unwrap();
-        assert!(at.starts_with(&format!("{file}:3:")), "{at}");
+        assert!(at.starts_with(&format!("{file}:4:")), "{at}");
         assert!(problem["help"].is_string(), "{problem}");
         let logged = format!("at={at:?}");
         let log = log.text();

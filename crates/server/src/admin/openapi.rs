@@ -403,6 +403,10 @@ mod tests {
         let (_, listed) = ask(&mut routes, "GET", "/nowhere", "").await;
         for (path, item) in described["paths"].as_object().unwrap() {
             assert!(listed.contains(path), "{path}: {listed}");
+            // This answer has no end. A document of it is that of `/v1/overview`.
+            if path == "/v1/live" {
+                continue;
+            }
             let (method, operation) = item.as_object().unwrap().iter().next().unwrap();
             let right = match path.as_str() {
                 "/v1/reload" => r#"{"reason":"because"}"#,
