@@ -45,6 +45,8 @@ pub(crate) const FAULTS: &[Component] = &[
     component("redis-cli", "redis-tools"),
     component("libfaketimeMT.so.1", "libfaketime"),
 ];
+/// For the demos.
+pub(crate) const DEMO: &[Component] = &[component("redis-server", "redis-server")];
 /// For the benchmark of the Redis store.
 pub(crate) const BENCH_REDIS: &[Component] = &[
     component("redis-server", "redis-server"),
