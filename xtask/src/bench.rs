@@ -199,10 +199,11 @@ fn needs(name: &str) -> &'static [Component] {
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     let Some(plan) = Plan::new(bench) else {
         let step = Step::cargo("bench", "bench --locked -p tollgate-tower --bench layer");
-        return match bench {
-            Bench::Tower { quick: true } => step.args(&["--", "--quick"]).run(),
-            _ => step.run(),
+        let step = match bench {
+            Bench::Tower { quick: true } => step.args(&["--", "--quick"]),
+            _ => step,
         };
+        return step.run();
     };
     for components in &plan.components {
         components::ensure(components)?;

@@ -104,7 +104,7 @@ impl Responder {
     /// Makes the response to a denied request with this header: a denial as in [`verdict`](Self::verdict), or a
     /// gRPC status for a gRPC call.
     #[must_use]
-    pub fn refusal(&self, decision: &Decision, headers: &HeaderMap) -> Response<Bytes> {
+    pub fn deny(&self, decision: &Decision, headers: &HeaderMap) -> Response<Bytes> {
         let answer = self.verdict(decision, headers);
         if !grpc::is_call(headers) {
             return answer;

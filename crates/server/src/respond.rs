@@ -23,7 +23,7 @@ use axum::body::{Body, Bytes};
 use axum::response::Response;
 use serde::Serialize;
 use tollgate::RuleSet;
-use tollgate_respond::{JSON, PROBLEM, denial, denial_body, fields};
+use tollgate_respond::{JSON, denial, denial_body, fields};
 use utoipa::ToSchema;
 
 use crate::audit::instant;

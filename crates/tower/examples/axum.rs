@@ -18,7 +18,9 @@ rules:
 ";
 
 /// Serves on `listener` for ever.
-pub async fn serve(listener: TcpListener) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+pub(crate) async fn serve(
+    listener: TcpListener,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let limiter = Arc::new(Limiter::from_yaml("rules.yaml", RULES)?);
     tokio::spawn(tollgate_tower::sweep(&limiter));
     let layer = TollgateLayer::new(limiter, |request| {

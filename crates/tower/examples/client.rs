@@ -19,8 +19,10 @@ rules:
   - { id: outbound, per: [host], algorithm: fixed-window, limit: 2, window: 1h }
 ";
 
-/// Sends five requests to `url`, and returns how many got each status.
-pub async fn send(url: &str) -> Result<Vec<StatusCode>, Box<dyn std::error::Error + Send + Sync>> {
+/// Sends five requests to `url`, and returns the status that each of them got.
+pub(crate) async fn send(
+    url: &str,
+) -> Result<Vec<StatusCode>, Box<dyn std::error::Error + Send + Sync>> {
     let limiter = Arc::new(Limiter::from_yaml("rules.yaml", RULES)?);
     let layer = TollgateLayer::new(limiter, |request| {
         request.set("host", request.parts().uri.host().unwrap_or_default());

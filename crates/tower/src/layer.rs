@@ -154,15 +154,15 @@ where
         let mut decided = None;
         if limiter.store().is_local() && !rules.has_slots {
             let described = shared.described(&parts);
-            let asking = limiter.ask(&described.attributes(), described.ask());
-            decided = asking.now_or_never();
+            let attributes = described.attributes();
+            decided = limiter.ask(&attributes, described.ask()).now_or_never();
         }
         if let Some(decision) = &decided
             && decision.delay() == Span::ZERO
             && decision.denial_delay() == Span::ZERO
         {
             if !decision.is_allowed() {
-                return ResponseFuture::denied(rules.responder.refusal(decision, &parts.headers));
+                return ResponseFuture::denied(rules.responder.deny(decision, &parts.headers));
             }
             let request = Request::from_parts(parts, body);
             let allowed = decided.map(|it| Allowed::new(it, rules, None));
@@ -232,7 +232,7 @@ where
             return Ok(Allowed::new(decision, rules, lease));
         }
         self.hold_back(&mut decision).await;
-        Err(rules.responder.refusal(&decision, &parts.headers))
+        Err(rules.responder.deny(&decision, &parts.headers))
     }
 
     /// Decides a request under rules of which some have slots. Not every request has such a rule.

@@ -11,7 +11,7 @@ use tollgate::{
 use tollgate_core::Algorithm;
 use tollgate_ledger::UsageRow;
 pub(super) use tollgate_respond::schema::codes;
-use tollgate_respond::schema::names;
+use tollgate_respond::schema::{kinds_or_null, names};
 pub(crate) use tollgate_respond::{Both, ProblemBody, VerdictBody};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::Schema;

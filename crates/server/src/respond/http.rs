@@ -113,8 +113,8 @@ impl Responder {
     }
 
     /// Makes the answer of the gateway to a request that is denied. A gRPC call gets a gRPC status.
-    pub(crate) fn refusal(&self, decision: &Decision, headers: &HeaderMap) -> Response {
-        self.shared.refusal(decision, headers).map(Body::from)
+    pub(crate) fn deny(&self, decision: &Decision, headers: &HeaderMap) -> Response {
+        self.shared.deny(decision, headers).map(Body::from)
     }
 
     /// Adds the rate limit fields to an answer of an upstream. They replace those of the upstream.
