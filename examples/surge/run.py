@@ -31,10 +31,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def wait_for(port, process):
+def wait_for(port, process, log):
     for _ in range(200):
         if process.poll() is not None:
-            sys.exit(f"{process.args[0]} ended with {process.returncode}")
+            sys.exit(f"{process.args[0]} ended with {process.returncode}:\n{log.read_text()}")
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
@@ -56,10 +56,11 @@ class Surge:
         self.running = []
 
     def start(self, args, port, **more):
-        log = open(self.folder / f"{Path(str(args[0])).name}-{port}.log", "w")
-        process = subprocess.Popen([str(it) for it in args], stdout=log, stderr=log, cwd=self.folder, **more)
+        log = self.folder / f"{Path(str(args[0])).name}-{port}.log"
+        with open(log, "w") as output:
+            process = subprocess.Popen([str(it) for it in args], stdout=output, stderr=output, cwd=self.folder, **more)
         self.running.append(process)
-        wait_for(port, process)
+        wait_for(port, process, log)
         return process
 
     def stop(self):
@@ -92,7 +93,7 @@ class Surge:
         }
         data = self.folder / "data"
         args = [self.arguments.tollgate, "serve", "--config", "surge.yaml", "--http", f"127.0.0.1:{free_port()}",
-                "--data-dir", data]
+                "--data", data]
         self.start(args, door, env=environment)
         return door
 

@@ -50,8 +50,8 @@ pub(crate) enum Bench {
     /// 100,000 denials a second for a minute: memory and files of the journal, and how long `tollgate why` takes
     /// over a full one
     Journal(Options),
-    /// The gateway against nginx: requests per second, latency, CPU time, memory of open streams (needs nginx
-    /// and wrk)
+    /// The gateway against nginx: requests per second, latency, CPU time, memory of open streams (needs nginx,
+    /// redis-server and wrk)
     Gateway(Options),
     /// Simulations of access logs: CPU time for a million lines
     See(Options),

@@ -26,7 +26,7 @@ fn config(rules: &str) -> Config {
 }
 
 fn limiter(rules: &str) -> Arc<Still> {
-    let clock = ManualClock::at(Time::from_secs(1_700_000_000));
+    let clock = ManualClock::at(Time::from_micros(1_700_000_000_000_000));
     Arc::new(Limiter::with_clock(&config(rules), clock).unwrap())
 }
 
