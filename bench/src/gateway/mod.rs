@@ -76,7 +76,7 @@ pub(crate) fn run(length: Length) -> Result<Vec<String>, Box<dyn Error>> {
         )
     })?;
     let redis = Redis::start();
-    let token = token::Token::new()?;
+    let token = token::Token::new().map_err(|_| "failed to sign a token")?;
     scratch.file("jwks.json", token.jwks.as_bytes())?;
     let leased = format!(
         "store: {{ redis: {{ url: \"{}\" }} }}\nsubjects: {{ hash_secret: the secret of a benchmark }}\n{}",

@@ -42,7 +42,7 @@ pub(crate) struct Hold {
 impl Copy {
     pub(crate) fn run(&self) -> Result<(), Box<dyn Error>> {
         let to = self.to;
-        accept(self.listen, async move |mut client| {
+        accept(self.listen, move |mut client| async move {
             let mut server = Stream::connect(to).await?;
             server.set_nodelay(true)?;
             tokio::io::copy_bidirectional(&mut client, &mut server).await?;
@@ -53,7 +53,7 @@ impl Copy {
 
 impl Hold {
     pub(crate) fn run(&self) -> Result<(), Box<dyn Error>> {
-        accept(self.listen, async |mut client| {
+        accept(self.listen, |mut client| async move {
             let mut part = [0; 4096];
             client.read(&mut part).await?;
             let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";

@@ -8,14 +8,14 @@
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::routing::get;
 use futures_util::FutureExt;
 use http::Request;
-use tollgate::Limiter;
+use tollgate::{Limiter, Stopwatch};
 use tollgate_tower::TollgateLayer;
 use tower::Service;
 
@@ -30,7 +30,8 @@ rules:
 ";
 
 fn round(app: &mut Router, requests: u32) -> Duration {
-    let started = Instant::now();
+    let watch = Stopwatch::new();
+    let started = watch.start();
     for number in 0..requests {
         let user = ["ann", "bob", "eve", "joe"][(number % 4) as usize];
         let request = Request::get("/")
@@ -40,7 +41,7 @@ fn round(app: &mut Router, requests: u32) -> Duration {
         let answer = app.call(request).now_or_never().unwrap().unwrap();
         assert_eq!(black_box(answer).status(), 200);
     }
-    started.elapsed() / requests
+    Duration::from_nanos(watch.nanos_since(started)) / requests
 }
 
 fn main() -> ExitCode {

@@ -255,7 +255,7 @@ where
                 // Without an id, a failure policy has admitted the request. It holds nothing.
                 let held = matches!(lease.id, HoldName::Held(_)).then(|| {
                     let limiter = Arc::clone(&self.limiter);
-                    Lease::keep(limiter, lease, token, decision.decided_at())
+                    Lease::keep(limiter, &lease, token, decision.decided_at())
                 });
                 Ok((decision, held))
             }

@@ -29,13 +29,14 @@ impl Lease {
     /// process dies.
     pub(crate) fn keep<T: HasLimiter>(
         limiter: Arc<T>,
-        lease: Hold,
+        lease: &Hold,
         token: LeaseToken,
         now: Time,
     ) -> Lease {
         let (held, mut dropped) = oneshot::channel();
         let length = Duration::from(lease.expires_at.since(now));
         let pause = (length / RENEWALS).max(LEAST_PAUSE);
+        let id = lease.id;
         tokio::spawn(async move {
             loop {
                 tokio::select! {
@@ -43,11 +44,11 @@ impl Lease {
                     _ = &mut dropped => break,
                     () = sleep(pause) => {
                         // A lease that cannot be renewed ends by itself.
-                        let _ = limiter.limiter().renew(&lease.id, token, None).await;
+                        let _ = limiter.limiter().renew(&id, token, None).await;
                     }
                 }
             }
-            let _ = limiter.limiter().free(&lease.id, token).await;
+            let _ = limiter.limiter().free(&id, token).await;
         });
         Lease { _held: held }
     }
