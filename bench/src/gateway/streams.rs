@@ -55,7 +55,9 @@ impl Hold {
     pub(crate) fn run(&self) -> Result<(), Box<dyn Error>> {
         accept(self.listen, |mut client| async move {
             let mut part = [0; 4096];
-            client.read(&mut part).await?;
+            if client.read(&mut part).await? == 0 {
+                return Ok(());
+            }
             let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
             client.write_all(head).await?;
             // Until the gateway closes.
