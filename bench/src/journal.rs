@@ -55,7 +55,8 @@ struct Flood {
     dropped: u64,
 }
 
-pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
+/// Returns the bars that were missed.
+pub(crate) fn run(quick: bool) -> Result<Vec<String>, Box<dyn Error>> {
     let seconds = if quick { 2.0 } else { 60.0 };
     let scratch = Scratch::new()?;
     let program = tollgate::beside()?;
@@ -96,7 +97,7 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
     }
     println!("{floods}");
     let Some(subject) = last else {
-        return Ok(());
+        return Ok(floods.missed());
     };
     let size = directory_size(&subject.directory)? as f64 / MEBI;
     println!(
@@ -123,7 +124,7 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         ]);
     }
     println!("{table}");
-    Ok(())
+    Ok([floods.missed(), table.missed()].concat())
 }
 
 impl Subject {
