@@ -133,12 +133,12 @@ impl Subject {
         scratch: &Scratch,
         log_denials: &str,
     ) -> Result<Subject, Box<dyn Error>> {
-        let [resp, admin] = free_addresses()?;
+        let [http, resp, admin] = free_addresses()?;
         let directory = scratch.path(&format!("journal-{log_denials}"));
         let config = format!(
             "version: 1\n\
              subjects: {{ hash_secret: a secret of sixteen bytes }}\n\
-             server: {{ resp: {resp}, admin: {admin} }}\n\
+             server: {{ http: {http}, resp: {resp}, admin: {admin} }}\n\
              telemetry: {{ denials: {{ directory: {} }} }}\n\
              rules:\n\
              - {{ id: api, per: [api_key], algorithm: fixed-window, limit: 1, window: 30d, log_denials: {log_denials} }}\n",
