@@ -237,7 +237,7 @@ def write(arguments, runs, table, waits):
     page = arguments.write
     plot(page.with_name("surge-latency.svg"), runs, arguments.seconds, "p99 of admitted requests, ms", p99_of_admitted)
     plot(page.with_name("surge-answers.svg"), runs, arguments.seconds, "admitted requests per second", answers)
-    template = (HERE / "page.md").read_text()
+    template = (HERE / "page.template").read_text()
     values = {
         "TABLE": "\n".join(table),
         "WAITS": "\n".join(waits),
