@@ -153,7 +153,7 @@ class Surge:
 
     def seen(self, port):
         """What the matching service has seen."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/admin/statistics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/seen", timeout=10) as answer:
             return json.load(answer)
 
 

@@ -197,12 +197,16 @@ pub(super) fn memory(
     scratch: &Scratch,
     length: Length,
 ) -> Result<(), Box<dyn Error>> {
-    // As many as a door accepts.
-    let streams = length.pick(100, 10_000, 10_000);
-    // A stream has two connections at the gateway. The servers inherit the limit.
-    raise_open_files(u64::from(streams) * 2 + 1000)?;
+    // As many as a door accepts. The servers inherit the limit of open files.
+    let most = length.pick(100, 10_000, 10_000);
+    let files = raise_open_files(2 * u64::from(most) + 1000)?;
+    let files = u32::try_from(files).unwrap_or(u32::MAX).saturating_sub(200);
     let upstream = own("streams", "hold", &[])?;
-    for (what, request) in [("open streams", Some(REQUEST)), ("idle connections", None)] {
+    // A stream has two connections at the gateway.
+    for (what, request, streams) in [
+        ("open streams", Some(REQUEST), most.min(files / 2)),
+        ("idle connections", None, most.min(files)),
+    ] {
         let gateway = gateway(program, scratch, "gateway", NO_RULES, upstream.address())?;
         let open = |count: u32| -> Result<Vec<TcpStream>, Box<dyn Error>> {
             let mut opened = Vec::new();

@@ -57,7 +57,7 @@ fn limits_come_from_keys_plans_and_networks() {
         let told = answer.header("ratelimit-limit");
         assert_eq!(
             (answer.status, told),
-            (200, limit),
+            (200, limit.to_owned()),
             "{key}: {}",
             answer.text
         );
