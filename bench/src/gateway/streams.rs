@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpListener, TcpStream as Stream};
 use tollgate_bench::process::cpu_micros;
 use tollgate_bench::table::{Bar, median};
@@ -24,6 +24,8 @@ const COPY_CPU: Bar = Bar::AtMost(1.1);
 const STREAM_BYTES: Bar = Bar::AtMost(40.0 * 1024.0);
 
 const MEGABYTE: usize = 1 << 20;
+/// The most bytes that a plain copy reads at once.
+const PART: usize = 64 * 1024;
 const REQUEST: &[u8] = b"GET /long HTTP/1.1\r\nHost: bench\r\n\r\n";
 
 /// Copies bytes between clients and a server: the least that a proxy can do.
@@ -45,7 +47,8 @@ impl Copy {
         accept(self.listen, move |mut client| async move {
             let mut server = Stream::connect(to).await?;
             server.set_nodelay(true)?;
-            tokio::io::copy_bidirectional(&mut client, &mut server).await?;
+            // Parts as large as those of the gateway.
+            copy_bidirectional_with_sizes(&mut client, &mut server, PART, PART).await?;
             Ok(())
         })
     }
