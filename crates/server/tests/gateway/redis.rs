@@ -8,10 +8,10 @@ use tollgate_rig::{Redis, tools, wait};
 
 use crate::common::gate::{Gate, SOON, Script, ok};
 
-/// The sections of a gateway on this Redis, before these upstreams.
+/// The sections of a gateway on this Redis, before these upstreams. The breaker opens for a short time only.
 fn on(redis: &Redis, upstreams: &str, rules: &str) -> String {
     format!(
-        "store: {{ redis: {{ url: \"{}\", timeout: 100ms }} }}\n\
+        "store: {{ redis: {{ url: \"{}\", timeout: 100ms, circuit_breaker: {{ timeout_duration: 500ms }} }} }}\n\
          subjects: {{ hash_secret: the secret of these tests }}\n{upstreams}rules: [{rules}]\n",
         redis.url()
     )
@@ -133,6 +133,9 @@ fn outage_leaks_no_slot() {
         redis.kill();
         pass_some();
         redis.restart();
+        wait::until("the gateway asks Redis again", SOON, || {
+            !redis.connect().keys().is_empty()
+        });
         pass_some();
     });
     gate.wait_for_slots(0, 0);
