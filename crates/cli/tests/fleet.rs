@@ -190,7 +190,7 @@ fn instances_on_one_store_are_listed() {
         body["instances"].as_array().unwrap().clone()
     };
     // Each instance announces itself when it starts.
-    wait(LIMIT, "both instances are listed", || list().len() == 2);
+    wait::until("both instances are listed", LIMIT, || list().len() == 2);
     let instances = list();
     assert_eq!(instances[0]["isThis"], true);
     assert_eq!(instances[0]["configVersion"], instances[1]["configVersion"]);
