@@ -4,8 +4,9 @@ mod figures;
 mod screen;
 
 use std::io::IsTerminal;
+use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
@@ -19,6 +20,8 @@ use crate::{CommandResult, failed};
 
 /// How long `top` waits for the answer of an instance. A silent one must not stop the others.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How often the screen is drawn.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -73,7 +76,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
         ..View::default()
     };
     let mut terminal = ratatui::try_init().map_err(failed)?;
-    let shown = show(&mut terminal, &fleet, first, every, &mut view);
+    let shown = show(&mut terminal, fleet, first, every, &mut view);
     ratatui::restore();
     shown.map_err(failed)?;
     Ok(true)
@@ -118,32 +121,38 @@ impl Fleet {
 /// Shows the figures until the user leaves.
 fn show(
     terminal: &mut DefaultTerminal,
-    fleet: &Fleet,
+    fleet: Fleet,
     mut before: Reading,
     every: Duration,
     view: &mut View,
 ) -> std::io::Result<()> {
-    let mut figures = Figures::new(&fleet.addresses, &before, &before);
-    loop {
-        let due = Instant::now() + every;
+    let addresses = fleet.addresses.clone();
+    let mut figures = Figures::new(&addresses, &before, &before);
+    // A slow instance must not hold up the keys, so another thread asks. It ends with the process.
+    let (sender, readings) = mpsc::sync_channel(1);
+    thread::spawn(move || {
         loop {
-            terminal.draw(|frame| screen::draw(frame, &figures, view))?;
-            let left = due.saturating_duration_since(Instant::now());
-            if !event::poll(left)? {
+            thread::sleep(every);
+            if sender.send(fleet.read()).is_err() {
                 break;
             }
-            if let Event::Key(key) = event::read()?
-                && key.kind == KeyEventKind::Press
-            {
-                let has_control = key.modifiers.contains(KeyModifiers::CONTROL);
-                if press(key.code, has_control, view) == Next::Leave {
-                    return Ok(());
-                }
+        }
+    });
+    loop {
+        terminal.draw(|frame| screen::draw(frame, &figures, view))?;
+        if event::poll(LOOK_EVERY)?
+            && let Event::Key(key) = event::read()?
+            && key.kind == KeyEventKind::Press
+        {
+            let has_control = key.modifiers.contains(KeyModifiers::CONTROL);
+            if press(key.code, has_control, view) == Next::Leave {
+                return Ok(());
             }
         }
-        let after = fleet.read();
-        figures = Figures::new(&fleet.addresses, &before, &after);
-        before = after;
+        if let Ok(after) = readings.try_recv() {
+            figures = Figures::new(&addresses, &before, &after);
+            before = after;
+        }
     }
 }
 
