@@ -79,6 +79,12 @@ const PROMISED_WITH_A_STORE: [(&str, &[&str]); 21] = [
     ("rate_limit_prepaid_units_total", &["what"]),
     ("rate_limit_prepaid_keys", &[]),
     ("rate_limit_prepaid_usable_units", &[]),
+    ("rate_limit_async_decisions_total", &["by"]),
+    ("rate_limit_async_reports_total", &[]),
+    ("rate_limit_async_units_total", &["what"]),
+    ("rate_limit_async_overshoot_units_total", &[]),
+    ("rate_limit_async_keys", &[]),
+    ("rate_limit_async_pending_units", &[]),
     ("rate_limit_store_in_flight", &[]),
     ("rate_limit_breaker_state", &["server", "state"]),
 ];

@@ -120,7 +120,8 @@ impl Local {
             self.store
                 .report(charge, u64::try_from(capacity - left).unwrap_or(0));
         } else if back > 0 {
-            self.store.refund(&[*charge], back.unsigned_abs(), level.now);
+            self.store
+                .refund(&[*charge], back.unsigned_abs(), level.now);
         } else if back < 0 {
             self.store.report(charge, back.unsigned_abs());
         }
