@@ -32,7 +32,7 @@ pub const MIN_SLICE: Span = Span::from_millis(5);
 /// A slice adds at most `1 / WINDOW_PARTS` to a sliding window, so at most this part of the rate is lost.
 const WINDOW_PARTS: u64 = 64;
 
-/// Who decides a charge.
+/// Where a charge is decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// The store decides every request.

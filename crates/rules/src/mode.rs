@@ -1,4 +1,4 @@
-//! The mode of an allowance: who decides its requests, and under which numbers.
+//! The mode of an allowance: where its requests are decided, and under which numbers.
 //!
 //! `exact` asks the store for every request. `leased` draws units in advance, under numbers that leave room
 //! for the time in which the units may be used. `async` decides from counts of its own, and reports them later.
@@ -23,7 +23,7 @@ const SHORTEST_FLUSH: Span = Span::from_millis(50);
 const LONGEST: Span = Span::MINUTE;
 
 words! {
-    /// Who decides the requests of an allowance.
+    /// Where the requests of an allowance are decided.
     pub enum ModeName is "a mode" {
         /// The store decides every request.
         Exact = "exact",
