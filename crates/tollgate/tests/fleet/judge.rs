@@ -49,6 +49,7 @@ pub(crate) fn check_within(limit: &Limit, result: &Outcomes, unknown: Span) -> R
 }
 
 /// Returns the most uses by which a span of a bucket exceeds the limit.
+#[allow(dead_code, reason = "not every test that uses this file asks for it")]
 pub(crate) fn overshoot(meter: &tollgate::algorithms::meter::Meter, result: &Outcomes) -> u64 {
     let mut uses = result.uses.clone();
     uses.sort_unstable();
