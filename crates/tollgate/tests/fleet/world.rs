@@ -111,6 +111,12 @@ struct Network {
 /// Notes the units of a report that does not reach the store.
 struct InReport<'a>(u64, &'a Network);
 
+impl InReport<'_> {
+    fn arrived(mut self) {
+        self.0 = 0;
+    }
+}
+
 impl Drop for InReport<'_> {
     fn drop(&mut self) {
         if self.0 > 0 {
@@ -187,9 +193,9 @@ impl Store for Network {
         charge: &'a Charge<'a>,
         units: u64,
     ) -> Reply<'a, Option<AllowanceLevel>> {
-        let mut report = InReport(units, self);
+        let report = InReport(units, self);
         Answer::later(self.call(move |store| {
-            report.0 = 0;
+            report.arrived();
             let level = store.report(charge, units);
             let excess = level.map_or(0, |it| it.excess);
             self.excess.fetch_add(excess, Ordering::Relaxed);

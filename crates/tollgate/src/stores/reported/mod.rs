@@ -34,7 +34,7 @@ use tollgate_store::{
 pub use self::counts::ReportedUsage;
 use self::counts::{Count, Counts};
 use self::local::{Local, StoreTime};
-use self::table::{Report, Table};
+use self::table::Table;
 use crate::stores::background::{OwnedCharge, run};
 
 /// A store that decides async charges from local copies, and reports them later.
