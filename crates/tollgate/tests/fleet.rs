@@ -98,6 +98,7 @@ fn no_run_of_a_fleet_exceeds_its_limit() {
 #[test]
 fn async_mode_exceeds_a_limit_by_at_most_its_bound() {
     let flush = Span::from_millis(100);
+    let (mut covered, mut requests) = (0, 0);
     for seed in seeds(40) {
         let mut it = random(seed);
         it.mode = Mode::Async { flush };
@@ -109,8 +110,9 @@ fn async_mode_exceeds_a_limit_by_at_most_its_bound() {
         if let Err(broken) = judge::check_within(&it.limit, &result, unknown) {
             panic!("TOLLGATE_SEED={seed}: {broken}\n{it:?}");
         }
-        assert!(result.covered > 0);
+        (covered, requests) = (covered + result.covered, requests + result.requests);
     }
+    assert!(covered > requests / 4, "{covered} of {requests}");
 }
 
 /// One instance knows all its use, so it exceeds nothing.

@@ -261,7 +261,8 @@ fn a_refund_gives_back_what_is_reported_and_what_is_not() {
     it.clock.advance(Span::from_millis(10));
     let pending = it.ask(0, &[one]);
     for applied in [reported, pending] {
-        let refunded = it.instances[0].refund(&[one], 1, applied.now);
+        let charges = [one];
+        let refunded = it.instances[0].refund(&charges, 1, applied.now);
         block_on(refunded.into_future()).unwrap();
     }
     it.report_all();

@@ -13,8 +13,7 @@ pub(crate) fn check(limit: &Limit, result: &Outcomes) -> Result<(), String> {
 }
 
 /// Checks every span of a run of async mode. A span may exceed the limit by the uses that were not known when its last
-/// use was decided: those of the last `unknown`. In a sliding window, uses of one window ago may have left the local
-/// copy of an instance too early, so these count too.
+/// use was decided: those of the last `unknown`.
 ///
 /// # Errors
 /// If a span has seen more uses.
@@ -29,10 +28,6 @@ pub(crate) fn check_within(limit: &Limit, result: &Outcomes, unknown: Span) -> R
         Span::ZERO => 0,
         _ => within(at - unknown, at),
     };
-    let window_ago = |at: Time| match unknown {
-        Span::ZERO => 0,
-        _ => within(at - limit.window() - unknown, at - limit.window() + unknown),
-    };
     let forgotten = &result.forgotten;
     match limit {
         Limit::Gcra(meter) | Limit::TokenBucket(meter) => {
@@ -40,8 +35,7 @@ pub(crate) fn check_within(limit: &Limit, result: &Outcomes, unknown: Span) -> R
         }
         Limit::LeakyBucket(it) => bucket(it.meter(), &uses, forgotten, &unknown_at),
         Limit::SlidingLog(_) | Limit::SlidingCounter(_) => {
-            let may = |at: Time| unknown_at(at) + window_ago(at);
-            window(limit, &uses, forgotten, &may)
+            window(limit, &uses, forgotten, &unknown_at)
         }
         Limit::FixedWindow(_) => period(limit, &uses, forgotten, &unknown_at),
         _ => Err("this limit has no judge".to_owned()),

@@ -110,10 +110,8 @@ impl<S: Store + 'static> Shared<S> {
             Ok(Some(level)) => {
                 let own = entry.charge.as_ref();
                 let is_same = own.is_some_and(|it| Arc::ptr_eq(it, &report.charge));
-                let pending = i64::try_from(entry.pending).unwrap_or(i64::MAX);
-                let left = level.left.saturating_sub(pending);
-                let copy = Local::charge(&charge);
-                if is_same && self.local.set_level(&copy, left, level.reset_at) {
+                let (copy, units) = (Local::charge(&charge), (report.units, entry.pending));
+                if is_same && self.local.sync(&copy, &level, units, &mut entry.others) {
                     entry.known_until = sent_at + entry.flush + entry.flush;
                 }
                 entry.due_at = sent_at + entry.flush;
@@ -150,11 +148,13 @@ impl<S: Store + 'static> Shared<S> {
         let Some(entry) = shard.entry(charge.key).filter(|it| it.charge.is_some()) else {
             return false;
         };
-        self.local
-            .refund(&[Local::charge(charge)], units, charged_at);
+        let copy = Local::charge(charge);
         let is_pending = charged_at >= entry.taken_at && entry.pending >= cost;
         if is_pending {
             entry.pending -= cost;
+            self.local.refund(&[copy], units, charged_at);
+        } else {
+            self.local.refund_reported(&copy, units, charged_at);
         }
         is_pending
     }
@@ -166,8 +166,9 @@ impl<S: Store + 'static> Shared<S> {
         }
         for charge in charges.iter().filter(|it| flush_of(it).is_some()) {
             let mut shard = self.table.shard(charge.key);
-            if shard.entry(charge.key).is_some() {
-                self.local.take(&Local::charge(charge), units);
+            if let Some(entry) = shard.entry(charge.key) {
+                let known = entry.others.as_deref();
+                self.local.take(&Local::charge(charge), units, known);
             }
         }
     }

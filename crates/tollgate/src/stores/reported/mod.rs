@@ -298,7 +298,9 @@ impl<S: Store + 'static> Reported<S> {
                 };
                 if entry.is_ready(charge, flush, now) {
                     if applied.allowed && outcome.is_allowed() {
-                        shared.local.take(&Local::charge(charge), applied.granted);
+                        let known = entry.others.as_deref();
+                        let copy = Local::charge(charge);
+                        shared.local.take(&copy, applied.granted, known);
                     }
                     continue;
                 }
@@ -309,6 +311,7 @@ impl<S: Store + 'static> Reported<S> {
                 if is_busy && (!is_same || entry.flush != flush) {
                     entry.charge = Some(Arc::new(OwnedCharge::of(charge, flush)));
                     (entry.flush, entry.known_until) = (flush, Time::default());
+                    entry.others = None;
                 }
                 match is_busy && now >= entry.due_at {
                     true => entry.take_report(now, shared.time.now()),
@@ -336,10 +339,9 @@ impl<S: Store + 'static> Reported<S> {
     /// Forgets the local copies of these charges, and what was not reported.
     fn forget(&self, charges: &[Charge<'_>]) {
         for charge in charges {
-            self.shared.table.forget(charge.key);
-        }
-        if !self.shared.table.is_empty() {
-            self.shared.local.reset(charges);
+            if self.shared.table.forget(charge.key) {
+                self.shared.local.reset(std::slice::from_ref(charge));
+            }
         }
     }
 }

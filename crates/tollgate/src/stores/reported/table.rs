@@ -10,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tollgate_core::{Charge, Key, Span, Time};
 
+use super::local::Others;
 use crate::stores::background::{Hashed, OwnedCharge};
 
 /// The most keys.
@@ -38,6 +39,8 @@ pub(super) struct Entry {
     pub(super) due_at: Time,
     /// Until when the last level that was read may decide requests.
     pub(super) known_until: Time,
+    /// What is known about the use of other instances, if the limit is a sliding window.
+    pub(super) others: Option<Box<Others>>,
 }
 
 impl Entry {
@@ -154,16 +157,19 @@ impl Table {
             taken_at: Time::default(),
             due_at: Time::default(),
             known_until: Time::default(),
+            others: None,
         };
         if shard.0.insert(key.bits(), entry).is_none() {
             self.keys.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    pub(super) fn forget(&self, key: Key) {
-        if self.shard(key).0.remove(&key.bits()).is_some() {
-            self.keys.fetch_sub(1, Ordering::Relaxed);
-        }
+    /// Forgets a key. Returns whether it was known.
+    pub(super) fn forget(&self, key: Key) -> bool {
+        let is_known = self.shard(key).0.remove(&key.bits()).is_some();
+        self.keys
+            .fetch_sub(usize::from(is_known), Ordering::Relaxed);
+        is_known
     }
 
     /// Returns the reports of entries for which `is_due` is true, and forgets idle keys.
