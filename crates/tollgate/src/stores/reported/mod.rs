@@ -198,9 +198,12 @@ impl<S: Store + 'static> Reported<S> {
         }
         if applied.allowed {
             for (charge, outcome) in here.iter().zip(&applied.outcomes) {
-                // A shadow that would have denied has taken nothing.
-                if let Some(entry) = locked.entry(charge.key).filter(|_| outcome.is_allowed()) {
-                    entry.pending += charge.cost.saturating_mul(applied.granted);
+                // A shadow that would have denied has taken nothing, and neither has a charge without a limit.
+                let is_taken = outcome.is_allowed();
+                let is_taken = is_taken && !matches!(charge.limit, Limit::Unlimited(_));
+                if let Some(entry) = locked.entry(charge.key).filter(|_| is_taken) {
+                    let units = charge.cost.saturating_mul(applied.granted);
+                    entry.pending = entry.pending.saturating_add(units);
                 }
             }
         }
