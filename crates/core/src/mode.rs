@@ -17,7 +17,8 @@
 //! # When there is no room
 //! `T` is shortened until a meter keeps at least half of its capacity, and until a sliding window grows by
 //! at most 1/64. If `T` would become shorter than [`MIN_SLICE`], there are no prepaid numbers, and the limit
-//! is exact. Proof: `docs/modes.md`, the tests below, and the model in `crates/tollgate/tests/prepaid`.
+//! is exact. Proof: `docs/modes.md`, the tests below, and the model in
+//! `crates/tollgate/src/stores/prepaid/model.rs`.
 
 use crate::leaky_bucket::{Leaky, LeakyBucket};
 use crate::limit::Limit;
