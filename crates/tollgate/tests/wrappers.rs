@@ -359,16 +359,14 @@ impl Fixture for Steady {
 }
 
 #[test]
-fn one_instance_in_async_mode_answers_as_an_exact_store() {
+fn one_instance_in_async_mode_gives_the_answers_of_an_exact_store() {
     use tollgate_conformance::Kind;
+    // A sliding window does not know when units were used that the store had counted before.
     for kinds in [
         &[Kind::Gcra][..],
         &[Kind::TokenBucket, Kind::LeakyPolice],
         &[Kind::FixedWindow],
-        &[Kind::SlidingLog],
-        &[Kind::SlidingCounter],
-        &[Kind::TwoWindow],
-        &[Kind::Gcra, Kind::FixedWindow, Kind::SlidingLog],
+        &[Kind::Gcra, Kind::FixedWindow, Kind::LeakyPolice],
     ] {
         let fixture = Steady(Wrapped::new(|store, clock| {
             ReportsAtOnce(Reported::new(store, Arc::new(clock)))

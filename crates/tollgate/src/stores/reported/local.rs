@@ -229,8 +229,9 @@ impl Local {
         }
         self.store.report(charge, units);
         let heard_at = self.store.clock().now();
+        let is_full = others.slots.len() >= MOST_SLOTS;
         match others.slots.back_mut() {
-            Some(last) if others.slots.len() >= MOST_SLOTS => {
+            Some(last) if is_full => {
                 last.units += units;
                 last.heard_at = heard_at;
             }
