@@ -154,19 +154,21 @@ fn advise(before: &Overview, after: &Overview, config: &Config) -> Vec<Finding> 
 }
 
 fn latency(p99: Option<u64>) -> Finding {
-    let told = |micros: u64| format!("{}", Span::from_micros(micros));
+    let told = |p99: u64| match p99 {
+        u64::MAX => {
+            "more than 1% of the calls took longer than all bounds of the histogram".to_owned()
+        }
+        p99 => format!("99% of the calls took up to {}", Span::from_micros(p99)),
+    };
     match p99 {
         None => Finding::ok("store-latency", "the store was not asked"),
         Some(p99) if p99 > SLOW => Finding::warn(
             "store-latency",
-            format!("99% of the calls took up to {}", told(p99.min(60_000_000))),
+            told(p99),
             "look at the server; `tollgate override set --everyone --rule RULE --mode async --for 1h` keeps answers \
              fast meanwhile, if a short excess does no harm",
         ),
-        Some(p99) => Finding::ok(
-            "store-latency",
-            format!("99% of the calls took up to {}", told(p99)),
-        ),
+        Some(p99) => Finding::ok("store-latency", told(p99)),
     }
 }
 
