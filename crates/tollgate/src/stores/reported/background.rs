@@ -74,7 +74,7 @@ impl<S: Store + 'static> Shared<S> {
     /// Lets the store decide a key until its level was read again.
     pub(super) fn doubt(&self, key: Key) {
         if let Some(entry) = self.table.shard(key).entry(key) {
-            entry.known_until = Time::default();
+            (entry.known_until, entry.due_at) = (Time::default(), Time::default());
         }
     }
 

@@ -136,13 +136,15 @@ impl Local {
         };
         let capacity = signed(charge.limit.capacity());
         let back = left - level.left;
+        // A part of a unit is not told. A bucket keeps one unit less, so that both parts together are never one more.
+        let unsure = i64::from(!charge.limit.has_periods());
         if back >= capacity {
             // The allowance was reset elsewhere.
             self.store.reset(&[*charge]);
             self.store.report(charge, unsigned(capacity - left));
-        } else if back > 0 {
-            self.store
-                .refund(&[*charge], back.unsigned_abs(), level.now);
+        } else if back > unsure {
+            let units = unsigned(back - unsure);
+            self.store.refund(&[*charge], units, level.now);
         } else if back < 0 {
             self.store.report(charge, back.unsigned_abs());
         }

@@ -233,6 +233,12 @@ impl<S: Store + 'static> Reported<S> {
             if let Ok(applied) = &answer {
                 self.learn(charges, applied);
             }
+            if !can_decide(charges, ask) {
+                // The request may have taken units although it was denied, or only some of them.
+                for charge in charges {
+                    self.shared.doubt(charge.key);
+                }
+            }
             answer
         })
     }
