@@ -431,6 +431,10 @@ impl Shard {
     }
 
     /// Returns the level of `charge`, and when its whole allowance is back. Carries its state over.
+    #[allow(
+        clippy::clone_on_copy,
+        reason = "some algorithms have states that are not `Copy`"
+    )]
     fn level(&mut self, charge: &Charge<'_>, now: Time) -> Option<(i64, Time)> {
         if !charge.limit.has_amount() {
             return None;

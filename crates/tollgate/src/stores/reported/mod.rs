@@ -404,7 +404,13 @@ impl<S: Store + 'static> Store for Reported<S> {
         units: u64,
         charged_at: Time,
     ) -> Reply<'a, Applied> {
-        if self.shared.table.is_empty() || !charges.iter().any(|it| flush_of(it).is_some()) {
+        if self.shared.table.is_empty() {
+            return self.shared.store.refund(charges, units, charged_at);
+        }
+        for charge in charges.iter().filter(|it| flush_of(it).is_none()) {
+            self.shared.doubt(charge.key);
+        }
+        if !charges.iter().any(|it| flush_of(it).is_some()) {
             return self.shared.store.refund(charges, units, charged_at);
         }
         let reported = charges.iter().filter(|it| {
