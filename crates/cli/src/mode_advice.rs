@@ -235,7 +235,7 @@ rules:
   - { id: all, algorithm: fixed-window, limit: 1000000, window: 1m }
 ";
 
-    fn overview(millis: u64, counts: &[(&str, u64, u64)], calls: u64, hot: Value) -> Overview {
+    fn overview(millis: u64, counts: &[(&str, u64, u64)], calls: u64, hot: &Value) -> Overview {
         let rules = counts.iter().map(|(id, allowed, denied)| {
             json!({ "ruleId": id, "allowed": allowed, "denied": denied, "limit": 3 })
         });
@@ -251,7 +251,7 @@ rules:
     /// Returns the checks that are not ok, each with its rule and the modes or settings that its remedy names.
     fn found(after: &Overview) -> Vec<(&'static str, String)> {
         let config = tollgate::parse("rules.yaml", RULES, &|_| None).unwrap();
-        let before = overview(10_000, &[], 0, json!([]));
+        let before = overview(10_000, &[], 0, &json!([]));
         let findings = advise(&before, after, &config);
         let findings = findings.into_iter().filter(|it| it.help.is_some());
         findings
@@ -272,7 +272,7 @@ rules:
             { "rule": "done", "subject": "6123", "checks": 9, "share": 0.2 },
         ]);
         let counts = [("api", 2000, 0), ("strict", 1200, 0), ("done", 800, 0)];
-        let busy = overview(12_000, &counts, 0, hot.clone());
+        let busy = overview(12_000, &counts, 0, &hot);
         let expected = [
             ("modes", "api mode: leased"),
             ("modes", "strict mode: async"),
@@ -280,12 +280,12 @@ rules:
         let expected = expected.map(|(check, text)| (check, text.to_owned()));
         assert_eq!(found(&busy), expected);
         let counts = [("api", 100, 0), ("strict", 60, 0), ("done", 40, 0)];
-        assert_eq!(found(&overview(12_000, &counts, 0, hot)), []);
+        assert_eq!(found(&overview(12_000, &counts, 0, &hot)), []);
     }
 
     #[test]
     fn one_key_of_a_hot_rule_is_advised_to_be_split() {
-        let busy = overview(12_000, &[("all", 30_000, 0)], 0, json!([]));
+        let busy = overview(12_000, &[("all", 30_000, 0)], 0, &json!([]));
         let expected = [
             ("modes", "all mode: leased"),
             ("sharding", "all placement: sharded(16)"),
@@ -296,7 +296,7 @@ rules:
 
     #[test]
     fn a_slow_store_is_told_with_the_relief() {
-        let slow = overview(12_000, &[("api", 10, 0)], 500, json!([]));
+        let slow = overview(12_000, &[("api", 10, 0)], 500, &json!([]));
         let findings = found(&slow);
         assert_eq!(findings.len(), 1);
         assert_eq!(findings[0].0, "store-latency");
