@@ -34,7 +34,7 @@ use tollgate_store::{
 pub use self::counts::ReportedUsage;
 use self::counts::{Count, Counts};
 use self::local::{Local, StoreTime};
-use self::table::Table;
+use self::table::{Report, Table};
 use crate::stores::background::{OwnedCharge, run};
 
 /// A store that decides async charges from local copies, and reports them later.
@@ -295,6 +295,8 @@ impl<S: Store + 'static> Reported<S> {
     fn learn(&self, charges: &[Charge<'_>], applied: &Applied) {
         let shared = &self.shared;
         let now = shared.clock.now();
+        // Sent after all charges are noted: the level in their answers has all of them.
+        let mut reports: SmallVec<[Report; 1]> = SmallVec::new();
         for (charge, outcome) in charges.iter().zip(&applied.outcomes) {
             let Some(flush) = flush_of(charge).filter(|_| charge.at == Time::default()) else {
                 continue;
@@ -327,7 +329,10 @@ impl<S: Store + 'static> Reported<S> {
                     false => None,
                 }
             };
-            shared.start(report);
+            reports.extend(report);
+        }
+        for report in reports {
+            shared.start(Some(report));
         }
     }
 
