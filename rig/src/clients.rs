@@ -116,7 +116,12 @@ fn python_package(name: &str, package: &str, options: &[&str]) -> PathBuf {
 }
 
 pub(crate) fn needs(program: &str, packages: &str) {
-    let there = Command::new(program).arg("--version").output();
+    needs_with(program, "--version", packages);
+}
+
+/// Panics unless `program` runs with this argument.
+pub(crate) fn needs_with(program: &str, argument: &str, packages: &str) {
+    let there = Command::new(program).arg(argument).output();
     if let Err(error) = there {
         panic!("{program} does not run: {error}\n    install: apt-get install -y {packages}");
     }
