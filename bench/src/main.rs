@@ -91,7 +91,7 @@ enum Command {
     See(Length),
     /// Checks with a ledger, reservations, and the ledger itself (needs redis-server and PostgreSQL)
     Quota(Written),
-    /// Leased mode on Redis against the memory store and exact checks (needs redis-server)
+    /// Leased and async mode on Redis against the memory store and exact checks (needs redis-server and wrk)
     Modes(Length),
     /// The journal of denials under 100,000 denials a second, and `tollgate why` over a full journal
     Journal(Length),

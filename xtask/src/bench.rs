@@ -38,8 +38,8 @@ pub(crate) enum Bench {
     /// A check with a ledger against one without, reserve and commit against one check, the ledger against a
     /// plain insert (needs redis-server and PostgreSQL)
     Quota(Written),
-    /// Leased mode on Redis against the memory store and exact checks: checks per second, calls per check
-    /// (needs redis-server)
+    /// Leased and async mode on Redis against the memory store and exact checks, through the doors and in process:
+    /// checks per second, calls per check (needs redis-server and wrk)
     Modes(Options),
     /// The Tower layer: what it adds to an axum request on the memory store
     Tower {
@@ -147,7 +147,7 @@ impl<'a> Plan<'a> {
             components: names.iter().map(|name| needs(name)).collect(),
             needs_server: names
                 .iter()
-                .any(|name| matches!(*name, "doors" | "gateway" | "journal" | "quota")),
+                .any(|name| matches!(*name, "doors" | "gateway" | "journal" | "modes" | "quota")),
             has_peers: names.contains(&"doors"),
             programs: programs.collect(),
         })
@@ -188,8 +188,8 @@ impl<'a> Plan<'a> {
 fn needs(name: &str) -> &'static [Component] {
     match name {
         "redis" => components::BENCH_REDIS,
-        "sizes" | "modes" => components::BENCH_SIZES,
-        "doors" => components::BENCH_DOORS,
+        "sizes" => components::BENCH_SIZES,
+        "modes" | "doors" => components::BENCH_DOORS,
         "quota" => components::BENCH_QUOTA,
         "gateway" => components::BENCH_GATEWAY,
         _ => &[],

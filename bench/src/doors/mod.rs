@@ -11,7 +11,7 @@ mod p99;
 mod redis;
 pub(crate) mod resp;
 mod rls;
-mod versus;
+pub(crate) mod versus;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

@@ -43,7 +43,7 @@ impl Keys {
 
 /// The pace of the requests.
 #[derive(Clone, Copy)]
-pub(super) enum Pace {
+pub(crate) enum Pace {
     InFlight(u32),
     PerSecond(f64),
 }
@@ -101,7 +101,7 @@ impl Side {
 }
 
 /// Returns the command that sends the requests in `calls` to a gRPC server.
-pub(super) fn load(
+pub(crate) fn load(
     server: SocketAddr,
     calls: &Path,
     pace: Pace,

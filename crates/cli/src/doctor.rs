@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use tollgate::{Config, Engine, Finding, Level};
 
 use crate::config::ConfigArgs;
+use crate::connect::ConnectArgs;
+use crate::mode_advice;
 use crate::serve::DoorArgs;
 use crate::terminal::has_colour;
 use crate::{CommandResult, checklist, failed};
@@ -22,6 +24,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     subjects: Option<u64>,
 
+    /// Also read the figures of the instance with this admin door twice, two seconds apart, and recommend modes and
+    /// sharding for its busy subjects
+    #[arg(long, value_name = "URL")]
+    live: Option<String>,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
+
     /// Print the findings as a JSON array of {level, check, found, help}
     #[arg(long)]
     json: bool,
@@ -37,6 +47,9 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     }));
     if let Some(subjects) = args.subjects {
         findings.extend(checklist::memory(&config, subjects, &findings));
+    }
+    if let Some(live) = &args.live {
+        findings.extend(mode_advice::find(live, &args.connect, &config)?);
     }
     let text = match args.json {
         true => to_json(&findings)?,

@@ -33,6 +33,7 @@ mod export;
 mod health;
 mod import;
 mod logs;
+mod mode_advice;
 mod overrides;
 mod plan;
 mod postings;

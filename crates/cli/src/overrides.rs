@@ -62,7 +62,7 @@ struct SetArgs {
     #[arg(long, value_name = "STATE")]
     state: Option<String>,
 
-    /// Set who decides the rule's requests: exact or leased
+    /// Set where the rule's requests are decided: exact, leased or async
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
 

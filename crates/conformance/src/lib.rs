@@ -258,6 +258,8 @@ macro_rules! conformance_suite {
             a_quota_keeps_its_usage_in_another_calendar
             a_refund_of_an_earlier_period_gives_nothing_back
             keys_are_independent
+            a_report_counts_although_the_limit_denies
+            a_report_to_a_limit_without_an_amount_does_nothing
             a_commit_of_less_gives_back_the_rest
             a_commit_of_all_changes_nothing
             a_commit_of_more_takes_the_overrun_up_to_the_overdraft

@@ -9,7 +9,7 @@ use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Recorded, S
 use super::cases::retry_at;
 use super::reference::ReferenceStore;
 use super::{Fixture, Kind, START, key, spread};
-use tollgate_store::{Applied, Ask, Balance, ManualClock, Store, StoreError};
+use tollgate_store::{AllowanceLevel, Applied, Ask, Balance, ManualClock, Store, StoreError};
 
 /// The contents of random sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +127,7 @@ enum Operation {
     Restore(Vec<Item>, Vec<Balance>),
     Adjust(Item, i64, i64),
     Balance(Item),
+    Report(Item, u64),
     MoveTo(Time),
 }
 
@@ -135,6 +136,7 @@ enum Operation {
 enum Reply {
     Applied(Box<Applied>),
     Balance(Option<Balance>),
+    Level(Option<AllowanceLevel>),
     Nothing,
 }
 
@@ -206,6 +208,7 @@ impl Script {
                 }
                 Operation::Peek(self.items(), self.random.ask())
             }
+            77..80 => Operation::Report(self.items()[0], self.random.below(30)),
             _ => {
                 let time = self.random.time(self.now, self.promised);
                 Operation::MoveTo(match self.range {
@@ -332,6 +335,10 @@ impl Script {
             }
             Operation::Balance(item) => {
                 return Ok(Reply::Balance(store.balance(&self.charge(item)).await?));
+            }
+            Operation::Report(item, units) => {
+                let level = store.report(&self.charge(item), *units).await?;
+                return Ok(Reply::Level(level));
             }
             Operation::MoveTo(_) => return Ok(Reply::Nothing),
         };

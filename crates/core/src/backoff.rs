@@ -187,6 +187,11 @@ impl Limiting for Backoff {
         0
     }
 
+    /// A back-off has no amount.
+    fn level(&self, _state: &State, _now: Time) -> i64 {
+        0
+    }
+
     /// Does nothing: a refunded request was not denied.
     fn refund(&self, _state: &mut State, _cost: u64, _charged_at: Time, _now: Time) {}
 

@@ -244,6 +244,11 @@ impl Limiting for Concurrency {
         0
     }
 
+    /// Slots are not an amount.
+    fn level(&self, _state: &State, _now: Time) -> i64 {
+        0
+    }
+
     /// Does nothing: a slot is given back by [`State::free`].
     fn refund(&self, _state: &mut State, _cost: u64, _charged_at: Time, _now: Time) {}
 

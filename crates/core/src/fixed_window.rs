@@ -19,7 +19,7 @@
 
 use crate::ParamError;
 use crate::carry_over::CarryOver;
-use crate::limiting::{Denial, Limiting, Verdict};
+use crate::limiting::{Denial, Limiting, Verdict, difference};
 use crate::param::check_window;
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
@@ -109,6 +109,10 @@ impl Limiting for FixedWindow {
         let taken = cost.min(deepest.saturating_sub(state.used));
         state.used += taken;
         taken
+    }
+
+    fn level(&self, state: &State, now: Time) -> i64 {
+        difference(self.limit, self.current(*state, now).used)
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

@@ -142,6 +142,10 @@ impl Limiting for LeakyBucket {
         self.meter.overdraw(state, cost, most, now)
     }
 
+    fn level(&self, state: &meter::State, now: Time) -> i64 {
+        self.meter.level(state, now)
+    }
+
     fn refund(&self, state: &mut meter::State, cost: u64, charged_at: Time, now: Time) {
         self.meter.refund(state, cost, charged_at, now);
     }

@@ -44,6 +44,9 @@ pub trait Limiting: Clone + PartialEq {
     /// spent, but not overdrawn.
     fn overdraw(&self, state: &mut Self::State, cost: u64, most: u64, now: Time) -> u64;
 
+    /// Returns the amount left at `now`: below zero if the allowance is overdrawn, rounded down.
+    fn level(&self, state: &Self::State, now: Time) -> i64;
+
     /// Gives back a `cost` that was taken at `charged_at`. Does not give back the part that has already
     /// refilled since then.
     fn refund(&self, state: &mut Self::State, cost: u64, charged_at: Time, now: Time);
@@ -193,6 +196,12 @@ impl Outcome {
     pub fn is_allowed(&self) -> bool {
         matches!(self.admission, Admission::Allowed { .. })
     }
+}
+
+/// Returns `limit - used`, which may be below zero.
+pub(crate) fn difference(limit: u64, used: u64) -> i64 {
+    let signed = |amount: u64| i64::try_from(amount).unwrap_or(i64::MAX);
+    signed(limit) - signed(used)
 }
 
 /// Subtracts `cost` from `amounts`, front to back. Returns the part of `cost` that exceeds their sum.

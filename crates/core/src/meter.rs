@@ -35,7 +35,7 @@ use std::hash::{Hash, Hasher};
 
 use crate::ParamError;
 use crate::carry_over::CarryOver;
-use crate::limiting::{Denial, Limiting, Verdict};
+use crate::limiting::{Denial, Limiting, Verdict, difference};
 use crate::param::{Inexact, ParamProblem, check_amount};
 use crate::units::{EXACT, Rate, Scale, Span, Tick, Time};
 
@@ -338,6 +338,12 @@ impl Limiting for Meter {
         let after = after.min(deepest);
         *state = self.owing(after, tick);
         (after - missing) / self.token
+    }
+
+    fn level(&self, state: &State, now: Time) -> i64 {
+        let missing = self.missing(*state, self.tick.of(now));
+        let token = i64::try_from(self.token).unwrap_or(i64::MAX);
+        difference(self.full, missing).div_euclid(token)
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

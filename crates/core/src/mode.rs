@@ -45,6 +45,12 @@ pub enum Mode {
         /// How long units may be used after their draw.
         slice: Span,
     },
+    /// An instance decides from its own counts and the last level that it has read from the store. It reports
+    /// what it has admitted. All instances together may exceed the limit: `docs/modes.md` has the bound.
+    Async {
+        /// How long an admitted unit waits at most before it is reported.
+        flush: Span,
+    },
 }
 
 impl Mode {
@@ -54,6 +60,7 @@ impl Mode {
         match self {
             Mode::Exact => "exact",
             Mode::Leased { .. } => "leased",
+            Mode::Async { .. } => "async",
         }
     }
 }
@@ -115,6 +122,17 @@ impl Limit {
             | Limit::Unlimited(_) => return None,
         };
         (slice >= MIN_SLICE && limit.capacity() > 0).then_some((limit, slice))
+    }
+
+    /// Returns whether instances can decide by themselves and report their use later. Slots, queues and back-offs
+    /// are decided at one instant by the store.
+    #[must_use]
+    pub fn can_be_async(&self) -> bool {
+        match self {
+            Limit::LeakyBucket(it) => it.leaky() == Leaky::Police,
+            Limit::Backoff(_) | Limit::Concurrency(_) | Limit::Unlimited(_) => false,
+            _ => true,
+        }
     }
 
     /// Returns whether usage counts in aligned periods, so that a slice must not outlive its period.
@@ -207,6 +225,19 @@ mod tests {
         let window = Limit::fixed_window(7, Span::MINUTE).unwrap();
         assert_eq!(window.prepaid(SLICE), Some((window.clone(), SLICE)));
         assert!(window.has_periods());
+    }
+
+    #[test]
+    fn slots_and_queues_are_never_async() {
+        let shape = Leaky::Shape { max_wait: None };
+        for (limit, can) in [
+            (Limit::gcra(per_second(1), 5), true),
+            (Limit::leaky_bucket(per_second(1), 5, Leaky::Police), true),
+            (Limit::leaky_bucket(per_second(1), 5, shape), false),
+            (Limit::concurrency(5, Span::MINUTE), false),
+        ] {
+            assert_eq!(limit.unwrap().can_be_async(), can);
+        }
     }
 
     #[test]

@@ -29,7 +29,7 @@
 use crate::ParamError;
 use crate::calendar::{Calendar, Period};
 use crate::carry_over::CarryOver;
-use crate::limiting::{Denial, Limiting, Verdict};
+use crate::limiting::{Denial, Limiting, Verdict, difference};
 use crate::param::check_amount;
 use crate::units::{EXACT, MAX_AMOUNT, Scale, Span, Time};
 
@@ -311,6 +311,12 @@ impl Limiting for Quota {
         let taken = cost.min(deepest.min(EXACT - 1).saturating_sub(state.used));
         state.used += taken;
         taken
+    }
+
+    fn level(&self, state: &State, now: Time) -> i64 {
+        let current = self.current(*state, now);
+        let extra = if self.is_closed { 0 } else { current.extra };
+        difference(self.capacity() + extra, current.used)
     }
 
     /// Subtracts `cost` from the usage. If the period has ended, the refund becomes part of the unused amount

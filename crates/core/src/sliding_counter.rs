@@ -22,7 +22,7 @@
 
 use crate::ParamError;
 use crate::carry_over::CarryOver;
-use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
+use crate::limiting::{Denial, Limiting, Verdict, difference, drain_amounts};
 use crate::param::{ParamProblem, check_window};
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
@@ -213,6 +213,11 @@ impl Limiting for SlidingCounter {
         }
         *state.count_mut(running) += cost;
         cost - excess
+    }
+
+    fn level(&self, state: &State, now: Time) -> i64 {
+        let live = self.live(state, self.running(state, now));
+        difference(self.limit, live.map(|(_, count)| count).sum())
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 
 use crate::ParamError;
 use crate::carry_over::CarryOver;
-use crate::limiting::{Denial, Limiting, Verdict, drain_amounts};
+use crate::limiting::{Denial, Limiting, Verdict, difference, drain_amounts};
 use crate::param::check_window;
 use crate::units::{MAX_AMOUNT, Scale, Span, Time};
 
@@ -200,6 +200,10 @@ impl Limiting for SlidingLog {
         state.drop_spent();
         state.push(cost, now);
         cost - excess
+    }
+
+    fn level(&self, state: &State, now: Time) -> i64 {
+        difference(self.limit, self.live(state, now).0)
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

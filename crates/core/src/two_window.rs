@@ -20,7 +20,7 @@
 
 use crate::ParamError;
 use crate::carry_over::CarryOver;
-use crate::limiting::{Denial, Limiting, Verdict};
+use crate::limiting::{Denial, Limiting, Verdict, difference};
 use crate::param::{Inexact, ParamProblem, check_window};
 use crate::units::{Scale, Span, Tick, Time};
 
@@ -188,6 +188,11 @@ impl Limiting for TwoWindow {
         *state = current;
         state.current += taken;
         taken
+    }
+
+    fn level(&self, state: &State, now: Time) -> i64 {
+        let (state, share) = self.current(*state, now);
+        difference(self.limit, self.estimate(state, share))
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

@@ -3,6 +3,7 @@
 -- `decide.lua`, `requests.lua` and `run.lua`. Each algorithm is a file with the formulas of the Rust file of the
 -- same name. All numbers are integers below 2^53. Positions count from 1.
 --
+-- Reports have `report.lua` in place of `requests.lua` and `run.lua`: see there.
 -- Calls about holds have `holds.lua` and other files in place of `requests.lua` and `run.lua`. `holds.lua`
 -- describes what these calls add to KEYS, ARGV and the reply.
 --
@@ -15,7 +16,7 @@
 --            now        7 bytes  microseconds since the epoch, or 0 for the time of the server
 --            margin     7 bytes  how long a state is kept after it has expired, in microseconds
 --            operation  1 byte   0 apply, 1 peek, 2 refund, 3 reset; for quotas: 4 restore, 5 adjust, 6 read;
---                                for holds: 7 hold, 8 settle, 9 extend. 16 is added if the server may be out of
+--                                for holds: 7 hold, 8 settle, 9 extend; 10 report. 16 is added if the server may be out of
 --                                memory: see `full` below
 --            whole      2 bytes  how many of KEYS, from the front, are read whole: states, and the record of a
 --                                hold if it follows them
@@ -65,6 +66,7 @@
 --            in detail          `-1, allowed, units`, and for each charge `verdict, when, remaining, reset`
 --            for quotas         `-1, known, 0`; for adjust and read also the usage, the amount beside the limit,
 --                               and the end of the period
+--            for a report       `-1, known, 0`, the level, which may be below zero, the excess, and the reset
 --            foreign value      `-2`, and the position in KEYS of a key that another program has written
 --            no room            `-3`: a state is missing, there is no room for it, and the shared state is not among
 --                               KEYS. Nothing was decided

@@ -99,11 +99,11 @@ end
 local undoing = operation == 2 and ARGV[3]
 
 -- The hold of this call: see holds.lua.
-local APPLY, PEEK, RESTORE, HOLD, SETTLE, EXTEND = 0, 1, 4, 7, 8, 9
+local APPLY, PEEK, RESTORE, HOLD, SETTLE, EXTEND, REPORT = 0, 1, 4, 7, 8, 9, 10
 local hold = {}
 
 -- Whether the operation decides for a subject without a state: with a new state, or with the shared state.
-local makes_states = operation == APPLY or operation == PEEK or operation == HOLD
+local makes_states = operation == APPLY or operation == PEEK or operation == HOLD or operation == REPORT
 
 -- Each algorithm has the functions below, for key number k and the numbers n of a limit.
 --

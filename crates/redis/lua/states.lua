@@ -48,7 +48,7 @@ local prepare
 -- is room, the new state starts as a copy of the shared state, because the subject may have used the shared state
 -- before. Returns the numbers of the state, or nil if another program wrote the shared value.
 local function place_new(k, l, flag, shared, n, how)
-  local has_place = operation ~= APPLY or has_room(flag)
+  local has_place = operation ~= APPLY and operation ~= REPORT or has_room(flag)
   if shared == 0 then
     crowded = crowded or not has_place
     return n

@@ -62,8 +62,9 @@ impl Pending {
 
     /// Whether the request may share a call with `other`.
     fn goes_with(&self, other: &Pending) -> bool {
-        self.request.operation == Operation::Apply
-            && other.request.operation == Operation::Apply
+        let operation = self.request.operation;
+        matches!(operation, Operation::Apply | Operation::Report)
+            && other.request.operation == operation
             && self.request.families == other.request.families
             && (self.slot, self.asking) == (other.slot, other.asking)
             // A call has one time.

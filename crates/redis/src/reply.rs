@@ -1,7 +1,7 @@
 //! Reads the replies of the script. `frame.lua` describes their layout.
 
 use tollgate_core::{Admission, Balance, Charge, Denial, Outcome, Span, Time};
-use tollgate_store::{Applied, Ask};
+use tollgate_store::{AllowanceLevel, Applied, Ask};
 
 use crate::request::{Operation, Request};
 use crate::script::Family;
@@ -147,6 +147,18 @@ impl<I: Iterator<Item = i64>> Reply<I> {
                 });
                 return Some(Answer::Applied(applied));
             }
+            Operation::Report => {
+                // A level is passed on as an outcome: see `level_in`.
+                let (left, excess) = (self.numbers.next()?, self.number()?);
+                applied.granted = excess;
+                applied.outcomes.push(Outcome {
+                    admission: Admission::Allowed { delay: Span::ZERO },
+                    limit: left.unsigned_abs(),
+                    remaining: u64::from(left < 0),
+                    reset_at: Time::from_micros(self.number()?),
+                });
+                return Some(Answer::Applied(applied));
+            }
             _ => {}
         }
         for item in &request.charges {
@@ -179,6 +191,22 @@ pub(crate) fn balance_in(applied: &Applied) -> Option<Balance> {
         ends_at: outcome.reset_at,
         used: outcome.limit,
         extra: outcome.remaining,
+    })
+}
+
+/// Returns the level in an answer to a report, if the allowance has one.
+pub(crate) fn level_in(applied: &Applied) -> Option<AllowanceLevel> {
+    let outcome = applied.outcomes.first().filter(|_| applied.allowed)?;
+    let amount = i64::try_from(outcome.limit).unwrap_or(i64::MAX);
+    Some(AllowanceLevel {
+        now: applied.now,
+        left: if outcome.remaining > 0 {
+            -amount
+        } else {
+            amount
+        },
+        excess: applied.granted,
+        reset_at: outcome.reset_at,
     })
 }
 

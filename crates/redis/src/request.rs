@@ -31,6 +31,7 @@ pub(crate) enum Operation {
     Hold = 7,
     Settle = 8,
     Extend = 9,
+    Report = 10,
 }
 
 /// A request in one cluster slot.
@@ -170,6 +171,7 @@ impl Request {
         matches!(
             self.operation,
             Operation::Apply
+                | Operation::Report
                 | Operation::Refund
                 | Operation::Adjust
                 | Operation::Settle
@@ -184,7 +186,7 @@ impl Request {
     pub(crate) fn makes_states(&self) -> bool {
         matches!(
             self.operation,
-            Operation::Apply | Operation::Peek | Operation::Hold
+            Operation::Apply | Operation::Peek | Operation::Hold | Operation::Report
         )
     }
 
@@ -198,6 +200,7 @@ impl Request {
 
     pub(crate) fn script(&self) -> &'static Script {
         match &self.hold_arguments {
+            None if self.operation == Operation::Report => Script::of_reports(self.families),
             None => Script::of(self.families),
             Some(arguments) => arguments
                 .script

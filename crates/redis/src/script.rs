@@ -34,6 +34,7 @@ const HOLDS: &str = include_str!("../lua/holds.lua");
 const HOLD: &str = include_str!("../lua/hold.lua");
 const HOLD_DECIDE: &str = include_str!("../lua/hold_decide.lua");
 const HOLD_FIND: &str = include_str!("../lua/hold_find.lua");
+const REPORT: &str = include_str!("../lua/report.lua");
 const SETTLE: &str = include_str!("../lua/settle.lua");
 const EXTEND: &str = include_str!("../lua/extend.lua");
 const RECORDS: &str = include_str!("../lua/records.lua");
@@ -98,6 +99,49 @@ impl Family {
     /// read whole.
     pub(crate) fn is_whole(self) -> bool {
         !matches!(self, Family::SlidingLog | Family::Concurrency)
+    }
+
+    /// Returns the Lua function for the amount left of a limit, below zero if it is overdrawn: `Limiting::level`.
+    fn level(self) -> &'static str {
+        match self {
+            Family::Meter | Family::LeakyBucket => {
+                "local function level(k, n)\n  \
+                   return div(n.full - missing_at(k, n, n.here), n.token)\n\
+                 end\n"
+            }
+            Family::FixedWindow => {
+                "local function level(k, n)\n  \
+                   local _, spent = current(k, n.ending)\n  \
+                   return n.limit - spent\n\
+                 end\n"
+            }
+            Family::SlidingCounter => {
+                "local function level(k, n)\n  \
+                   local first = first_live(k, running_at(k, n.length), n.buckets)\n  \
+                   return n.limit - sum_from(counts[k], first)\n\
+                 end\n"
+            }
+            Family::TwoWindow => {
+                "local function level(k, n)\n  \
+                   local _, counted, previous, share = current(k, n.tick, n.window)\n  \
+                   return n.limit - estimate(counted, previous, share, n.window)\n\
+                 end\n"
+            }
+            Family::SlidingLog => {
+                "local function level(k, n)\n  \
+                   local _, left = live(k, n.window)\n  \
+                   return n.limit - last_sum(k) + left\n\
+                 end\n"
+            }
+            Family::Quota => {
+                "local function level(k, n)\n  \
+                   local _, spent, more = current(k, n, n)\n  \
+                   return (n.closed and 0 or n.capacity + more) - spent\n\
+                 end\n"
+            }
+            // Without an amount, nothing is reported.
+            Family::Backoff | Family::Concurrency => "local function level() return 0 end\n",
+        }
     }
 
     /// Returns the letter of the family's keys, its name in metrics, and its files.
@@ -166,6 +210,19 @@ impl Script {
                 name,
                 common.concat() + &[DECIDE, REQUESTS, RUN, END].concat(),
             )
+        })
+    }
+
+    /// Returns the script that reports usage of a limit of one family.
+    pub(crate) fn of_reports(families: Families) -> &'static Script {
+        static SCRIPTS: [OnceLock<Script>; Family::ALL.len()] =
+            [const { OnceLock::new() }; Family::ALL.len()];
+        // A report has one charge.
+        let family = families.only().unwrap_or(Family::Meter);
+        SCRIPTS[family as usize - 1].get_or_init(|| {
+            let algorithm = family.facts().2.concat();
+            let common = [FRAME, GENERAL, &algorithm, STATES, DECIDE, family.level()];
+            Script::new("report", common.concat() + REPORT + END)
         })
     }
 

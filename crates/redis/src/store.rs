@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Balance, Charge, HoldId, Limit, Span, Tag, Time, Token};
 use tollgate_store::{
-    Answer, Applied, Ask, BreakerState, Clock, Extended, Held, HoldRecord, NewHold, Reply, Settle,
-    Settled, Store, StoreError, SystemClock, Usage,
+    AllowanceLevel, Answer, Applied, Ask, BreakerState, Clock, Extended, Held, HoldRecord, NewHold,
+    Reply, Settle, Settled, Store, StoreError, SystemClock, Usage,
 };
 
 use crate::census::{self, AnonymousRules, Census, Counting};
@@ -478,6 +478,22 @@ impl Store for RedisStore {
             let (charges, numbers) = (std::slice::from_ref(charge), [[used, extra, 0]]);
             let answer = self.quota_state(Operation::Adjust, charges, &numbers);
             Ok(answer.await?.as_ref().and_then(reply::balance_in))
+        })
+    }
+
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        Answer::later(async move {
+            if !charge.limit.has_amount() || Family::of(charge.limit).is_none() {
+                return Ok(None);
+            }
+            let (charges, ask) = (std::slice::from_ref(charge), Ask::Exactly(units));
+            let never = Time::default();
+            let answer = self.run(Operation::Report, charges, ask, never).await?;
+            Ok(reply::level_in(&answer))
         })
     }
 

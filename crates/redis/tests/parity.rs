@@ -10,7 +10,7 @@ use tollgate_core::{
     Admission, CarryOver, Charge, Limit, Limiting, MAX_AMOUNT, Outcome, Span, Time,
 };
 use tollgate_rig::{Redis, Resp};
-use tollgate_store::{Ask, ManualClock, Store};
+use tollgate_store::{AllowanceLevel, Ask, ManualClock, Store};
 
 /// A state as plain numbers.
 type Numbers = Vec<u64>;
@@ -65,6 +65,17 @@ impl<A: Limiting> Model<A> {
         }
         let admission = limit.decide(state, 0, now).admission;
         self.outcome(limit, admission, now)
+    }
+
+    fn report(&mut self, limit: &A, how: CarryOver, cost: u64, now: Time) -> AllowanceLevel {
+        let state = self.state(limit, how, now);
+        let before = limit.level(state, now);
+        if cost > 0 {
+            limit.overdraw(state, cost, MAX_AMOUNT, now);
+        }
+        let (left, reset_at) = (limit.level(state, now), limit.resets_at(state).max(now));
+        self.forget_expired(now);
+        AllowanceLevel::after(cost, before, left, now, reset_at)
     }
 
     fn outcome(&mut self, limit: &A, admission: Admission, now: Time) -> Outcome {
@@ -129,6 +140,17 @@ fn same_in_both<A: Limiting>(
             common::block_on(store.reset(&[charge])).unwrap();
         }
         let numbers = inner(&limit);
+        if random.u8(0..12) == 0 {
+            let cost = random_cost(&limit, &mut random).min(1 << 40);
+            let answer = common::block_on(store.report(&charge, cost)).unwrap();
+            let expected = model.report(numbers, how, cost, now);
+            assert_eq!(answer, Some(expected), "the level of step {step}");
+            if let Some(numbers) = model.numbers() {
+                let kept = stored(&mut resp).map(|bytes| decode(&bytes));
+                assert_eq!(kept, Some(numbers), "the state after step {step}");
+            }
+            continue;
+        }
         let (expected, answer) = if random.u8(0..10) > 0 || taken.is_empty() {
             let cost = random_cost(&limit, &mut random);
             let answer = common::block_on(store.apply(&[charge], Ask::Exactly(cost))).unwrap();

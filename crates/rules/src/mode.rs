@@ -1,7 +1,8 @@
-//! The mode of an allowance: who decides its requests, and under which numbers.
+//! The mode of an allowance: where its requests are decided, and under which numbers.
 //!
 //! `exact` asks the store for every request. `leased` draws units in advance, under numbers that leave room
-//! for the time in which the units may be used. `docs/modes.md` has the promises and their proofs.
+//! for the time in which the units may be used. `async` decides from counts of its own, and reports them later.
+//! `docs/modes.md` has the promises and their proofs.
 //!
 //! An allowance that the config calls `leased` keeps its numbers while an override sets another mode. So an
 //! override can switch the mode without a change of numbers.
@@ -15,7 +16,10 @@ use crate::raw::RawAllowance;
 
 /// The `slice` of a rule that does not set one.
 pub(crate) const DEFAULT_SLICE: Span = Span::from_millis(100);
+/// The `flush` of a rule that does not set one.
+pub(crate) const DEFAULT_FLUSH: Span = Span::from_millis(500);
 const SHORTEST: Span = Span::from_millis(10);
+const SHORTEST_FLUSH: Span = Span::from_millis(50);
 const LONGEST: Span = Span::MINUTE;
 
 words! {
@@ -25,6 +29,8 @@ words! {
         Exact = "exact",
         /// Each instance decides from units that it has drawn before: never more than the limit.
         Leased = "leased",
+        /// Each instance decides from its own counts, and reports them later: all together may exceed the limit.
+        Async = "async",
     }
 }
 
@@ -41,6 +47,7 @@ pub(crate) struct Modes {
     /// Whether the numbers leave room for slices.
     prepaid: bool,
     slice: Span,
+    flush: Span,
 }
 
 impl Modes {
@@ -59,6 +66,7 @@ impl Modes {
         let prepaid = self.prepaid.then(|| limit.prepaid(self.slice)).flatten();
         let mode = match (self.name, &prepaid) {
             (ModeName::Leased, Some((_, slice))) => Mode::Leased { slice: *slice },
+            (ModeName::Async, _) if limit.can_be_async() => Mode::Async { flush: self.flush },
             _ => Mode::Exact,
         };
         (mode, prepaid.map(|(limit, _)| limit))
@@ -68,6 +76,7 @@ impl Modes {
     /// are as configured.
     pub(crate) fn shortened(self, limit: &Limit) -> Option<String> {
         match self.of(limit).0 {
+            Mode::Async { .. } => None,
             Mode::Leased { slice } if slice == self.slice => None,
             Mode::Leased { slice } => Some(format!(
                 "its numbers leave room for slices of {slice} instead of {}",
@@ -84,6 +93,7 @@ impl Modes {
         match self.name {
             ModeName::Exact => self.name.name().to_owned(),
             ModeName::Leased => format!("leased with a slice of {}", self.slice),
+            ModeName::Async => format!("async with a flush every {}", self.flush),
         }
     }
 
@@ -95,6 +105,13 @@ impl Modes {
                 vec![("mode", kept)]
             }
             (ModeName::Exact, _) => Vec::new(),
+            (_, Mode::Async { flush }) => {
+                let mode = match self.prepaid {
+                    true => "async, under the numbers of mode leased",
+                    false => "async",
+                };
+                vec![("mode", mode.to_owned()), ("flush", flush.to_string())]
+            }
             (_, Mode::Leased { slice }) => {
                 let slice = match slice == self.slice {
                     true => slice.to_string(),
@@ -120,11 +137,12 @@ impl Default for Modes {
             name: ModeName::Exact,
             prepaid: false,
             slice: DEFAULT_SLICE,
+            flush: DEFAULT_FLUSH,
         }
     }
 }
 
-/// Returns why a limit is exact in every mode; `None` if it can be leased.
+/// Returns why a limit is exact in every mode; `None` if it can be leased or async.
 pub(crate) fn always_exact(limit: &Limit) -> Option<&'static str> {
     match limit {
         Limit::Concurrency(_) | Limit::Unlimited(Algorithm::Concurrency) => {
@@ -155,27 +173,43 @@ impl RawAllowance {
                 "remove `mode`: the limit is always exact",
             );
         }
-        if let Some(key) = self.slice.key()
-            && name != ModeName::Leased
-            && !matches!(self.mode, Field::Broken { .. })
-        {
-            let message = "`slice` without `mode: leased` has no effect";
-            problems.report(key, message, "add `mode: leased`, or remove `slice`");
+        for (field, key, needed) in [
+            ("slice", self.slice.key(), ModeName::Leased),
+            ("flush", self.flush.key(), ModeName::Async),
+        ] {
+            if let Some(key) = key
+                && name != needed
+                && !matches!(self.mode, Field::Broken { .. })
+            {
+                let mode = needed.name();
+                let message = format!("`{field}` without `mode: {mode}` has no effect");
+                let help = format!("add `mode: {mode}`, or remove `{field}`");
+                problems.report(key, message, help);
+            }
         }
+        let help = "write a time such as 100ms: how long drawn units may be used";
+        let slice = time(self.slice.get(), SHORTEST, help, problems);
+        let help = "write a time such as 500ms: how long admitted units may wait for their report";
+        let flush = time(self.flush.get(), SHORTEST_FLUSH, help, problems);
         Modes {
-            slice: slice(self.slice.get(), problems).unwrap_or(DEFAULT_SLICE),
+            slice: slice.unwrap_or(DEFAULT_SLICE),
+            flush: flush.unwrap_or(DEFAULT_FLUSH),
             ..Modes::default().named(name)
         }
     }
 }
 
-/// Returns the slice. Reports a slice that is too short or too long.
-fn slice(at: Option<&At<Duration>>, problems: &mut Problems<'_>) -> Option<Span> {
+/// Returns the time of a mode. Reports a time that is too short or too long.
+fn time(
+    at: Option<&At<Duration>>,
+    shortest: Span,
+    help: &str,
+    problems: &mut Problems<'_>,
+) -> Option<Span> {
     let at = at?;
     let time = at.value.0;
-    if !(SHORTEST..=LONGEST).contains(&time) {
-        let message = format!("{time} is not between {SHORTEST} and {LONGEST}");
-        let help = "write a time such as 100ms: how long drawn units may be used";
+    if !(shortest..=LONGEST).contains(&time) {
+        let message = format!("{time} is not between {shortest} and {LONGEST}");
         problems.report(at.place, message, help);
     }
     Some(time)

@@ -132,10 +132,12 @@ section! {
         overdraft: Overdraft = "overdraft",
         /// The longest time that a client may ask for when it takes or renews a slot of concurrency, up to 24h (default: lease).
         max_lease: Lease = "max_lease",
-        /// Where requests are decided: exact (in the store, every request) or leased (in each instance, from units that it has drawn before). Default: exact.
+        /// Where requests are decided: exact (in the store, every request), leased (in each instance, from units that it has drawn before) or async (in each instance, from counts that it reports later; all together may exceed the limit). Default: exact.
         mode: ModeName = "mode",
         /// How long drawn units may be used, for mode leased, 10ms to 1m (default 100ms).
         slice: Duration = "slice",
+        /// How long admitted units may wait before they are reported to the store, for mode async, 50ms to 1m (default 500ms).
+        flush: Duration = "flush",
     }
 }
 

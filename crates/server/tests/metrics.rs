@@ -59,7 +59,7 @@ const PROMISED_IN_MEMORY: [(&str, &[&str]); 4] = [
     ("rate_limit_memory_bytes", &["namespace"]),
     ("rate_limit_shared_decisions_total", &["namespace"]),
 ];
-const PROMISED_WITH_A_STORE: [(&str, &[&str]); 21] = [
+const PROMISED_WITH_A_STORE: [(&str, &[&str]); 27] = [
     ("rate_limit_keys", &["namespace"]),
     ("rate_limit_max_keys", &["namespace"]),
     ("rate_limit_shared_decisions_total", &["namespace"]),
@@ -79,6 +79,12 @@ const PROMISED_WITH_A_STORE: [(&str, &[&str]); 21] = [
     ("rate_limit_prepaid_units_total", &["what"]),
     ("rate_limit_prepaid_keys", &[]),
     ("rate_limit_prepaid_usable_units", &[]),
+    ("rate_limit_async_decisions_total", &["by"]),
+    ("rate_limit_async_reports_total", &[]),
+    ("rate_limit_async_units_total", &["what"]),
+    ("rate_limit_async_overshoot_units_total", &[]),
+    ("rate_limit_async_keys", &[]),
+    ("rate_limit_async_pending_units", &[]),
     ("rate_limit_store_in_flight", &[]),
     ("rate_limit_breaker_state", &["server", "state"]),
 ];

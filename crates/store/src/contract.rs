@@ -171,6 +171,20 @@ pub trait Store: Send + Sync {
         forwarded(self.inner(), "balances", |it| it.balance(charge))
     }
 
+    /// Counts `units` of a charge that were admitted without asking this store, even if the limit does not allow
+    /// them. The allowance may fall below zero, as far as its state can count. Returns the level afterwards. If
+    /// the limit has no amount, or its usage has to be restored first, changes nothing and returns `None`. With
+    /// 0 units, only reads the level.
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        forwarded(self.inner(), "reported usage", |it| {
+            it.report(charge, units)
+        })
+    }
+
     /// Takes `units` of each charge if all enforcing charges allow it, and records the hold under its id.
     fn hold<'a>(
         &'a self,
@@ -320,6 +334,39 @@ pub struct Applied {
     /// Why some charges have no answer, if a store of several did not answer. Their outcomes are
     /// [`Outcome::UNDECIDED`]. The other stores allow the request, and have taken the units.
     pub unanswered: Option<Box<Unanswered>>,
+}
+
+/// The level of an allowance after a [report](Store::report).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllowanceLevel {
+    /// The time of the report by the store's clock.
+    pub now: Time,
+    /// The amount left; below zero if more was used than the limit allows.
+    pub left: i64,
+    /// The part of the reported amount that the limit would not have admitted at this instant.
+    pub excess: u64,
+    /// The instant at which the whole allowance is back, if nothing more is charged.
+    pub reset_at: Time,
+}
+
+impl AllowanceLevel {
+    /// Returns the level after an amount of `reported`, which found the level `before`.
+    #[must_use]
+    pub fn after(
+        reported: u64,
+        before: i64,
+        left: i64,
+        now: Time,
+        reset_at: Time,
+    ) -> AllowanceLevel {
+        let admitted = u64::try_from(before).unwrap_or(0).min(reported);
+        AllowanceLevel {
+            now,
+            left,
+            excess: reported - admitted,
+            reset_at,
+        }
+    }
 }
 
 /// One of several stores did not answer.

@@ -15,8 +15,8 @@ pub use answer::{Answer, AnswerFuture};
 pub use breaker::{Breaker, BreakerOptions, BreakerState, Permit};
 pub use clock::{Clock, ManualClock, MonotonicClock, Started, Stopwatch, SystemClock};
 pub use contract::{
-    Applied, Ask, GRACE, Guarantee, Immediate, Outcomes, Reply, Store, StoreError, Unanswered,
-    Usage,
+    AllowanceLevel, Applied, Ask, GRACE, Guarantee, Immediate, Outcomes, Reply, Store, StoreError,
+    Unanswered, Usage,
 };
 pub use holds::{
     Extended, Held, HeldCharge, HoldRecord, HoldState, MAX_CHARGES, MAX_MEMO, MAX_OWNER, MAX_TTL,

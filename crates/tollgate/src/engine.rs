@@ -46,7 +46,7 @@ use crate::ledgered::{LedgerSync, Ledgered, PostError};
 use crate::limiter::Limiter;
 use crate::start::StartError;
 #[cfg(feature = "redis")]
-use crate::stores::{Prepaid, PrepaidUsage, Remembered, Sharded};
+use crate::stores::{Prepaid, PrepaidUsage, Remembered, Reported, ReportedUsage, Sharded};
 use crate::stores::{Routed, Traced};
 
 /// A limiter with the store and the ledger that a config names. It derefs to its [`Limiter`].
@@ -72,6 +72,7 @@ struct Redis {
     /// How many requests were denied from known denials.
     known_denials: Arc<AtomicU64>,
     prepaid: Arc<Slices>,
+    reported: Arc<Reports>,
     /// Why the store could not be used since the start; `None` once it can be used.
     missing: Arc<ArcSwapOption<String>>,
 }
@@ -79,6 +80,10 @@ struct Redis {
 /// The slices of one Redis.
 #[cfg(feature = "redis")]
 type Slices = Prepaid<Traced<RedisStore>>;
+
+/// The reports to one Redis.
+#[cfg(feature = "redis")]
+type Reports = Reported<Arc<dyn Store>>;
 
 /// How often an engine that has started without its store tries to reach the store.
 #[cfg(feature = "redis")]
@@ -272,7 +277,12 @@ impl Engine {
         let (mut redis, mut named) = (Vec::new(), Vec::new());
         #[cfg(feature = "redis")]
         for ((name, store), (_, options)) in parts.redis.into_iter().zip(config.redis_stores()) {
-            let (stack, prepaid, known_denials) = stack(&store, options, &ledger);
+            let Stack {
+                store: stack,
+                prepaid,
+                reported,
+                known_denials,
+            } = stack(&store, options, &ledger);
             match &name {
                 None => default = Some(stack),
                 Some(name) => named.push((StoreId::named(name), stack)),
@@ -286,6 +296,7 @@ impl Engine {
                 store,
                 known_denials,
                 prepaid,
+                reported,
                 missing,
             });
         }
@@ -335,11 +346,12 @@ impl Engine {
         is_used.then(|| self.memory.0.usage())
     }
 
-    /// Gives drawn units back that were not used. Writes the entries that wait for the ledger, and accepts no
+    /// Reports what async rules have admitted, and gives drawn units back that were not used. Writes the entries that wait for the ledger, and accepts no
     /// more. Call this at the end of a process.
     pub async fn close(&self) {
         #[cfg(feature = "redis")]
         for redis in &self.redis {
+            let _ = tokio::time::timeout(Duration::from_secs(1), redis.reported.close()).await;
             // Slices end by themselves soon, so a slow store need not be waited for.
             let _ = tokio::time::timeout(Duration::from_secs(1), redis.prepaid.close()).await;
         }
@@ -408,6 +420,13 @@ impl Engine {
     pub fn prepaid_usage(&self) -> PrepaidUsage {
         let all = self.redis.iter().map(|it| it.prepaid.prepaid_usage());
         all.fold(PrepaidUsage::default(), PrepaidUsage::plus)
+    }
+
+    /// Returns what async mode has done, in all stores together.
+    #[must_use]
+    pub fn reported_usage(&self) -> ReportedUsage {
+        let all = self.redis.iter().map(|it| it.reported.reported_usage());
+        all.fold(ReportedUsage::default(), ReportedUsage::plus)
     }
 
     /// Returns why the store cannot be used at the moment, so that failure policies decide; `None` if
@@ -575,28 +594,49 @@ impl LedgerPart {
     }
 }
 
-/// Builds the stack of one Redis. Also returns its slices, and the count of requests that known denials have
-/// answered.
+/// The stack of one Redis, and the parts of it that the engine asks for figures.
 #[cfg(feature = "redis")]
-fn stack(
-    redis: &RedisStore,
-    options: &tollgate_config::Redis,
-    ledger: &LedgerPart,
-) -> (Arc<dyn Store>, Arc<Slices>, Arc<AtomicU64>) {
+struct Stack {
+    store: Arc<dyn Store>,
+    prepaid: Arc<Slices>,
+    reported: Arc<Reports>,
+    /// How many requests known denials have answered.
+    known_denials: Arc<AtomicU64>,
+}
+
+/// Builds the stack of one Redis.
+#[cfg(feature = "redis")]
+fn stack(redis: &RedisStore, options: &tollgate_config::Redis, ledger: &LedgerPart) -> Stack {
     let clock = Arc::new(MonotonicClock::new());
-    let prepaid = Prepaid::new(Traced(redis.clone()), clock, options.replicas);
+    let prepaid = Prepaid::new(
+        Traced(redis.clone()),
+        Arc::clone(&clock) as _,
+        options.replicas,
+    );
     let prepaid = Arc::new(prepaid);
-    // Above the slices, so that the ledger records what was used, and not what was drawn.
-    let store = ledger.wrap(Arc::clone(&prepaid) as Arc<dyn Store>);
-    let Some(longest) = options.denial_cache else {
-        return (Arc::new(Sharded::new(store)), prepaid, Arc::default());
+    let reported = Reported::new(Arc::clone(&prepaid) as Arc<dyn Store>, clock);
+    let reported = Arc::new(reported);
+    reported.keep_reporting();
+    // Above the slices and the reports, so that the ledger records what was used when it was used.
+    let store = ledger.wrap(Arc::clone(&reported) as Arc<dyn Store>);
+    let mut known_denials = Arc::default();
+    let store: Arc<dyn Store> = match options.denial_cache {
+        None => Arc::new(Sharded::new(store)),
+        Some(longest) => {
+            let mut remembered = Remembered::new(store, longest, Arc::new(SystemClock::new()));
+            if options.prefilter {
+                remembered = remembered.prefilter();
+            }
+            known_denials = remembered.answered();
+            Arc::new(Sharded::new(remembered))
+        }
     };
-    let mut remembered = Remembered::new(store, longest, Arc::new(SystemClock::new()));
-    if options.prefilter {
-        remembered = remembered.prefilter();
+    Stack {
+        store,
+        prepaid,
+        reported,
+        known_denials,
     }
-    let known_denials = remembered.answered();
-    (Arc::new(Sharded::new(remembered)), prepaid, known_denials)
 }
 
 /// Rejects a config with a store or a ledger that is not part of this build. Nothing is ignored

@@ -278,7 +278,9 @@ pub use snapshot::Snapshot;
 pub use start::StartError;
 #[cfg(feature = "wait")]
 pub use stores::{GuardOptions, Guarded};
-pub use stores::{Prepaid, PrepaidUsage, Remembered, Routed, Sharded, TRACES, Traced};
+pub use stores::{
+    Prepaid, PrepaidUsage, Remembered, Reported, ReportedUsage, Routed, Sharded, TRACES, Traced,
+};
 pub use striped::Striped;
 pub use throttle::Throttled;
 #[cfg(feature = "schema")]

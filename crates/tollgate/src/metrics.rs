@@ -40,6 +40,8 @@ pub struct HotKey {
     pub subject: Subject,
     /// The approximate number of recent requests.
     pub requests: u64,
+    /// The approximate number of recent requests of all subjects and rules.
+    pub of: u64,
 }
 
 /// The decisions of ad-hoc limits.
@@ -240,8 +242,9 @@ impl Metrics {
     /// missing. Rules without `per` have only one subject, and are left out.
     #[must_use]
     pub fn hot_keys(&self, rules: &RuleSet, limit: usize) -> Vec<HotKey> {
-        let all = self.hot_keys.most().into_iter();
-        let hot = all.filter_map(|(rule, key, requests)| {
+        let all = self.hot_keys.most();
+        let of = all.iter().map(|(_, _, requests)| requests).sum();
+        let hot = all.into_iter().filter_map(|(rule, key, requests)| {
             let place = rule as usize;
             let several = rules
                 .rules()
@@ -251,6 +254,7 @@ impl Metrics {
                 rule: place,
                 subject: key.subject(rules.salt(rule)),
                 requests,
+                of,
             })
         });
         hot.take(limit).collect()

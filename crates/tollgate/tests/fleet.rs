@@ -1,4 +1,5 @@
-//! A simulated fleet in leased mode: many instances with the production code of [`tollgate::Prepaid`], one store,
+//! A simulated fleet in leased or async mode: many instances with the production code of [`tollgate::Prepaid`] or
+//! [`tollgate::Reported`], one store,
 //! and a network that delays and loses messages, on virtual time.
 //!
 //! Each run is determined by its seed. A run that fails prints the seed. To run only that one:
@@ -18,10 +19,12 @@ mod judge;
 #[path = "fleet/world.rs"]
 mod world;
 
-use tollgate::{Limit, Rate, Span, Time};
+use tollgate::{Limit, Mode, Rate, Span, Time};
 use world::{Faults, Run, Traffic, run};
 
-const SLICE: Span = Span::from_millis(100);
+const LEASED: Mode = Mode::Leased {
+    slice: Span::from_millis(100),
+};
 
 fn gcra(rate: u64, burst: u64) -> Limit {
     Limit::gcra(Rate::new(rate, Span::SECOND).unwrap(), burst).unwrap()
@@ -49,7 +52,7 @@ fn random(seed: u64) -> Run {
     Run {
         seed,
         limit,
-        slice: SLICE,
+        mode: LEASED,
         instances,
         length: Span::from_secs(3),
         traffic: Traffic {
@@ -71,14 +74,56 @@ fn random(seed: u64) -> Run {
     }
 }
 
+/// Returns the seeds to run: `count`, or the one of the environment.
+fn seeds(count: u64) -> Vec<u64> {
+    match std::env::var("TOLLGATE_SEED") {
+        Ok(seed) => vec![seed.parse().unwrap()],
+        Err(_) => (0..count).collect(),
+    }
+}
+
 #[test]
 fn no_run_of_a_fleet_exceeds_its_limit() {
-    let seeds = match std::env::var("TOLLGATE_SEED") {
-        Ok(seed) => vec![seed.parse().unwrap()],
-        Err(_) => (0..40).collect::<Vec<u64>>(),
-    };
-    for seed in seeds {
+    for seed in seeds(40) {
         let it = random(seed);
+        let result = run(&it);
+        if let Err(broken) = judge::check(&it.limit, &result) {
+            panic!("TOLLGATE_SEED={seed}: {broken}\n{it:?}");
+        }
+    }
+}
+
+/// In async mode, a span exceeds the limit by at most the uses that were not known to the instance that decided last:
+/// those of three `flush`, one look for due reports, and two messages.
+#[test]
+fn async_mode_exceeds_a_limit_by_at_most_its_bound() {
+    let flush = Span::from_millis(100);
+    let (mut covered, mut requests) = (0, 0);
+    for seed in seeds(40) {
+        let mut it = random(seed);
+        it.mode = Mode::Async { flush };
+        // A clock that runs faster than the store's refills too early.
+        it.faults.drift = 0.0;
+        let result = run(&it);
+        let delays = 2 * it.faults.most_delay.as_micros();
+        let unknown = Span::from_micros(325_000 + delays);
+        if let Err(broken) = judge::check_within(&it.limit, &result, unknown) {
+            panic!("TOLLGATE_SEED={seed}: {broken}\n{it:?}");
+        }
+        (covered, requests) = (covered + result.covered, requests + result.requests);
+    }
+    assert!(covered > requests / 4, "{covered} of {requests}");
+}
+
+/// One instance knows all its use, so it exceeds nothing.
+#[test]
+fn one_instance_in_async_mode_never_exceeds_its_limit() {
+    for seed in seeds(10) {
+        let mut it = random(seed);
+        it.mode = Mode::Async {
+            flush: Span::from_millis(100),
+        };
+        (it.instances, it.faults) = (1, Faults::default());
         let result = run(&it);
         if let Err(broken) = judge::check(&it.limit, &result) {
             panic!("TOLLGATE_SEED={seed}: {broken}\n{it:?}");
@@ -91,7 +136,7 @@ fn a_thousand_instances_share_a_limit() {
     let it = Run {
         seed: 1,
         limit: gcra(2000, 2000),
-        slice: SLICE,
+        mode: LEASED,
         instances: 1000,
         length: Span::from_secs(2),
         traffic: Traffic {
@@ -140,7 +185,7 @@ fn tables_of_what_leased_mode_admits_and_saves() {
             let it = Run {
                 seed: 7,
                 limit: gcra(2000, 2000),
-                slice: SLICE,
+                mode: LEASED,
                 instances,
                 length: Span::from_secs(6),
                 traffic: Traffic {
@@ -172,6 +217,55 @@ fn tables_of_what_leased_mode_admits_and_saves() {
                 100.0 * share(result.covered, result.requests),
             );
             assert!(admitted * 100 >= offered * 98, "{instances} at {load}%");
+        }
+    }
+}
+
+/// Prints by how much a fleet in async mode exceeds its limit, and how many calls the store gets.
+#[test]
+fn tables_of_what_async_mode_admits_and_saves() {
+    println!(
+        "\n| instances | load of the limit | admitted of the limit | most above the limit | measured | calls per request |"
+    );
+    println!("|---|---|---|---|---|---|");
+    for instances in [3, 10, 100] {
+        for load in [50, 90, 150, 300] {
+            let limit = gcra(2000, 2000);
+            let it = Run {
+                seed: 7,
+                limit: limit.clone(),
+                mode: Mode::Async {
+                    flush: Span::from_millis(500),
+                },
+                instances,
+                length: Span::from_secs(6),
+                traffic: Traffic {
+                    per_second: 2000 * load / 100,
+                    skewed: true,
+                    bursty: false,
+                },
+                faults: Faults {
+                    most_delay: Span::from_millis(2),
+                    ..Faults::default()
+                },
+            };
+            let result = run(&it);
+            let Limit::Gcra(meter) = &limit else {
+                panic!("{limit:?}");
+            };
+            // All that the limit admits in the run: the burst, and what refills.
+            let allowed = 2000 + 2000 * it.length.as_micros() / 1_000_000;
+            let admitted = result.uses.len() as u64;
+            let over = judge::overshoot(meter, &result);
+            let share = |part: u64, of: u64| part as f64 / of as f64;
+            println!(
+                "| {instances} | {load}% | {:.1}% | {over} | {} | {:.4} |",
+                100.0 * share(admitted, result.requests.min(allowed)),
+                result.excess,
+                share(result.calls, result.requests),
+            );
+            // The debt of one flush is repaid in the next ones.
+            assert!(admitted <= allowed + over);
         }
     }
 }

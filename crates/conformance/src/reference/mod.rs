@@ -20,12 +20,12 @@ use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
 use tollgate_core::{
-    Admission, Balance, CarryOver, Charge, Enforcement, HoldId, Key, Limit, Limiting, OnDenied,
-    Outcome, Span, Time, Token, Verdict,
+    Admission, Balance, CarryOver, Charge, Enforcement, HoldId, Key, Limit, Limiting, MAX_AMOUNT,
+    OnDenied, Outcome, Span, Time, Token, Verdict,
 };
 use tollgate_store::{
-    Answer, Applied, Ask, Clock, Extended, GRACE, Held, HoldRecord, NewHold, Reply, Settle,
-    Settled, Store,
+    AllowanceLevel, Answer, Applied, Ask, Clock, Extended, GRACE, Held, HoldRecord, NewHold, Reply,
+    Settle, Settled, Store,
 };
 
 /// A store to compare other stores with.
@@ -307,6 +307,20 @@ impl States {
         }, unlimited: cost)
     }
 
+    /// Returns the level; `None` if the limit has no amount, or its usage has to be restored first.
+    fn level(&mut self, charge: &Charge<'_>, now: Time) -> Option<i64> {
+        if !charge.limit.has_amount() {
+            return None;
+        }
+        with_kept!(self, charge.limit, |numbers, kept| {
+            match kept.get(&charge.key) {
+                None if charge.needs_state() => None,
+                Some((_, state)) => Some(numbers.level(state, now)),
+                None => Some(numbers.level(&Default::default(), now)),
+            }
+        }, unlimited: None)
+    }
+
     /// Refunds in the present numbers of the state. Usage that a change of numbers has reset is not given
     /// back.
     fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
@@ -430,6 +444,27 @@ impl<C: Clock> Store for ReferenceStore<C> {
         let balance = states.quota(charge, now);
         let balance = balance.map(|(quota, state)| quota.adjust(state, used, extra, now));
         Answer::Now(Ok(balance))
+    }
+
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        let (now, mut states) = self.current();
+        states.carry_over(&[*charge], now);
+        let reported = charge.cost.saturating_mul(units);
+        let Some(before) = states.level(charge, now) else {
+            return Answer::Now(Ok(None));
+        };
+        if reported > 0 {
+            states.overdraw(charge, reported, MAX_AMOUNT, now);
+        }
+        let left = states.level(charge, now).unwrap_or_default();
+        let admission = Admission::Allowed { delay: Span::ZERO };
+        let reset_at = states.outcome(charge, admission, now).reset_at;
+        let level = AllowanceLevel::after(reported, before, left, now, reset_at);
+        Answer::Now(Ok(Some(level)))
     }
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {

@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 use self::clients::{Clients, Seen};
 use crate::carry_over::CarryOver;
-use crate::limiting::{Denial, Limiting, Verdict};
+use crate::limiting::{Denial, Limiting, Verdict, difference};
 use crate::meter::Meter;
 use crate::param::ParamProblem;
 use crate::units::{EXACT, Span, Tick, Time};
@@ -549,6 +549,14 @@ impl Limiting for Fair {
         seen.mark.got += moved;
         Fair::write(state, pool, &seen, &shifts);
         taken
+    }
+
+    /// The level of the lane. The share of the subject may be less.
+    fn level(&self, state: &State, now: Time) -> i64 {
+        let (pool, _, _, _) = self.look(state, 0, now);
+        let token = i64::try_from(self.token()).unwrap_or(i64::MAX);
+        let lane = self.lane();
+        difference(self.numbers.full[lane], pool.lanes[lane].missing).div_euclid(token)
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {

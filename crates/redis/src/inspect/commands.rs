@@ -62,7 +62,9 @@ mod tests {
         let holds = [Operation::Hold, Operation::Settle, Operation::Extend];
         let holds = holds.map(|operation| Script::of_holds(both, operation));
         let scripts = Script::common().chain([Script::of(both), Script::of_records()]);
-        let scripts = scripts.chain(holds);
+        let reports = [Family::Meter, Family::SlidingLog];
+        let reports = reports.map(|it| Script::of_reports(Families::from_iter([it])));
+        let scripts = scripts.chain(holds).chain(reports);
         let used: BTreeSet<&str> = scripts.flat_map(|it| commands(&it.source)).collect();
         assert!(
             used.contains("MGET") && used.contains("GETRANGE"),

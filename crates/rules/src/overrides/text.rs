@@ -50,7 +50,7 @@ section! {
         scale: Factor = "scale",
         /// The state of the rule; only for everyone.
         state: RuleState = "state",
-        /// The mode of the rule: exact or leased.
+        /// The mode of the rule: exact, leased or async.
         mode: ModeName = "mode",
         /// Whether the subject is denied before any rule. Only in stored overrides.
         block: Flag = "block",

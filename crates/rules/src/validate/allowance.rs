@@ -231,6 +231,7 @@ pub(super) fn drawing(
         ("max_lease", given.max_lease.key()),
         ("mode", given.mode.key()),
         ("slice", given.slice.key()),
+        ("flush", given.flush.key()),
     ];
     let mut of_budget = of_budget.into_iter();
     let of_budget = of_budget.find_map(|(name, key)| Some((name, key?)));

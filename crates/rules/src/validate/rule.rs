@@ -224,6 +224,16 @@ fn check_mode(raw: &RawRule, rule: &Rule, problems: &mut Problems<'_>) {
         );
         problems.report(key, message, "remove `backoff`, or write `mode: exact`");
     }
+    if mode == ModeName::Async
+        && let Some(at) = raw.charge_denied.get().filter(|at| at.value.0)
+    {
+        let message = "denied requests are counted by the store, so the rule cannot be `async`";
+        problems.report(
+            at.place,
+            message,
+            "remove `charge_denied`, or write another `mode`",
+        );
+    }
     let limit = &rule.counting.limit;
     if let (Cost::Fixed(cost), (_, Some(prepaid))) = (&rule.cost, rule.counting.modes.of(limit))
         && (prepaid.capacity() + 1..=limit.capacity()).contains(cost)

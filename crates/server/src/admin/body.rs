@@ -108,7 +108,7 @@ pub(super) struct NewOverride {
     /// `enforce`, `shadow` or `disabled`; for everyone only.
     #[schema(required = false)]
     state: String,
-    /// `exact` or `leased`: who decides the requests of the rule.
+    /// `exact`, `leased` or `async`: where the requests of the rule are decided.
     #[schema(required = false)]
     mode: String,
     /// Why, in a few words.

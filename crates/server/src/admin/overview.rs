@@ -197,6 +197,8 @@ pub(super) struct HotKeyFigures {
     subject: String,
     /// About how many recent checks.
     checks: u64,
+    /// About which share of all recent decisions of rules, from 0 to 1.
+    share: f64,
 }
 
 /// How far the ledger is behind.
@@ -256,6 +258,7 @@ impl Overview {
                         rule: rules.rules()[hot.rule].id().to_owned(),
                         subject,
                         checks: hot.requests,
+                        share: hot.requests as f64 / hot.of.max(1) as f64,
                     }
                 })
                 .collect(),

@@ -124,6 +124,7 @@ fn render(control: &ControlPlane) -> String {
     if !stores.is_empty() {
         page.redis(&stores);
         page.prepaid(engine.prepaid_usage());
+        page.reported(engine.reported_usage());
         page.census(&stores, config);
     }
     // A store in this process without a ledger has no fingerprint.

@@ -1,6 +1,6 @@
 //! The metrics of the store: states, memory, holds, and the calls of Redis.
 
-use tollgate::{PrepaidUsage, Usage};
+use tollgate::{PrepaidUsage, ReportedUsage, Usage};
 use tollgate_config::Config;
 use tollgate_redis::{BreakerState, RedisStore};
 
@@ -137,6 +137,28 @@ impl Page {
         let name = "rate_limit_prepaid_usable_units";
         let help = "Units that can be used without a call.";
         self.single(name, "gauge", help, &[], usage.usable_units);
+    }
+
+    /// Writes what async mode has done.
+    pub(super) fn reported(&mut self, usage: ReportedUsage) {
+        let help = "Requests with async rules, by what decided them.";
+        self.family("rate_limit_async_decisions_total", "counter", help);
+        self.sample(&[("by", "instance")], usage.decided);
+        self.sample(&[("by", "store")], usage.asked);
+        let (name, help) = ("rate_limit_async_reports_total", "Reports of async rules.");
+        self.single(name, "counter", help, &[], usage.reports);
+        let help = "Units of async rules: reported, or in reports without an answer.";
+        self.family("rate_limit_async_units_total", "counter", help);
+        self.sample(&[("what", "reported")], usage.reported_units);
+        self.sample(&[("what", "unconfirmed")], usage.unconfirmed_units);
+        let name = "rate_limit_async_overshoot_units_total";
+        let help = "Measured overshoot: reported units that the limit would not have admitted when they were reported.";
+        self.single(name, "counter", help, &[], usage.excess_units);
+        let (name, help) = ("rate_limit_async_keys", "Keys that this instance decides.");
+        self.single(name, "gauge", help, &[], usage.keys);
+        let name = "rate_limit_async_pending_units";
+        let help = "Admitted units that are not reported yet.";
+        self.single(name, "gauge", help, &[], usage.pending_units);
     }
 
     /// Writes the last count of the keys in the default store, and the servers of all stores.

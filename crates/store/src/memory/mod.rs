@@ -42,7 +42,9 @@ use self::records::Records;
 use self::shard::Shard;
 use crate::answer::Answer;
 use crate::clock::{Clock, SystemClock};
-use crate::contract::{Applied, Ask, Immediate, Outcomes, Reply, Store, StoreError, Usage};
+use crate::contract::{
+    AllowanceLevel, Applied, Ask, Immediate, Outcomes, Reply, Store, StoreError, Usage,
+};
 use crate::holds::{Extended, Held, HoldRecord, NewHold, Settle, Settled};
 
 /// A request marks its shards in a `u64`, with one bit for each shard.
@@ -269,6 +271,19 @@ impl<C: Clock> MemoryStore<C> {
         shard.adjust(charge, (used, extra), now)
     }
 
+    /// See [`Store::report`].
+    pub fn report(&self, charge: &Charge<'_>, units: u64) -> Option<AllowanceLevel> {
+        let mut shard = self.shards[self.shard_of(charge.key)].0.lock();
+        let now = self.clock.now();
+        let cost = charge.cost.saturating_mul(units);
+        shard.report(charge, cost, now)
+    }
+
+    /// Returns whether a new key would get a state of its own.
+    pub fn has_room(&self, key: Key) -> bool {
+        !self.shards[self.shard_of(key)].0.lock().is_full()
+    }
+
     /// See [`Store::balance`].
     pub fn balance(&self, charge: &Charge<'_>) -> Option<Balance> {
         let shard = self.shards[self.shard_of(charge.key)].0.lock();
@@ -412,6 +427,15 @@ impl<C: Clock> Store for MemoryStore<C> {
     ) -> Reply<'a, Option<Balance>> {
         let adjust = |()| self.adjust(charge, used, extra);
         Answer::Now(self.check_clock().map(adjust))
+    }
+
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        let report = |()| self.report(charge, units);
+        Answer::Now(self.check_clock().map(report))
     }
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {

@@ -9,14 +9,16 @@ use tollgate_core::quota::Quota;
 use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
 use tollgate_core::two_window::TwoWindow;
-use tollgate_core::{Balance, CarryOver, Charge, Key, Limit, Limiting, Outcome, Time, Verdict};
+use tollgate_core::{
+    Balance, CarryOver, Charge, Key, Limit, Limiting, MAX_AMOUNT, Outcome, Time, Verdict,
+};
 
 use super::one_charge::{
     Look, Place, RequestResult, UNLIMITED, Write, apply_own, charge_admitted, look_own, outcome_of,
     starting_state, unlimited_outcome, unrestored, write_at, write_new,
 };
 use super::table::{Id, Table};
-use crate::contract::Outcomes;
+use crate::contract::{AllowanceLevel, Outcomes};
 
 /// How many buckets are searched for expired states when a new key comes.
 const SWEEP: usize = 8;
@@ -406,6 +408,48 @@ impl Shard {
             self.shared_until = self.shared_until.max(expires_at);
         }
         taken
+    }
+
+    /// Takes `cost`, even if the limit does not allow it. Returns the level; `None` if the limit has no amount, or
+    /// its usage has to be restored first.
+    pub(super) fn report(
+        &mut self,
+        charge: &Charge<'_>,
+        cost: u64,
+        now: Time,
+    ) -> Option<AllowanceLevel> {
+        let (before, _) = self.level(charge, now)?;
+        if cost > 0 {
+            let deep = Charge {
+                overdraft: MAX_AMOUNT,
+                ..*charge
+            };
+            self.overdraw(&deep, cost, now);
+        }
+        let (left, reset_at) = self.level(charge, now)?;
+        Some(AllowanceLevel::after(cost, before, left, now, reset_at))
+    }
+
+    /// Returns the level of `charge`, and when its whole allowance is back. Carries its state over.
+    #[allow(
+        clippy::clone_on_copy,
+        reason = "some algorithms have states that are not `Copy`"
+    )]
+    fn level(&mut self, charge: &Charge<'_>, now: Time) -> Option<(i64, Time)> {
+        if !charge.limit.has_amount() {
+            return None;
+        }
+        let shared_is_live = now < self.shared_until || self.is_full();
+        with_table!(self, charge.limit, |table, numbers| {
+            let own = table.find(Id::of(charge.key));
+            let own = own.and_then(|index| table.state(index, numbers, charge.carry_over, now));
+            let state = match own {
+                Some(state) => state.clone(),
+                None if charge.needs_state() => return None,
+                None => starting_state(table, numbers, charge, shared_is_live, now),
+            };
+            Some((numbers.level(&state, now), numbers.resets_at(&state).max(now)))
+        }, unlimited: None)
     }
 
     /// Overdraws the state of `key`, if it exists. Returns the amount taken, and the expiry of the state.

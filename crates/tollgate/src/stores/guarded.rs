@@ -17,8 +17,8 @@ use tokio::time::{Instant, timeout};
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Balance, Charge, HoldId, Span, Time, Token};
 use tollgate_store::{
-    Answer, Applied, Ask, Breaker, BreakerOptions, BreakerState, Extended, Held, HoldRecord,
-    NewHold, Permit, Reply, Settle, Settled, Store, StoreError, Usage,
+    AllowanceLevel, Answer, Applied, Ask, Breaker, BreakerOptions, BreakerState, Extended, Held,
+    HoldRecord, NewHold, Permit, Reply, Settle, Settled, Store, StoreError, Usage,
 };
 
 /// The bounds of a [`Guarded`] store.
@@ -188,6 +188,14 @@ impl<S: Store> Store for Guarded<S> {
         extra: i64,
     ) -> Reply<'a, Option<Balance>> {
         self.guard(|| self.store.adjust(charge, used, extra))
+    }
+
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        self.guard(|| self.store.report(charge, units))
     }
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {

@@ -29,7 +29,8 @@ use tollgate_core::{
     Admission, Algorithm, Balance, Charge, Denial, HoldId, Key, Outcome, Span, Time,
 };
 use tollgate_store::{
-    Answer, Applied, Ask, Clock, Held, HeldCharge, NewHold, Reply, Settle, Settled, Store,
+    AllowanceLevel, Answer, Applied, Ask, Clock, Held, HeldCharge, NewHold, Reply, Settle, Settled,
+    Store,
 };
 
 /// How many denials are remembered at most.
@@ -342,6 +343,17 @@ impl<S: Store> Store for Remembered<S> {
         extra: i64,
     ) -> Reply<'a, Option<Balance>> {
         self.store.adjust(charge, used, extra).map(move |answer| {
+            self.forget([charge.key].into_iter());
+            answer
+        })
+    }
+
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        self.store.report(charge, units).map(move |answer| {
             self.forget([charge.key].into_iter());
             answer
         })

@@ -7,7 +7,8 @@
 
 use tollgate_core::{Charge, HoldId, Time, Token};
 use tollgate_store::{
-    Applied, Ask, Balance, Extended, Held, Immediate, NewHold, Reply, Settle, Settled, Store,
+    AllowanceLevel, Applied, Ask, Balance, Extended, Held, Immediate, NewHold, Reply, Settle,
+    Settled, Store,
 };
 use tracing::field::Empty;
 use tracing::{Level, Span};
@@ -149,6 +150,15 @@ impl<S: Store> Store for Traced<S> {
     ) -> Reply<'a, Option<Balance>> {
         let call = || self.0.adjust(charge, used, extra);
         traced!("store.adjust", self, 1, call, done)
+    }
+
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        let call = || self.0.report(charge, units);
+        traced!("store.report", self, 1, call, done)
     }
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {

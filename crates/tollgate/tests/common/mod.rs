@@ -13,7 +13,9 @@ use tollgate::{
 use tollgate_conformance::block_on;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Charge, HoldId, Token};
-use tollgate_store::{Applied, Balance, Extended, Held, HoldRecord, NewHold, Settle, Settled};
+use tollgate_store::{
+    AllowanceLevel, Applied, Balance, Extended, Held, HoldRecord, NewHold, Settle, Settled,
+};
 
 /// A store that can be switched off, and that counts its calls.
 #[derive(Clone)]
@@ -70,6 +72,14 @@ impl Store for Flaky {
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
         Answer::later(async move { self.answer(|| self.store.balance(charge)) })
+    }
+
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        Answer::later(async move { self.answer(|| self.store.report(charge, units)) })
     }
 
     fn usage<'a>(&'a self) -> Reply<'a, Usage> {

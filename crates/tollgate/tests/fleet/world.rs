@@ -9,9 +9,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, sleep_until};
 use tollgate::{
-    Answer, Applied, Ask, Charge, Clock, Key, Limit, MemoryStore, Mode, Prepaid, Reply, Span,
-    Store, StoreError, Time,
+    Answer, Applied, Ask, Charge, Clock, Key, Limit, MemoryStore, Mode, Prepaid, Reply, Reported,
+    Span, Store, StoreError, Time,
 };
+use tollgate_store::AllowanceLevel;
 
 /// The start of every run, at the start of a window.
 pub(crate) const START: Time = Time::from_micros(1_700_000_000_000_000);
@@ -23,7 +24,8 @@ const TIMEOUT: Duration = Duration::from_millis(150);
 pub(crate) struct Run {
     pub(crate) seed: u64,
     pub(crate) limit: Limit,
-    pub(crate) slice: Span,
+    /// How the fleet decides: leased or async.
+    pub(crate) mode: Mode,
     pub(crate) instances: usize,
     pub(crate) length: Span,
     pub(crate) traffic: Traffic,
@@ -67,9 +69,11 @@ pub(crate) struct Outcomes {
     pub(crate) late_requests: u64,
     /// Calls that reached the store.
     pub(crate) calls: u64,
-    /// Requests decided from slices.
+    /// Requests decided without a call.
     pub(crate) covered: u64,
-    /// When the store forgot usage, and how much.
+    /// Reported units beyond the limit, as the store measured them.
+    pub(crate) excess: u64,
+    /// When the store forgot usage or a report was lost, and how much.
     pub(crate) forgotten: Vec<(Time, u64)>,
 }
 
@@ -100,6 +104,26 @@ struct Network {
     random: Mutex<fastrand::Rng>,
     is_cut: Arc<AtomicBool>,
     calls: Arc<AtomicU64>,
+    excess: Arc<AtomicU64>,
+    lost: Arc<Mutex<Vec<(Time, u64)>>>,
+}
+
+/// Notes the units of a report that does not reach the store.
+struct InReport<'a>(u64, &'a Network);
+
+impl InReport<'_> {
+    fn arrived(mut self) {
+        self.0 = 0;
+    }
+}
+
+impl Drop for InReport<'_> {
+    fn drop(&mut self) {
+        if self.0 > 0 {
+            let now = self.1.store.clock().now();
+            self.1.lost.lock().push((now, self.0));
+        }
+    }
 }
 
 impl Network {
@@ -163,40 +187,85 @@ impl Store for Network {
     fn reset<'a>(&'a self, charges: &'a [Charge<'a>]) -> Reply<'a, ()> {
         Answer::later(self.call(move |store| store.reset(charges)))
     }
+
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        let report = InReport(units, self);
+        Answer::later(self.call(move |store| {
+            report.arrived();
+            let level = store.report(charge, units);
+            let excess = level.map_or(0, |it| it.excess);
+            self.excess.fetch_add(excess, Ordering::Relaxed);
+            level
+        }))
+    }
+}
+
+/// The wrapper under test, of one instance.
+#[derive(Clone)]
+enum Wrapper {
+    Leased(Arc<Prepaid<Network>>),
+    Async(Arc<Reported<Network>>),
+}
+
+impl Wrapper {
+    fn store(&self) -> &dyn Store {
+        match self {
+            Wrapper::Leased(it) => &**it,
+            Wrapper::Async(it) => &**it,
+        }
+    }
+
+    /// Returns the admitted units that are lost if the instance crashes now.
+    fn pending(&self) -> u64 {
+        match self {
+            Wrapper::Leased(_) => 0,
+            Wrapper::Async(it) => it.reported_usage().pending_units,
+        }
+    }
 }
 
 /// An instance. A crash replaces its store.
 struct Instance {
-    prepaid: Mutex<Arc<Prepaid<Network>>>,
+    wrapper: Mutex<Wrapper>,
     is_cut: Arc<AtomicBool>,
     clock: SimulatedClock,
 }
 
-/// Runs a fleet with room for slices.
+/// Runs a fleet. In leased mode, the limit leaves room for slices.
 pub(crate) fn run(it: &Run) -> Outcomes {
-    let (limit, slice) = it.limit.prepaid(it.slice).unwrap();
-    simulate(it, &limit, slice)
+    match it.mode {
+        Mode::Leased { slice } => {
+            let (limit, slice) = it.limit.prepaid(slice).unwrap();
+            simulate(it, &limit, Mode::Leased { slice })
+        }
+        mode => simulate(it, &it.limit, mode),
+    }
 }
 
-fn simulate(it: &Run, limit: &Limit, slice: Span) -> Outcomes {
+fn simulate(it: &Run, limit: &Limit, mode: Mode) -> Outcomes {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .unwrap();
     let tasks = tokio::task::LocalSet::new();
-    tasks.block_on(&runtime, fleet(it.clone(), limit.clone(), slice))
+    tasks.block_on(&runtime, fleet(it.clone(), limit.clone(), mode))
 }
 
-async fn fleet(it: Run, limit: Limit, slice: Span) -> Outcomes {
+async fn fleet(it: Run, limit: Limit, mode: Mode) -> Outcomes {
     let begun = Instant::now();
     let mut random = fastrand::Rng::with_seed(it.seed);
     let exact = SimulatedClock { begun, speed: 1.0 };
     let store = Arc::new(MemoryStore::with_clock(10_000, exact.clone()));
     let calls = Arc::new(AtomicU64::new(0));
+    let (excess, lost) = (Arc::new(AtomicU64::new(0)), Arc::default());
     let limit: &'static Limit = Box::leak(Box::new(limit));
     let charge = Charge {
-        mode: Mode::Leased { slice },
+        mode,
         ..Charge::new(Key::from_bits(0xfeed << 96 | 7), limit)
     };
     let start = |random: &mut fastrand::Rng, is_cut: &Arc<AtomicBool>, clock: &SimulatedClock| {
@@ -206,9 +275,17 @@ async fn fleet(it: Run, limit: Limit, slice: Span) -> Outcomes {
             random: Mutex::new(random.fork()),
             is_cut: Arc::clone(is_cut),
             calls: Arc::clone(&calls),
+            excess: Arc::clone(&excess),
+            lost: Arc::clone(&lost),
         };
-        let instances = u32::try_from(it.instances).unwrap();
-        Arc::new(Prepaid::new(network, Arc::new(clock.clone()), instances))
+        let (instances, clock) = (
+            u32::try_from(it.instances).unwrap(),
+            Arc::new(clock.clone()),
+        );
+        match mode {
+            Mode::Async { .. } => Wrapper::Async(Arc::new(Reported::new(network, clock))),
+            _ => Wrapper::Leased(Arc::new(Prepaid::new(network, clock, instances))),
+        }
     };
     let instances: Vec<Instance> = (0..it.instances)
         .map(|_| {
@@ -216,7 +293,7 @@ async fn fleet(it: Run, limit: Limit, slice: Span) -> Outcomes {
             let clock = SimulatedClock { begun, speed };
             let is_cut = Arc::default();
             Instance {
-                prepaid: Mutex::new(start(&mut random, &is_cut, &clock)),
+                wrapper: Mutex::new(start(&mut random, &is_cut, &clock)),
                 is_cut,
                 clock,
             }
@@ -236,7 +313,12 @@ async fn fleet(it: Run, limit: Limit, slice: Span) -> Outcomes {
         sleep_until(begun + Duration::from_millis(tick)).await;
         for _ in crashes.iter().filter(|at| **at == tick) {
             let instance = &instances[random.usize(..instances.len())];
-            *instance.prepaid.lock() = start(&mut random, &instance.is_cut, &instance.clock);
+            let mut wrapper = instance.wrapper.lock();
+            let pending = wrapper.pending();
+            if pending > 0 {
+                lost.lock().push((exact.now(), pending));
+            }
+            *wrapper = start(&mut random, &instance.is_cut, &instance.clock);
         }
         for _ in cuts.iter().filter(|at| **at == tick) {
             let is_cut = Arc::clone(&instances[random.usize(..instances.len())].is_cut);
@@ -247,14 +329,19 @@ async fn fleet(it: Run, limit: Limit, slice: Span) -> Outcomes {
             });
         }
         if failovers.contains(&tick) {
-            let left = store.peek(&[charge], Ask::Exactly(0)).outcomes[0].remaining;
-            forgotten.push((exact.now(), limit.capacity() - left));
+            let left = store.report(&charge, 0).unwrap().left;
+            let capacity = i64::try_from(limit.capacity()).unwrap();
+            forgotten.push((exact.now(), u64::try_from(capacity - left).unwrap()));
             store.reset(&[charge]);
         }
-        if tick % 50 == 0 {
+        if tick % 25 == 0 {
             for instance in &instances {
-                let prepaid = Arc::clone(&instance.prepaid.lock());
-                prepaid.sweep();
+                let wrapper = instance.wrapper.lock().clone();
+                match &wrapper {
+                    Wrapper::Async(it) => it.report_due(),
+                    Wrapper::Leased(_) if tick % 50 == 0 => wrapper.store().sweep(),
+                    Wrapper::Leased(_) => {}
+                }
             }
         }
         for _ in 0..count(&it.traffic, tick, &mut random) {
@@ -266,18 +353,21 @@ async fn fleet(it: Run, limit: Limit, slice: Span) -> Outcomes {
                 }
                 false => random.usize(..instances.len()),
             };
-            let prepaid = Arc::clone(&instances[index].prepaid.lock());
+            let wrapper = instances[index].wrapper.lock().clone();
             requests.set(requests.get() + 1);
             late_requests += u64::from(tick >= millis / 2);
             let (uses, covered, exact) = (Rc::clone(&uses), Rc::clone(&covered), exact.clone());
             tokio::task::spawn_local(async move {
                 let charges = [charge];
-                match prepaid.apply(&charges, Ask::Exactly(1)) {
+                match wrapper.store().apply(&charges, Ask::Exactly(1)) {
                     Answer::Now(Ok(applied)) => {
-                        assert!(applied.allowed, "only the store denies");
+                        let may_deny = matches!(wrapper, Wrapper::Async(_));
+                        assert!(applied.allowed || may_deny, "only the store denies");
                         covered.set(covered.get() + 1);
                         // It is admitted now. `applied.now` is the time of the draw.
-                        uses.borrow_mut().push(exact.now());
+                        if applied.allowed {
+                            uses.borrow_mut().push(exact.now());
+                        }
                     }
                     Answer::Now(Err(_)) => {}
                     Answer::Later(later) => {
@@ -292,12 +382,15 @@ async fn fleet(it: Run, limit: Limit, slice: Span) -> Outcomes {
         }
     }
     sleep(Duration::from_secs(1)).await;
+    forgotten.extend(lost.lock().iter());
+    forgotten.sort_unstable();
     Outcomes {
         uses: uses.borrow().clone(),
         requests: requests.get(),
         late_requests,
         calls: calls.load(Ordering::Relaxed),
         covered: covered.get(),
+        excess: excess.load(Ordering::Relaxed),
         forgotten,
     }
 }

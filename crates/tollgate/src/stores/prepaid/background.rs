@@ -1,8 +1,6 @@
 //! Calls that no request waits for: draws, and slices that go back to the store.
 
-use std::future::Future;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 use tollgate_core::Time;
 use tollgate_store::{Ask, Store};
@@ -10,7 +8,8 @@ use tollgate_store::{Ask, Store};
 use super::Shared;
 use super::counts::Count;
 use super::slices::{Slice, StoreView};
-use super::table::{Draw, OwnedCharge, Returned};
+use super::table::{Draw, Returned};
+use crate::stores::background::{OwnedCharge, run};
 
 impl<S: Store + 'static> Shared<S> {
     /// Sends a draw, and takes in its slice when the store answers.
@@ -33,7 +32,7 @@ impl<S: Store + 'static> Shared<S> {
             };
             let ends_in = draw.charge.limit().has_periods();
             let ends_in = ends_in.then(|| outcome.reset_at.since(applied.now));
-            let longest = draw.charge.slice;
+            let longest = draw.charge.span;
             let taken = (applied.granted, applied.now, outcome.reset_at);
             let slice = Slice::new(taken, sent_at, longest, ends_in);
             shared.counts.add(Count::DrawnUnits, applied.granted);
@@ -83,20 +82,5 @@ impl<S: Store + 'static> Shared<S> {
             Err(_) => Count::LostUnits,
         };
         self.counts.add(count, units);
-    }
-}
-
-/// Runs a call to its end: at once if the store answers at once, otherwise as a task. Without a runtime, a call
-/// that has to wait is dropped, and its units are lost until they refill.
-fn run(call: impl Future<Output = ()> + Send + 'static) {
-    let mut call = Box::pin(call);
-    let mut context = Context::from_waker(Waker::noop());
-    if let Poll::Ready(()) = call.as_mut().poll(&mut context) {
-        return;
-    }
-    #[cfg(feature = "wait")]
-    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        // The task polls the call again with its own waker.
-        runtime.spawn(call);
     }
 }

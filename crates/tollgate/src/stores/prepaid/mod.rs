@@ -36,7 +36,8 @@ use tollgate_store::{Answer, Applied, Ask, Clock, Guarantee, Outcomes, Reply, St
 pub use self::counts::PrepaidUsage;
 use self::counts::{Count, Counts};
 use self::slices::Use;
-use self::table::{Draw, OwnedCharge, Table};
+use self::table::{Draw, Table};
+use crate::stores::background::OwnedCharge;
 
 /// A store that decides leased charges from units that it has drawn before.
 pub struct Prepaid<S> {

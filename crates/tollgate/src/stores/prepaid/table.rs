@@ -4,14 +4,13 @@
 //! demand. A key beyond these bounds is decided exactly. An idle key is forgotten by [`Table::sweep`].
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tollgate_core::{Charge, Enforcement, Key, Limit, OnDenied, Outcome, Span, Time};
-use tollgate_store::HeldCharge;
+use tollgate_core::{Charge, Key, Outcome, Span, Time};
 
 use super::slices::{Demand, GiveBack, Slice, Slices, StoreView, Use};
+use crate::stores::background::{Hashed, OwnedCharge};
 
 /// The most keys with slices.
 pub(super) const MOST_KEYS: usize = 1 << 17;
@@ -20,44 +19,6 @@ const MOST_PER_SHARD: usize = MOST_KEYS / SHARDS;
 const MOST_DEMANDS: usize = 4 * MOST_PER_SHARD;
 /// How many shards a sweep searches for idle counts of demand.
 const SWEPT_SHARDS: usize = 8;
-
-/// An owned charge of one unit, for calls that no request waits for.
-#[derive(Debug)]
-pub(super) struct OwnedCharge {
-    held: HeldCharge,
-    anonymous: bool,
-    /// How long a slice may live.
-    pub(super) slice: Span,
-}
-
-impl OwnedCharge {
-    pub(super) fn of(charge: &Charge<'_>, slice: Span) -> OwnedCharge {
-        let single = Charge { cost: 1, ..*charge };
-        OwnedCharge {
-            held: HeldCharge::of(&single, 0),
-            anonymous: charge.anonymous,
-            slice,
-        }
-    }
-
-    pub(super) fn key(&self) -> Key {
-        self.held.key
-    }
-
-    pub(super) fn limit(&self) -> &Limit {
-        &self.held.limit
-    }
-
-    /// Returns the charge. It enforces, so that a draw of a shadow takes only what its limit allows.
-    pub(super) fn as_charge(&self) -> Charge<'_> {
-        Charge {
-            enforcement: Enforcement::Enforce,
-            on_denied: OnDenied::Nothing,
-            anonymous: self.anonymous,
-            ..self.held.as_charge()
-        }
-    }
-}
 
 /// A draw to send to the store.
 #[derive(Debug)]
@@ -167,7 +128,7 @@ impl Table {
         let shard = &mut *shard;
         if let Some(entry) = shard.entries.get_mut(&key) {
             let mut back = None;
-            if *entry.charge.limit() != *charge.limit || entry.charge.slice != slice {
+            if *entry.charge.limit() != *charge.limit || entry.charge.span != slice {
                 let ended = entry.slices.end_all();
                 entry.charge = Arc::new(OwnedCharge::of(charge, slice));
                 // The usage of a period does not depend on the numbers, so it can be given back under others.
@@ -213,7 +174,7 @@ impl Table {
     pub(super) fn failed(&self, draw: &Draw, now: Time) {
         let key = draw.charge.key();
         if let Some(entry) = self.shard(key).lock().entries.get_mut(&key.bits()) {
-            entry.slices.failed(draw.charge.slice, now);
+            entry.slices.failed(draw.charge.span, now);
         }
     }
 
@@ -279,35 +240,12 @@ impl Table {
 impl Entry {
     #[inline]
     fn ask(&mut self, units: u64, instances: u64, now: Time) -> Option<Draw> {
-        let slice = self.charge.slice;
+        let slice = self.charge.span;
         let (units, fence) = self.slices.ask(units, slice, instances, now)?;
         Some(Draw {
             charge: Arc::clone(&self.charge),
             units,
             fence,
         })
-    }
-}
-
-/// Hashes a key: its bits are a keyed hash already.
-#[derive(Default)]
-struct KeyHasher(u64);
-
-type Hashed = BuildHasherDefault<KeyHasher>;
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    #[allow(clippy::cast_possible_truncation)] // Half of the bits are enough.
-    fn write_u128(&mut self, bits: u128) {
-        self.0 = bits as u64;
     }
 }

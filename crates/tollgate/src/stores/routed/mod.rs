@@ -34,8 +34,8 @@ use smallvec::SmallVec;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Balance, Charge, HoldId, Outcome, Span, StoreId, Time, Token};
 use tollgate_store::{
-    Answer, Applied, Ask, Extended, Guarantee, Held, HoldRecord, Immediate, NewHold, Outcomes,
-    Reply, Settle, Settled, Store, StoreError, Usage,
+    AllowanceLevel, Answer, Applied, Ask, Extended, Guarantee, Held, HoldRecord, Immediate,
+    NewHold, Outcomes, Reply, Settle, Settled, Store, StoreError, Usage,
 };
 
 use self::parts::{Part, Told, earliest, gather};
@@ -309,6 +309,14 @@ impl Store for Routed {
         extra: i64,
     ) -> Reply<'a, Option<Balance>> {
         self.at(charge.store, |store| store.adjust(charge, used, extra))
+    }
+
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        self.at(charge.store, |store| store.report(charge, units))
     }
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
