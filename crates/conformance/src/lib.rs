@@ -335,8 +335,6 @@ macro_rules! conformance_suite {
                 FixedWindow, SlidingLog, SlidingCounter, TwoWindow, TokenBucket, Gcra,
                 LeakyPolice, LeakyShape, LeakyShapeInTime, Backoff, Quota
             ]
-            random_requests_to_fair_buckets => [Fair]
-            random_requests_to_fair_buckets_and_rates => [Fair, Gcra, Backoff, FixedWindow]
             random_requests_to_quotas => [Quota]
             random_requests_to_ledgered_quotas => [LedgeredQuota]
             random_requests_to_quotas_and_rates => [

@@ -122,7 +122,6 @@ pub async fn random_holds_match_the_reference(fixture: &impl Fixture, steps: usi
         Kind::SlidingCounter,
         Kind::LeakyPolice,
         Kind::Quota,
-        Kind::Fair,
     ];
     let slots = [slots(1), slots(2), slots(4)];
     let limits = |capacity, window, calendar| {

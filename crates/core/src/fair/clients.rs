@@ -259,11 +259,10 @@ impl Clients {
         self.is_closed = true;
     }
 
-    /// Forgets all clients.
+    /// Forgets all clients. Epochs may have another length from now on, so they are counted anew.
     pub(super) fn clear(&mut self) {
         *self = Clients {
             generation: self.generation,
-            epoch: self.epoch,
             ..Clients::default()
         };
     }

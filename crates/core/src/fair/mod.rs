@@ -333,6 +333,12 @@ impl Limiting for Fair {
             .saturating_sub(self.tick().of(charged_at));
         let back = self.refilled(self.lane(), 0, self.refill(ticks));
         let units = (cost * self.token()).saturating_sub(back);
+        if seen.is_new {
+            // A forgotten client has no mark, and does not get one: it asks for nothing.
+            let lane = &mut state.0.pool.lanes[self.lane()];
+            lane.missing = lane.missing.saturating_sub(units);
+            return;
+        }
         let lane = &mut pool.lanes[self.lane()];
         lane.missing = lane.missing.saturating_sub(units);
         let moved = units * self.numbers.scale / self.token() / self.weight();
@@ -379,14 +385,16 @@ impl Limiting for Fair {
 
     fn keep(&self, from: &Fair, state: &mut State, how: CarryOver, now: Time) {
         let Inner { pool, clients } = &mut *state.0;
-        from.advance(pool, &Clients::default(), now);
+        let tick = from.tick().of(now).max(pool.tick);
+        let units = from.refill(tick - pool.tick);
         for lane in 0..MAX_LANES {
             if lane >= from.lanes().len().min(self.lanes().len()) {
                 pool.lanes[lane] = LaneState::default();
                 continue;
             }
             let (before, after) = (from.full(lane), self.full(lane));
-            let missing = pool.lanes[lane].missing;
+            let refilled = from.refilled(lane, pool.tick, units);
+            let missing = pool.lanes[lane].missing.saturating_sub(refilled);
             pool.lanes[lane].unmoved = 0;
             pool.lanes[lane].missing = match how.change(before, after) {
                 Some(change) => change.share(missing.min(before)),
@@ -396,7 +404,7 @@ impl Limiting for Fair {
                 }
             };
         }
-        let seen = from.tick().start(pool.tick).max(now);
+        let seen = from.tick().start(tick).max(now);
         pool.tick = self.tick().of(seen);
         let is_same_scale = from.numbers.scale == self.numbers.scale;
         if !is_same_scale || from.epoch() != self.epoch() || from.lanes() != self.lanes() {
