@@ -55,7 +55,8 @@ struct Flood {
     dropped: u64,
 }
 
-pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
+/// Returns the bars that were missed.
+pub(crate) fn run(quick: bool) -> Result<Vec<String>, Box<dyn Error>> {
     let seconds = if quick { 2.0 } else { 60.0 };
     let scratch = Scratch::new()?;
     let program = tollgate::beside()?;
@@ -96,7 +97,7 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
     }
     println!("{floods}");
     let Some(subject) = last else {
-        return Ok(());
+        return Ok(floods.missed());
     };
     let size = directory_size(&subject.directory)? as f64 / MEBI;
     println!(
@@ -123,7 +124,7 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         ]);
     }
     println!("{table}");
-    Ok(())
+    Ok([floods.missed(), table.missed()].concat())
 }
 
 impl Subject {
@@ -132,12 +133,12 @@ impl Subject {
         scratch: &Scratch,
         log_denials: &str,
     ) -> Result<Subject, Box<dyn Error>> {
-        let [resp, admin] = free_addresses()?;
+        let [http, resp, admin] = free_addresses()?;
         let directory = scratch.path(&format!("journal-{log_denials}"));
         let config = format!(
             "version: 1\n\
              subjects: {{ hash_secret: a secret of sixteen bytes }}\n\
-             server: {{ resp: {resp}, admin: {admin} }}\n\
+             server: {{ http: {http}, resp: {resp}, admin: {admin} }}\n\
              telemetry: {{ denials: {{ directory: {} }} }}\n\
              rules:\n\
              - {{ id: api, per: [api_key], algorithm: fixed-window, limit: 1, window: 30d, log_denials: {log_denials} }}\n",

@@ -95,7 +95,7 @@ enum Command {
     Modes(Length),
     /// The journal of denials under 100,000 denials a second, and `tollgate why` over a full journal
     Journal(Length),
-    /// The gateway against nginx (needs nginx and wrk)
+    /// The gateway against nginx (needs nginx, redis-server and wrk)
     Gateway(Length),
     /// The no-op HTTP server
     #[command(hide = true)]
@@ -106,6 +106,12 @@ enum Command {
     /// The no-op RESP server
     #[command(hide = true)]
     NoopResp(doors::resp::Listen),
+    /// Copies bytes to another server
+    #[command(hide = true)]
+    Copy(gateway::Copy),
+    /// An HTTP server whose answers never end
+    #[command(hide = true)]
+    Hold(gateway::Hold),
     /// The load generator of gRPC servers
     #[command(hide = true)]
     LoadGrpc(load::Options),
@@ -172,9 +178,11 @@ fn run(command: &Command) -> Result<Vec<String>, Box<dyn Error>> {
         Command::Sizes(it) => sizes::run(it.length, it.write.as_deref())?,
         Command::Accuracy(length) => accuracy::run(*length)?,
         Command::Modes(length) => return modes::run(*length),
-        Command::See(length) => see::run(length.is_quick())?,
-        Command::Journal(length) => journal::run(length.is_quick())?,
-        Command::Gateway(length) => gateway::run(length.is_quick())?,
+        Command::See(length) => return see::run(length.is_quick()),
+        Command::Journal(length) => return journal::run(length.is_quick()),
+        Command::Gateway(length) => return gateway::run(*length),
+        Command::Copy(it) => it.run()?,
+        Command::Hold(it) => it.run()?,
         Command::NoopHttp(options) => doors::http::noop::run(options)?,
         Command::NoopGrpc(listen) => doors::grpc::noop::run(listen)?,
         Command::NoopResp(listen) => doors::resp::noop::run(listen)?,

@@ -28,6 +28,7 @@ pub mod clients;
 mod cluster;
 mod faketime;
 mod log;
+mod open_files;
 mod package;
 mod port;
 mod postgres;
@@ -42,6 +43,7 @@ pub mod versions;
 pub mod wait;
 
 pub use cluster::{Cluster, Migration};
+pub use open_files::raise_open_files;
 pub use port::Port;
 pub use postgres::Postgres;
 pub use proxy::{Fault, Proxy};

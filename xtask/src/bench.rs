@@ -41,11 +41,17 @@ pub(crate) enum Bench {
     /// Leased mode on Redis against the memory store and exact checks: checks per second, calls per check
     /// (needs redis-server)
     Modes(Options),
+    /// The Tower layer: what it adds to an axum request on the memory store
+    Tower {
+        /// Run for a short time, as a smoke test; the figures mean nothing
+        #[arg(long)]
+        quick: bool,
+    },
     /// 100,000 denials a second for a minute: memory and files of the journal, and how long `tollgate why` takes
     /// over a full one
     Journal(Options),
-    /// The gateway against nginx: requests per second, latency, CPU time, memory of open streams (needs nginx
-    /// and wrk)
+    /// The gateway against nginx: requests per second, latency, CPU time, memory of open streams (needs nginx,
+    /// redis-server and wrk)
     Gateway(Options),
     /// Simulations of access logs: CPU time for a million lines
     See(Options),
@@ -89,7 +95,8 @@ struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(bench: &'a Bench) -> Plan<'a> {
+    /// Returns `None` for the Tower layer, whose benchmark is in its own crate.
+    fn new(bench: &'a Bench) -> Option<Plan<'a>> {
         let (names, options, write): (&[&str], _, _) = match bench {
             Bench::All(it) => (
                 &["doors", "redis", "engine", "bytes", "rules", "quota"],
@@ -107,6 +114,7 @@ impl<'a> Plan<'a> {
             Bench::Journal(options) => (&["journal"], options, false),
             Bench::Gateway(options) => (&["gateway"], options, false),
             Bench::Accuracy(options) => (&["accuracy"], options, false),
+            Bench::Tower { .. } => return None,
         };
         let programs = names.iter().map(|name| {
             let mut program = match *name {
@@ -134,7 +142,7 @@ impl<'a> Plan<'a> {
             }
             program
         });
-        Plan {
+        Some(Plan {
             options,
             components: names.iter().map(|name| needs(name)).collect(),
             needs_server: names
@@ -142,7 +150,7 @@ impl<'a> Plan<'a> {
                 .any(|name| matches!(*name, "doors" | "gateway" | "journal" | "quota")),
             has_peers: names.contains(&"doors"),
             programs: programs.collect(),
-        }
+        })
     }
 
     fn build(&self, checkout: &Path) -> Result<(), Failure> {
@@ -189,7 +197,14 @@ fn needs(name: &str) -> &'static [Component] {
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
-    let plan = Plan::new(bench);
+    let Some(plan) = Plan::new(bench) else {
+        let step = Step::cargo("bench", "bench --locked -p tollgate-tower --bench layer");
+        let step = match bench {
+            Bench::Tower { quick: true } => step.args(&["--", "--quick"]),
+            _ => step,
+        };
+        return step.run();
+    };
     for components in &plan.components {
         components::ensure(components)?;
     }
@@ -247,6 +262,7 @@ mod tests {
     fn all_writes_the_whole_document_from_a_fresh_table() {
         let bench = Bench::All(written(true));
         let lines: Vec<String> = Plan::new(&bench)
+            .unwrap()
             .programs
             .iter()
             .map(|it| it.join(" "))
@@ -268,7 +284,7 @@ mod tests {
             written: written(false),
             parts: vec!["rls".to_owned()],
         };
-        let plan = Plan::new(&bench);
+        let plan = Plan::new(&bench).unwrap();
         assert_eq!(
             plan.programs,
             [["--bin", "tollgate-bench", "--", "doors", "--long", "rls"]]

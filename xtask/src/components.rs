@@ -21,6 +21,9 @@ pub(crate) const TEST: &[Component] = &[
     component("chromium", "chromium"),
     component("curl", "curl"),
     component("docker-compose", "docker-compose"),
+    // Builds h2spec.
+    component("go", "golang-go"),
+    component("h2load", "nghttp2-client"),
     component("nginx", "nginx"),
     component("node", "nodejs"),
     component("npm", "npm"),
@@ -35,6 +38,7 @@ pub(crate) const TEST: &[Component] = &[
     component("runc", "runc"),
     component("sqlite3", "sqlite3"),
     component("systemd-analyze", "systemd"),
+    component("wrk", "wrk"),
     // Downloads other versions of servers, and programs that Debian does not package.
     component("pip3", "python3-pip"),
 ];
@@ -45,6 +49,8 @@ pub(crate) const FAULTS: &[Component] = &[
     component("redis-cli", "redis-tools"),
     component("libfaketimeMT.so.1", "libfaketime"),
 ];
+/// For the demos.
+pub(crate) const DEMO: &[Component] = &[component("redis-server", "redis-server")];
 /// For the benchmark of the Redis store.
 pub(crate) const BENCH_REDIS: &[Component] = &[
     component("redis-server", "redis-server"),
@@ -58,8 +64,11 @@ pub(crate) const BENCH_QUOTA: &[Component] = &[
     component("redis-server", "redis-server"),
 ];
 /// For the benchmark of the gateway.
-pub(crate) const BENCH_GATEWAY: &[Component] =
-    &[component("nginx", "nginx"), component("wrk", "wrk")];
+pub(crate) const BENCH_GATEWAY: &[Component] = &[
+    component("nginx", "nginx"),
+    component("redis-server", "redis-server"),
+    component("wrk", "wrk"),
+];
 /// For the benchmark of all doors.
 pub(crate) const BENCH_DOORS: &[Component] = &[
     component("redis-server", "redis-server"),

@@ -12,6 +12,7 @@
 mod bench;
 mod compare;
 mod components;
+mod demo;
 mod faults;
 mod shell;
 mod stopwatch;
@@ -50,6 +51,11 @@ enum Command {
     /// Runs every fault for every failure policy on real servers, and writes the results to docs/faults.md. A
     /// broken promise fails the command, after the report is written.
     Faults(faults::Options),
+    /// Run an experiment that shows what Tollgate is for
+    Demo {
+        #[command(subcommand)]
+        demo: demo::Demo,
+    },
 }
 
 fn main() -> ExitCode {
@@ -57,5 +63,6 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Bench { bench } => shell::report(bench::run(&bench)),
         Command::Faults(options) => shell::report(faults::run(&options)),
+        Command::Demo { demo } => shell::report(demo::run(&demo)),
     }
 }

@@ -16,7 +16,7 @@ const LIBRARY: &str = "crates/tollgate/Cargo.toml";
 const UNPUBLISHED: [&str; 4] = ["tollgate-bench", "tollgate-faults", "tollgate-rig", "xtask"];
 
 /// All packages, those whose tests take the longest with `--long` first.
-const PACKAGES: [&str; 16] = [
+const PACKAGES: [&str; 18] = [
     "tollgate",
     "tollgate-redis",
     "tollgate-store",
@@ -30,6 +30,8 @@ const PACKAGES: [&str; 16] = [
     "tollgate-config",
     "tollgate-conformance",
     "tollgate-import",
+    "tollgate-respond",
+    "tollgate-tower",
     "tollgate-simulate",
     "tollgate-bench",
     "xtask",

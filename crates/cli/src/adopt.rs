@@ -15,7 +15,11 @@ pub(crate) async fn run(args: &Args) -> CommandResult {
     let config = args.config.load()?;
     let adopted = Engine::adopt(&config).await.map_err(failed)?;
     if adopted.is_empty() {
-        println!("the state is in memory: there is nothing to adopt");
+        return Err(
+            "error: this config keeps its state in memory, so there is nothing to adopt\n\
+             help: give the config of the instances with --config"
+                .to_owned(),
+        );
     }
     for location in adopted {
         println!("{location} belongs to this config now");

@@ -345,7 +345,7 @@ fn text(
             "cost     {} bytes of Redis for a subject, {mebibytes:.1} MiB for {}; {} us of Redis CPU for a check\n",
             advice.bytes_per_subject, answers.subjects, advice.redis_micros
         ),
-        false => "cost     no Redis; 64 bytes of memory for most states\n".to_owned(),
+        false => "cost     no Redis: the state is in memory\n".to_owned(),
     };
     if let Some(check) = advice.simulation {
         text += &format!(

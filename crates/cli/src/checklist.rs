@@ -85,13 +85,14 @@ fn source(config: &Config, args: &ConfigArgs) -> Finding {
     let count = config.policy.rules.len();
     let version = &config.policy.version;
     let found = match &args.config {
+        Some(file) if count == 1 => format!("{}: 1 rule, version {version}", file.display()),
         Some(file) => format!("{}: {count} rules, version {version}", file.display()),
         None => format!("{count} starter rules"),
     };
     Finding::ok("config", found)
 }
 
-/// Warns about rules that are not enforced for all subjects.
+/// Lists the rules that are not enforced for all subjects.
 fn unenforced(rules: &[Rule]) -> Option<Finding> {
     let in_state = |state| names(rules, |rule| rule.state() == state);
     let partly = |rule: &Rule| rule.state() == RuleState::Enforce && rule.rollout() < 10_000;
@@ -274,7 +275,13 @@ pub(crate) fn memory(config: &Config, subjects: u64, found: &[Finding]) -> Optio
     if config.store == Store::Memory && config.stores.is_empty() {
         return None;
     }
-    let counted = config.policy.rules.iter().filter(|rule| is_counted(rule));
+    let is_on_redis = |rule: &&Rule| match rule.store() {
+        RuleStore::Default => config.store != Store::Memory,
+        RuleStore::Local => false,
+        _ => true,
+    };
+    let rules = config.policy.rules.iter().filter(is_on_redis);
+    let counted = rules.filter(|rule| is_counted(rule));
     let bytes = counted.map(|rule| {
         let subjects = if rule.per().is_empty() { 1 } else { subjects };
         // A subject at its limit has the longest log.

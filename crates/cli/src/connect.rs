@@ -246,7 +246,7 @@ pub(crate) fn describe_error(status: u16, body: &Value) -> String {
         (problems, _) => problems.join("\n"),
     };
     if status == 401 {
-        text += "\nhelp: set TOLLGATE_TOKEN to the token";
+        text += "\nhelp: set TOLLGATE_TOKEN to a token that this door knows";
     }
     text
 }

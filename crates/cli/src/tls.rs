@@ -114,7 +114,8 @@ impl Tls {
                 ),
                 _ => (
                     "the server's certificate is not valid",
-                    "check the certificate of the server, and --ca",
+                    "check the certificate of the server, and --ca; a server needs a certificate with \
+                     basicConstraints=CA:FALSE",
                 ),
             },
             Some(rustls::Error::InvalidMessage(_)) => (

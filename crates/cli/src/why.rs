@@ -175,10 +175,10 @@ fn describe(denial: &Value, server: Option<&str>) -> String {
     facts.extend(text("configVersion").map(|version| format!("config {version}")));
     facts.extend(server.map(|server| format!("server {server}")));
     lines.push(facts.join(", "));
-    lines.extend(
-        number("suppressed")
-            .map(|more| format!("{more} denials of this rule just before it were not recorded")),
-    );
+    lines.extend(number("suppressed").map(|more| match more {
+        1 => "1 denial of this rule just before it was not recorded".to_owned(),
+        more => format!("{more} denials of this rule just before it were not recorded"),
+    }));
     let lines: Vec<String> = lines.iter().map(|line| printable(line)).collect();
     lines.join("\n    ") + "\n"
 }

@@ -97,3 +97,11 @@ fn changed_secret_is_refused_carried_over_or_adopted() {
     let server = Serving::start(&["--config", &third]);
     assert!(remaining(&server).contains("99 of 100 left"));
 }
+
+/// Without its config, `adopt` would look as if it had worked.
+#[test]
+fn state_in_memory_cannot_be_adopted() {
+    let (said, code) = tollgate(&["adopt"]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("help: give the config"), "{said}");
+}

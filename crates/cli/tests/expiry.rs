@@ -57,8 +57,8 @@ fn state(server: &Serving, id: &str) -> String {
     found["state"].as_str().unwrap().to_owned()
 }
 
-/// Moves the end of the reservation one hour back in the ledger. One minute after the end, the
-/// server ends a reservation that only the ledger has.
+/// Makes the reservation expire one hour earlier in the ledger. If only the ledger has a reservation, the
+/// server ends it one minute after its expiry.
 fn expire_in_ledger(file: &Path) {
     let passing = async {
         let options = SqliteConnectOptions::new().filename(file);

@@ -27,7 +27,7 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Difference> {
         let what = match old.hash_secret.as_ref().is_some_and(carried) {
             true => "changed: after a restart, counts in Redis and in a ledger continue",
             false => {
-                "changed: after a restart, all counts start from zero; Redis or a ledger with another secret is refused"
+                "changed: after a restart, the old counts are not used; the server does not start if Redis or the ledger was used with another secret"
             }
         };
         note("subjects.hash_secret", what);

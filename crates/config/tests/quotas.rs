@@ -484,7 +484,7 @@ fn differences_are_described() {
              subjects: { hash_secret: 0123456789abcdef }"
         ),
         [
-            "subjects.hash_secret: changed: after a restart, all counts start from zero; Redis or a ledger with another secret is refused",
+            "subjects.hash_secret: changed: after a restart, the old counts are not used; the server does not start if Redis or the ledger was used with another secret",
             "ledger: changed: takes effect after a restart",
             "events: changed: takes effect after a restart",
             "rule monthly: durability none becomes async",

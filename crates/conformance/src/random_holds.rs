@@ -91,7 +91,7 @@ fn hold_of(number: u64) -> NewHold<'static> {
 }
 
 fn settle_of(random: &mut Random, number: u64) -> Settle {
-    match random.below(8) {
+    match random.below(9) {
         0..4 => Settle::Commit {
             actual: random.below(9),
         },
@@ -100,9 +100,10 @@ fn settle_of(random: &mut Random, number: u64) -> Settle {
         6 => Settle::ReleaseLease {
             token: Token::new(number.into()),
         },
-        _ => Settle::ReleaseLease {
+        7 => Settle::ReleaseLease {
             token: Token::new(u128::MAX),
         },
+        _ => Settle::Undo,
     }
 }
 
@@ -318,7 +319,7 @@ pub async fn random_holds_leak_nothing(fixture: &impl Fixture, steps: usize) {
             }
             3..6 => {
                 let how = match settle_of(&mut random, number) {
-                    Settle::ReleaseLease { .. } => Settle::Release,
+                    Settle::ReleaseLease { .. } | Settle::Undo => Settle::Release,
                     Settle::Commit { actual } => Settle::Commit { actual: actual * 6 },
                     other => other,
                 };

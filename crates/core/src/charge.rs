@@ -40,7 +40,7 @@ pub struct Charge<'a> {
     /// The time of the request, if the caller brings one; otherwise the epoch. Only a store that goes by the
     /// caller's clock uses it. It is the same in all charges of a request.
     pub at: Time,
-    /// Who decides the charge. Stores that keep states decide every charge exactly, whatever its mode.
+    /// Where the charge is decided. Stores that keep states decide every charge exactly, whatever its mode.
     pub mode: Mode,
 }
 

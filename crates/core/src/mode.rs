@@ -17,7 +17,8 @@
 //! # When there is no room
 //! `T` is shortened until a meter keeps at least half of its capacity, and until a sliding window grows by
 //! at most 1/64. If `T` would become shorter than [`MIN_SLICE`], there are no prepaid numbers, and the limit
-//! is exact. Proof: `docs/modes.md`, the tests below, and the model in `crates/tollgate/tests/prepaid`.
+//! is exact. Proof: `docs/modes.md`, the tests below, and the model in
+//! `crates/tollgate/src/stores/prepaid/model.rs`.
 
 use crate::leaky_bucket::{Leaky, LeakyBucket};
 use crate::limit::Limit;
@@ -32,7 +33,7 @@ pub const MIN_SLICE: Span = Span::from_millis(5);
 /// A slice adds at most `1 / WINDOW_PARTS` to a sliding window, so at most this part of the rate is lost.
 const WINDOW_PARTS: u64 = 64;
 
-/// Who decides a charge.
+/// Where a charge is decided.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// The store decides every request.

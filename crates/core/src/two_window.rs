@@ -135,7 +135,8 @@ impl TwoWindow {
             return state;
         }
         let (old, share) = from.current(state, now);
-        // If the clock is before the current window, act as if it stood at the end of that window.
+        // If the clock is before the newest window of the state, the new window is the one that contains the end of
+        // that window.
         let behind = old.number > from.tick.of(now) / from.window;
         let end = (old.number + 1) * from.window().as_micros() - 1;
         let seen = if behind { Time::from_micros(end) } else { now };

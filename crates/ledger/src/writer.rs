@@ -242,7 +242,8 @@ impl Writer {
 
     fn take(&mut self) {
         if self.backlog.is_empty() {
-            // Everything that is taken now was recorded after `taken_at`.
+            // `taken_at` is still the time of the previous take. All pending items are newer, so this deadline is
+            // early enough for each of them.
             self.save_by = self.taken_at + self.shared.options.flush_interval;
         }
         self.taken_at = Instant::now();

@@ -11,7 +11,8 @@
 -- ARGV[2]  The arguments:
 --            id           16 bytes
 --            flags         1 byte   1: the index is in KEYS. 2: the hold has slots. 4: `time` is a point in time.
---                                   8: skip the checks of token and time. 16: the open holds are in KEYS
+--                                   8: skip the checks of token and time. 16: the open holds are in KEYS.
+--                                   32: the hold was made a moment ago: give it back whole
 --            retain        7 bytes  for how long the record is kept. For settle: after the end of the hold, or after
 --                                   its expiry if that is later. Otherwise: after the expiry, because an instance may
 --                                   end the hold late
@@ -55,7 +56,7 @@ local INDEX_KEPT = '32227200000'
 
 local id, bits, retain, how, time, token, fingerprint, waits, ticket, patience, amount, least, made, most, charges, from =
   unpack_at('<c16BI7BI7c16c8Bc16I7I7I7I7I7I2', ARGV[2])
-local indexed, counted = bits % 2, bits >= 16 and 1 or 0
+local indexed, counted = bits % 2, bits % 32 >= 16 and 1 or 0
 local absolute, certain = bits % 8 >= 4, bits % 16 >= 8
 local record_at = #KEYS - indexed - counted
 local record_key, index = KEYS[record_at], indexed == 1 and KEYS[record_at + 1] or nil

@@ -1,7 +1,7 @@
 -- Ends a hold.
 
 local NOT_YET, UNRESTORED = 6, 9
-undoing = how == UNDO
+undoing = bits >= 32
 
 if how == EXPIRE and now < ends and not certain then
   if index then
@@ -62,25 +62,24 @@ if how == COMMIT then
 else
   state = how == EXPIRE and 3 or 2
 end
-local head = ''
+local head = pack(
+  HEAD,
+  'h',
+  state,
+  purpose,
+  units,
+  committed,
+  used,
+  charged,
+  ends,
+  its_token,
+  its_fingerprint,
+  fence,
+  charges
+) .. taken
 if how == UNDO then
   call('DEL', record_key)
 else
-  head = pack(
-    HEAD,
-    'h',
-    state,
-    purpose,
-    units,
-    committed,
-    used,
-    charged,
-    ends,
-    its_token,
-    its_fingerprint,
-    fence,
-    charges
-  ) .. taken
   -- The record is kept at least until the expiry: until then a ledger may still have the hold as
   -- open.
   local kept = floor((math.max(ends - now, 0) + retain) / 1000) + 1

@@ -327,7 +327,7 @@ fn field(name: &str) -> Result<DenialField, BadValue> {
         let help = match (known, plain.to_lowercase().as_str()) {
             (Some(known), _) => format!("did you mean {{{{{known}}}}}?"),
             (None, "key" | "apikey" | "subject" | "tenant" | "user" | "ip" | "plan") => format!(
-                "a denial does not tell subjects; {{{{dimension}}}} tells the names in `per`. \
+                "a denial does not show subjects; {{{{dimension}}}} shows the names in `per`. \
                  The fields are {}",
                 one_of(DenialField::NAMES.iter().copied())
             ),
@@ -421,7 +421,7 @@ mod tests {
             ("retryAfterMs", "{{retry_after_millis}}"),
             ("limit_dim", "{{dimension}}"),
             ("rule_id", "{{rule}}"),
-            ("subject", "does not tell subjects"),
+            ("subject", "does not show subjects"),
             ("nonsense", "the fields are `code`, "),
         ] {
             let help = field(name).unwrap_err().help;

@@ -19,7 +19,7 @@ const SHORTEST: Span = Span::from_millis(10);
 const LONGEST: Span = Span::MINUTE;
 
 words! {
-    /// Who decides the requests of an allowance.
+    /// Where the requests of an allowance are decided.
     pub enum ModeName is "a mode" {
         /// The store decides every request.
         Exact = "exact",

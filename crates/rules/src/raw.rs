@@ -135,7 +135,7 @@ section! {
         overdraft: Overdraft = "overdraft",
         /// The longest time that a client may ask for when it takes or renews a slot of concurrency, up to 24h (default: lease).
         max_lease: Lease = "max_lease",
-        /// Who decides: exact (the store, for every request) or leased (each instance, from units that it has drawn before). Default: exact.
+        /// Where requests are decided: exact (in the store, every request) or leased (in each instance, from units that it has drawn before). Default: exact.
         mode: ModeName = "mode",
         /// How long drawn units may be used, for mode leased, 10ms to 1m (default 100ms).
         slice: Duration = "slice",

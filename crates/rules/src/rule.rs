@@ -317,7 +317,7 @@ impl Rule {
         self.carry_over
     }
 
-    /// Who decides the rule's requests, as the config says. An override may set another mode.
+    /// Where the rule's requests are decided, as the config says. An override may set another mode.
     #[must_use]
     pub fn mode(&self) -> ModeName {
         self.counting.modes.name

@@ -1,30 +1,29 @@
 //! The only place where an answer, or an error, becomes what a door sends.
 //!
 //! * `answers`: the JSON bodies, `minimal`: their short form. gRPC messages and RESP replies take their fields from them.
-//! * `http`, `grpc`, `resp`, `envoy`: the wire forms. `fields`: the rate limit header fields. `preference`: whether a client
-//!   prefers a short answer.
-//! * `denial`: code, message and status of a denial. `denial_body`: its body by a template. `failure`, `error`: everything that is not an
-//!   answer.
+//! * `http`, `grpc`, `resp`, `envoy`: the wire forms. `preference`: whether a client prefers a short answer.
+//! * `failure`, `error`: everything that is not an answer.
+//!
+//! Header fields, codes and messages of denials are in the crate `tollgate-respond`, which the Tower layer uses as
+//! well.
 
 pub(crate) mod answers;
-mod denial;
-mod denial_body;
 mod envoy;
 mod error;
 mod failure;
-mod fields;
 mod grpc;
 mod http;
 pub(crate) mod minimal;
 mod preference;
 mod resp;
 
-use ::http::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
-use ::http::{HeaderMap, StatusCode};
+use ::http::StatusCode;
+use ::http::header::{CONTENT_TYPE, HeaderValue};
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use serde::Serialize;
 use tollgate::RuleSet;
+use tollgate_respond::{JSON, denial, denial_body, fields};
 use utoipa::ToSchema;
 
 use crate::audit::instant;
@@ -38,8 +37,6 @@ pub(crate) use self::grpc::FromAnswer;
 pub(crate) use self::http::{Responder, standing};
 pub(crate) use self::resp::reply;
 
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const CSV: HeaderValue = HeaderValue::from_static("text/csv; charset=utf-8; header=present");
 const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
@@ -154,12 +151,7 @@ pub(crate) fn ready(rules: &RuleSet, store_problem: Option<String>, status: &Sta
 }
 
 fn json(status: StatusCode, content_type: HeaderValue, body: &impl Serialize) -> Response {
-    let mut bytes = Vec::with_capacity(1024);
-    match serde_json::to_writer(&mut bytes, body) {
-        Ok(()) => with_body(status, content_type, bytes.into()),
-        // Every body here becomes JSON: all keys of its maps are strings.
-        Err(_) => with_body(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, Body::empty()),
-    }
+    tollgate_respond::json(status, content_type, body).map(Body::from)
 }
 
 fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> Response {
@@ -167,17 +159,4 @@ fn with_body(status: StatusCode, content_type: HeaderValue, body: Body) -> Respo
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, content_type);
     response
-}
-
-/// Returns whether the client accepts problem documents: it lists them in `Accept`, with a weight above
-/// 0.
-fn accepts_problem(headers: &HeaderMap) -> bool {
-    let accept = headers.get_all(ACCEPT);
-    let ranges = accept.iter().filter_map(|value| value.to_str().ok());
-    ranges.flat_map(|value| value.split(',')).any(|range| {
-        let mut parts = range.split(';').map(str::trim);
-        let named = parts.next() == Some("application/problem+json");
-        let is_zero = |weight: &str| weight.parse::<f32>() == Ok(0.0);
-        named && !parts.any(|part| part.strip_prefix("q=").is_some_and(is_zero))
-    })
 }

@@ -163,9 +163,9 @@ fn choose(answers: &Answers, reasons: &mut Vec<String>) -> Algorithm {
     }
     if answers.exact {
         because(
-            "no window may exceed the limit, but a log would be long: GCRA with a burst of a tenth stays within 1.1 times the limit, with one timestamp for each subject",
+            "no window may exceed the limit, but a log would be long: a sliding counter never exceeds the limit either, and needs the same memory for any limit",
         );
-        return Algorithm::Gcra;
+        return Algorithm::SlidingCounter;
     }
     match (answers.bursts, answers.cost) {
         (Bursts::Smooth, _) => {
@@ -196,7 +196,7 @@ fn promise(algorithm: Algorithm) -> &'static str {
         }
         Algorithm::SlidingLog => "never more than the limit in any window",
         Algorithm::SlidingCounter => {
-            "about the limit in any window: docs/algorithms.md has the bound"
+            "never more than the limit in any window; a unit comes back up to a tenth of the window late"
         }
         Algorithm::TokenBucket | Algorithm::Gcra => {
             "never more than the burst at once, and the rate times the time in addition"
@@ -240,12 +240,7 @@ fn numbers(algorithm: Algorithm, answers: &Answers) -> String {
             format!("rate: {limit}/{window}, queue: {queue}, shape: true, max_wait: 5s")
         }
         Algorithm::Gcra => {
-            let burst = if answers.exact {
-                (limit / 10).max(1)
-            } else {
-                limit
-            };
-            format!("rate: {limit}/{window}, burst: {burst}")
+            format!("rate: {limit}/{window}, burst: {limit}")
         }
         Algorithm::TokenBucket => format!("capacity: {limit}, refill: {limit}/{window}"),
         _ => format!("limit: {limit}, window: {window}"),

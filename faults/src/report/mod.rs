@@ -206,9 +206,13 @@ pub fn section(finding: &Finding) -> String {
         .map(|(kind, count)| format!("{count} `{kind}`"))
         .collect();
     match errors[..] {
-        [] => text.push_str("The store saw no errors. "),
+        [] => text.push_str("No call to the store failed. "),
         _ => {
-            let _ = write!(text, "The store saw these errors: {}. ", errors.join(", "));
+            let _ = write!(
+                text,
+                "Calls to the store failed with these errors: {}. ",
+                errors.join(", ")
+            );
         }
     }
     let _ = write!(

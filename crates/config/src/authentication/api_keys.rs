@@ -24,7 +24,7 @@ const MAX_VALUE: usize = 1024;
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ApiKeyTable(HashMap<[u8; 32], ApiKey>);
 
-/// What is known about an API key.
+/// An entry of the file of API keys, without the key itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ApiKey {

@@ -266,7 +266,9 @@ fn written(part: &[Piece<'_>]) -> Result<String, String> {
                 within_has: true,
             } => {
                 if !is_identifier(key) {
-                    return Err(format!("has() does not work for the key `{key}`"));
+                    return Err(format!(
+                        "has() needs a CEL identifier, and `{key}` is not one: rename the key here and in Envoy"
+                    ));
                 }
                 written.push_str("attributes.");
                 written.push_str(key);

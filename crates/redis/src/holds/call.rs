@@ -71,6 +71,9 @@ pub(super) struct HoldCall {
     pub(super) until: bool,
     /// Whether to skip the checks of token and time.
     pub(super) certain: bool,
+    /// For settle: whether the hold was made a moment ago, by the same call, and is given back whole. Otherwise
+    /// the refill since then is subtracted.
+    pub(super) just_made: bool,
     /// For hold: the most open holds of the subject.
     pub(super) most_open: u64,
     /// For hold: the text at the end of the record.
@@ -86,8 +89,8 @@ pub(super) const UNDO: u8 = 5;
 /// The reply of the script.
 #[derive(Debug)]
 pub(super) enum HoldReply {
-    /// Done, with the new record. There is no record if the hold was undone.
-    Done(Option<StoredHold>),
+    /// Done, with the new record. The record of an undone hold is no longer stored.
+    Done(StoredHold),
     /// The same call was made before, or the hold has ended before.
     Already(StoredHold),
     /// A different hold has this id.
@@ -170,7 +173,8 @@ fn encode(
     let flags = flags
         | u8::from(call.has_slots) << 1
         | u8::from(call.until) << 2
-        | u8::from(call.certain) << 3;
+        | u8::from(call.certain) << 3
+        | u8::from(call.just_made) << 5;
     let mut bytes = record.id.bits().to_be_bytes().to_vec();
     bytes.push(flags);
     let retain = match operation {
@@ -238,7 +242,7 @@ fn read(
         false => Some(StoredHold::from_bytes(&text).ok_or_else(malformed)?),
     };
     let answer = match (code, record) {
-        (0, record) => HoldReply::Done(record),
+        (0, Some(record)) => HoldReply::Done(record),
         (1, Some(record)) => HoldReply::Already(record),
         (2, Some(record)) => HoldReply::Conflict(record),
         (3, _) => HoldReply::Denied(u64::try_from(number).ok()),

@@ -101,7 +101,7 @@ impl Creation {
                 }
             };
             match (told, applied) {
-                (HoldReply::Done(Some(value)), Some(applied)) => {
+                (HoldReply::Done(value), Some(applied)) => {
                     if number == 0 {
                         value.update(&mut self.record, &self.parts[0].indexes);
                         call.time = value.expires_at.as_micros();
@@ -284,6 +284,7 @@ impl Creation {
         let call = HoldCall {
             how,
             certain: true,
+            just_made: how == UNDO,
             ..HoldCall::default()
         };
         let told = self.shared.settle_part(&self.record, part, &call).await;

@@ -180,7 +180,7 @@ impl Shared {
         let mut finished = true;
         for part in parts {
             match self.settle_part(record, part, &call).await {
-                Ok(HoldReply::Done(Some(value)) | HoldReply::Already(value)) => {
+                Ok(HoldReply::Done(value) | HoldReply::Already(value)) => {
                     value.update_charges(record, &part.indexes);
                 }
                 Ok(_) => {
@@ -293,7 +293,7 @@ impl Shared {
         let mut record = HoldRecord::clone(&made);
         let told = self.settle_part(&record, &parts[0], &call).await?;
         let (value, is_done) = match told {
-            HoldReply::Done(Some(value)) => (value, true),
+            HoldReply::Done(value) => (value, true),
             HoldReply::Already(value) => (value, false),
             HoldReply::NotYet(value) => {
                 self.note_due(id, Some(value.expires_at)).await?;
@@ -341,8 +341,8 @@ impl Shared {
         self.note_due(made.id, None).await?;
         let mut record = made.clone();
         Ok(match told {
-            HoldReply::Done(None) => {
-                record.end(Settle::Undo);
+            HoldReply::Done(value) => {
+                value.update(&mut record, &parts[0].indexes);
                 for charge in &mut record.charges {
                     charge.taken = 0;
                 }
@@ -423,7 +423,7 @@ impl Shared {
             // has slots itself.
             call.has_slots = has_slots || number == 0 && made.has_slots();
             let value = match extend(part, &call).await? {
-                HoldReply::Done(Some(value)) => value,
+                HoldReply::Done(value) => value,
                 HoldReply::Already(value) if number == 0 => {
                     return Ok(Some(Extended::Ended(self.whole(id, &value).await?)));
                 }

@@ -91,8 +91,10 @@ impl Checker<'_> {
                         self.never_equal(expr, &element, &of.clone());
                     }
                     other => {
-                        let message = format!("`in` looks into a list or a map, not {other}");
-                        self.fault(expr, message, "write it as in 'action in [\"a\", \"b\"]'");
+                        let message = format!(
+                            "`in` needs a list, a map or a cidr(…) on its right side, not {other}"
+                        );
+                        self.fault(expr, message, "for example: action in [\"a\", \"b\"]");
                     }
                 }
                 Ty::Bool

@@ -332,7 +332,7 @@ impl Gateway {
         let (decision, slot) = deciding.await?;
         if !decision.is_allowed() {
             passage.note("denied", Some(&decision));
-            let response = door_config.responder.refusal(&decision, &parts.headers);
+            let response = door_config.responder.deny(&decision, &parts.headers);
             return Ok(Asked::Denied(response));
         }
         passage.note("allowed", Some(&decision));

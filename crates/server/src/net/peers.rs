@@ -26,7 +26,8 @@ pub(crate) struct Peers {
     log: Seldom,
 }
 
-/// Counts as an open connection until it is dropped.
+/// One open connection. Dropping it lowers the count of its client. Connections of trusted proxies are not
+/// counted.
 #[derive(Debug)]
 pub(crate) struct PeerPlace {
     peers: Arc<Peers>,

@@ -4,17 +4,19 @@
 use std::borrow::Cow;
 
 use serde::{Serialize, Serializer};
-use serde_json::Value;
 use tollgate::{
     Decision, FailurePolicy, Hold, HoldState, Holder, Holders, Kind, Reason, RuleDecision, Span,
     Subject, Time,
 };
 use tollgate_core::Algorithm;
 use tollgate_ledger::UsageRow;
+pub(super) use tollgate_respond::schema::codes;
+use tollgate_respond::schema::{kinds_or_null, names};
+pub(crate) use tollgate_respond::{Both, ProblemBody, VerdictBody};
 use utoipa::ToSchema;
-use utoipa::openapi::schema::{Object, ObjectBuilder, Schema, SchemaType, Type};
+use utoipa::openapi::schema::Schema;
 
-use super::denial::{code, denial};
+use super::denial::denial;
 use crate::usage::Usage;
 
 /// How many holders of a rule an answer lists at most.
@@ -223,63 +225,6 @@ pub(crate) struct GraceBody {
     pub(super) remaining: u64,
 }
 
-/// A denial for the client of a proxy: the fields of the denying rule, without its subject.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Verdict)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct VerdictBody<'a> {
-    allowed: bool,
-    #[schema(schema_with = codes)]
-    code: &'static str,
-    message: Cow<'a, str>,
-    /// Null if the client is blocked.
-    #[schema(required = true)]
-    rule_id: Option<&'a str>,
-    #[schema(schema_with = kinds_or_null, required = true)]
-    kind: Option<&'static str>,
-    #[schema(required = true)]
-    limit: Option<u64>,
-    #[schema(required = true)]
-    remaining: Option<u64>,
-    #[schema(required = true)]
-    retry_after_millis: Option<u64>,
-    #[schema(required = true)]
-    reset_at_epoch_millis: Option<u64>,
-}
-
-impl<'a> VerdictBody<'a> {
-    /// Returns `None` if neither a rule nor a block denies.
-    pub(super) fn new(decision: &'a Decision) -> Option<VerdictBody<'a>> {
-        let (code, message) = denial(decision)?;
-        let rule = decision.rule();
-        let rule = rule.as_ref();
-        let reset_at = rule.and_then(RuleDecision::reset_at);
-        Some(VerdictBody {
-            allowed: decision.is_allowed(),
-            code,
-            message,
-            rule_id: rule.map(|it| it.rule().id()),
-            kind: rule.map(|it| it.kind().name()),
-            limit: rule.and_then(RuleDecision::limit),
-            remaining: rule.and_then(RuleDecision::remaining),
-            retry_after_millis: decision.retry_after().map(Span::as_millis_ceil),
-            reset_at_epoch_millis: reset_at.map(Time::as_millis_ceil),
-        })
-    }
-}
-
-/// The members that make a denial a problem document (RFC 9457).
-#[derive(Serialize, ToSchema)]
-#[schema(as = Problem)]
-pub(crate) struct ProblemBody<'a> {
-    /// `about:blank`.
-    pub(super) r#type: &'static str,
-    pub(super) title: &'static str,
-    pub(super) status: u16,
-    /// The same as `message`.
-    pub(super) detail: Cow<'a, str>,
-}
-
 /// A reservation.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Reservation)]
@@ -461,15 +406,6 @@ impl<'a> TenantUsageBody<'a> {
     }
 }
 
-/// Several bodies as one JSON object.
-#[derive(Serialize)]
-pub(super) struct Both<A: Serialize, B: Serialize> {
-    #[serde(flatten)]
-    pub(super) first: A,
-    #[serde(flatten)]
-    pub(super) second: B,
-}
-
 /// A hashed subject in hexadecimal digits.
 pub(super) struct Hex(pub(super) Subject);
 
@@ -512,17 +448,8 @@ fn lease_states() -> Schema {
     names(&["HELD", "RELEASED", "EXPIRED"], false)
 }
 
-pub(super) fn codes() -> Schema {
-    let of = |kind| Reason::ALL.map(|reason| code(kind, reason));
-    names(&Kind::ALL.map(of).concat(), false)
-}
-
 fn kinds() -> Schema {
     names(&Kind::ALL.map(Kind::name), false)
-}
-
-fn kinds_or_null() -> Schema {
-    names(&Kind::ALL.map(Kind::name), true)
 }
 
 fn reasons() -> Schema {
@@ -547,22 +474,4 @@ fn policies() -> Schema {
 
 fn guarantees() -> Schema {
     names(&["atomic", "compensated"], false)
-}
-
-/// Returns the schema of a text that is one of `names`, or null.
-fn names(names: &[&str], or_null: bool) -> Schema {
-    // Several reasons have the same code.
-    let mut values: Vec<Value> = Vec::new();
-    for name in names {
-        if !values.contains(&(*name).into()) {
-            values.push((*name).into());
-        }
-    }
-    let mut object: Object = ObjectBuilder::new().schema_type(Type::String).build();
-    if or_null {
-        object.schema_type = SchemaType::from_iter([Type::String, Type::Null]);
-        values.push(Value::Null);
-    }
-    object.enum_values = Some(values);
-    object.into()
 }

@@ -7,11 +7,11 @@ use http::header::CONTENT_TYPE;
 use prost_types::Duration;
 use tollgate::{Decision, DemandError, Reason, RuleSet};
 use tollgate_config::{DenialBody, Headers};
+use tollgate_respond::template;
 use tonic::Status;
 
 use super::denial_body;
 use super::fields::{Fields, Value};
-use super::http::template;
 use crate::backend::{Answer, AskError};
 use crate::grpc::BadRequest;
 use crate::grpc::proto::envoy::config::core::v3::HeaderValue as Header;

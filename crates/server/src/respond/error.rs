@@ -1,14 +1,15 @@
 //! Requests that get an error instead of an answer.
 
+use axum::body::Body;
 use axum::response::Response;
 use http::StatusCode;
 use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde::Serialize;
 use tollgate::{PostError, StoreError};
+pub(crate) use tollgate_respond::ErrorBody;
 use utoipa::ToSchema;
 
-use super::answers::{Both, ProblemBody};
-use super::{JSON, PROBLEM, json};
+use super::{JSON, json};
 use crate::access::AccessError;
 use crate::backend::AskError;
 use crate::client::ClientError;
@@ -325,17 +326,6 @@ impl RequestError {
     }
 }
 
-/// Why a request was not decided.
-#[derive(Serialize, ToSchema)]
-#[schema(as = Error)]
-pub(crate) struct ErrorBody {
-    /// For programs: does not change.
-    #[schema(example = "BAD_REQUEST")]
-    code: &'static str,
-    /// For people: what is wrong, and how to fix it.
-    message: String,
-}
-
 /// Why a config was rejected.
 #[derive(Serialize, ToSchema)]
 #[schema(as = BadConfig)]
@@ -434,12 +424,6 @@ fn response(error: &RequestError) -> Response {
 /// Makes the response to a request whose caller is not known: a problem document (RFC 9457), and a
 /// challenge that says which credentials are accepted (RFC 6750).
 fn unidentified(error: &IdentityError, status: StatusCode, body: ErrorBody) -> Response {
-    let problem = ProblemBody {
-        r#type: "about:blank",
-        title: status.canonical_reason().unwrap_or_default(),
-        status: status.as_u16(),
-        detail: body.message.clone().into(),
-    };
     let described = |code: &str| {
         let message = &body.message;
         format!("Bearer error=\"{code}\", error_description=\"{message}\"")
@@ -463,11 +447,8 @@ fn unidentified(error: &IdentityError, status: StatusCode, body: ErrorBody) -> R
         }
         IdentityError::NoKeys => None,
     };
-    let body = Both {
-        first: problem,
-        second: body,
-    };
-    let mut response = json(status, PROBLEM, &body);
+    let detail = body.message.clone().into();
+    let mut response = tollgate_respond::problem(status, detail, body).map(Body::from);
     let headers = response.headers_mut();
     match challenge.map(|it| HeaderValue::from_str(&it)) {
         Some(Ok(challenge)) => {

@@ -4,38 +4,33 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::Response;
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, StatusCode};
 use serde::Serialize;
 use tollgate::{AcquireOutcome, Decision, ReserveOutcome, RuleSet};
-use tollgate_config::{AnswerForm, DenialBody, Headers};
+use tollgate_config::{AnswerForm, Headers};
 
 use super::answers::{
-    Both, DecisionBody, DecisionsBody, HoldersBody, LeaseBody, NewLeaseBody, ProblemBody,
-    ReservationBody, TenantUsageBody, VerdictBody,
+    Both, DecisionBody, DecisionsBody, HoldersBody, LeaseBody, NewLeaseBody, ReservationBody,
+    TenantUsageBody,
 };
-use super::denial::{denial, status};
-use super::denial_body;
-use super::fields::{Fields, write_retry_after};
+use super::denial::status;
+use super::fields::write_retry_after;
 use super::minimal::{MinimalDecisionBody, MinimalDecisionsBody};
 use super::preference::{preference, tell_applied};
-use super::{JSON, PROBLEM, accepts_problem, json, report, with_body};
+use super::{JSON, json, report};
 use crate::backend::Answer;
 
 /// Turns answers into responses, as the `headers` section of the config says.
 pub(crate) struct Responder {
-    fields: Fields,
+    shared: tollgate_respond::Responder,
     form: AnswerForm,
-    problem_json: bool,
-    denial_body: Option<Arc<DenialBody>>,
 }
 
 impl Responder {
     pub(crate) fn new(headers: &Headers, rules: &Arc<RuleSet>) -> Responder {
         Responder {
-            fields: Fields::new(headers, rules),
+            shared: tollgate_respond::Responder::new(headers, rules),
             form: headers.answers,
-            problem_json: headers.problem_json,
-            denial_body: headers.denial_body.clone(),
         }
     }
 
@@ -60,7 +55,7 @@ impl Responder {
             response
         };
         match answer {
-            Answer::Decision(decision) if self.has_own_body(decision, headers) => {
+            Answer::Decision(decision) if self.shared.has_own_body(decision, headers) => {
                 self.decision(decision, headers)
             }
             Answer::Decision(decision) => in_form(&|| self.decision(decision, headers), &|| {
@@ -101,116 +96,38 @@ impl Responder {
         }
     }
 
-    /// Returns whether a template or a problem document is the body of this decision.
-    fn has_own_body(&self, decision: &Decision, headers: &HeaderMap) -> bool {
-        !decision.is_allowed()
-            && (self.problem_json
-                || template(self.denial_body.as_ref(), decision).is_some()
-                || accepts_problem(headers))
-    }
-
     fn decision(&self, decision: &Decision, headers: &HeaderMap) -> Response {
         if decision.is_allowed() {
             let mut response = json(StatusCode::OK, JSON, &DecisionBody::new(decision));
-            self.fields.write_to(response.headers_mut(), decision);
+            self.shared.write_fields(response.headers_mut(), decision);
             return response;
         }
-        self.denial(decision, headers, DecisionBody::new(decision))
+        let body = DecisionBody::new(decision);
+        self.shared.denial(decision, headers, body).map(Body::from)
     }
 
     /// Makes the response to a proxy that asks for one of its clients: 200 without a body, or a denial
-    /// that the proxy can pass on. The denial shows only the denying rule, because the client must not
-    /// learn how the limits are set up.
+    /// that the proxy can pass on.
     pub(crate) fn verdict(&self, decision: &Decision, headers: &HeaderMap) -> Response {
-        let denied = (!decision.is_allowed()).then(|| VerdictBody::new(decision));
-        if let Some(body) = denied.flatten() {
-            return self.denial(decision, headers, body);
-        }
-        let mut response = Response::default();
-        *response.status_mut() = status(decision);
-        self.fields.write_to(response.headers_mut(), decision);
-        response
+        self.shared.verdict(decision, headers).map(Body::from)
     }
 
     /// Makes the answer of the gateway to a request that is denied. A gRPC call gets a gRPC status.
-    pub(crate) fn refusal(&self, decision: &Decision, headers: &HeaderMap) -> Response {
-        if !is_grpc(headers) {
-            return self.verdict(decision, headers);
-        }
-        let message = denial(decision).map(|(_, message)| message);
-        let status = match status(decision) {
-            StatusCode::FORBIDDEN => tonic::Code::PermissionDenied,
-            StatusCode::SERVICE_UNAVAILABLE => tonic::Code::Unavailable,
-            _ => tonic::Code::ResourceExhausted,
-        };
-        let status = tonic::Status::new(status, message.unwrap_or_default());
-        let mut response = status.into_http::<Body>();
-        self.fields.write_to(response.headers_mut(), decision);
-        response
+    pub(crate) fn deny(&self, decision: &Decision, headers: &HeaderMap) -> Response {
+        self.shared.deny(decision, headers).map(Body::from)
     }
 
     /// Adds the rate limit fields to an answer of an upstream. They replace those of the upstream.
     pub(crate) fn add_fields(&self, headers: &mut HeaderMap, decision: &Decision) {
-        self.fields.replace_in(headers, decision);
-    }
-
-    /// Makes the response of a denial. `body` is the body if no template applies.
-    fn denial(&self, decision: &Decision, headers: &HeaderMap, body: impl Serialize) -> Response {
-        let status = status(decision);
-        let template = template(self.denial_body.as_ref(), decision);
-        let mut response = if let Some((content_type, body)) = template.and_then(|it| {
-            Some((
-                it.content_type(),
-                denial_body::render(it, decision, headers)?,
-            ))
-        }) {
-            // The config accepts only valid media types.
-            let content_type = HeaderValue::from_str(content_type);
-            with_body(status, content_type.unwrap_or(JSON), body.into())
-        } else if self.problem_json || accepts_problem(headers) {
-            let message = denial(decision).map(|(_, message)| message);
-            let first = ProblemBody {
-                r#type: "about:blank",
-                title: status.canonical_reason().unwrap_or_default(),
-                status: status.as_u16(),
-                detail: message.unwrap_or_default(),
-            };
-            json(
-                status,
-                PROBLEM,
-                &Both {
-                    first,
-                    second: body,
-                },
-            )
-        } else {
-            json(status, JSON, &body)
-        };
-        self.fields.write_to(response.headers_mut(), decision);
-        response
+        self.shared.replace_fields(headers, decision);
     }
 
     fn created(&self, held: impl Serialize, decision: &Decision) -> Response {
         let (first, second) = (held, DecisionBody::new(decision));
         let mut response = json(StatusCode::CREATED, JSON, &Both { first, second });
-        self.fields.write_to(response.headers_mut(), decision);
+        self.shared.write_fields(response.headers_mut(), decision);
         response
     }
-}
-
-/// Returns the template for the body of a denial: that of the denying rule, or that of the config.
-pub(super) fn template<'d>(
-    of_config: Option<&'d Arc<DenialBody>>,
-    decision: &'d Decision,
-) -> Option<&'d DenialBody> {
-    let of_rule = decision.rule().and_then(|it| it.rule().denial_body());
-    of_rule.or(of_config).map(|body| &**body)
-}
-
-/// Returns whether a request is a gRPC call.
-fn is_grpc(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(http::header::CONTENT_TYPE);
-    content_type.is_some_and(|it| it.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// Makes a response that shows the state of the limits. Its status is always 200.

@@ -211,7 +211,7 @@ pub(crate) fn trace_id(headers: &HeaderMap) -> Option<u128> {
     (id != 0).then_some(id)
 }
 
-/// Reads only `traceparent`. A `tracestate` is unknown content, and is not passed on.
+/// Reads only `traceparent`. A `tracestate` is unknown content, and does not become part of spans.
 struct Parent<'h>(&'h HeaderMap);
 
 impl Extractor for Parent<'_> {

@@ -63,7 +63,7 @@ pub(crate) struct Calls {
 pub(crate) struct OfRule {
     pub(crate) id: String,
     pub(crate) algorithm: Algorithm,
-    /// The requests that the rule was asked for: allowed and denied by this rule.
+    /// How many requests this rule allowed and denied. Another rule may have denied an allowed one.
     pub(crate) counts: Counts,
     /// Denials that this rule decided.
     pub(crate) decided: u64,

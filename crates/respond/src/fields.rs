@@ -30,15 +30,19 @@ const X_RATELIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset
 const MAX_SFV: u64 = 999_999_999_999_999;
 
 /// The value of a field.
-pub(super) enum Value<'a> {
+#[derive(Debug)]
+pub enum Value<'a> {
+    /// A number.
     Number(u64),
+    /// A text.
     Text(String),
     /// A text that was rendered before.
     Ready(&'a HeaderValue),
 }
 
 /// Writes the fields of a decision.
-pub(super) struct Fields {
+#[derive(Debug)]
+pub struct Fields {
     families: Families,
     ratelimit_reset: ResetForm,
     x_ratelimit_reset: ResetForm,
@@ -50,7 +54,9 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    pub(super) fn new(headers: &Headers, rules: &Arc<RuleSet>) -> Fields {
+    /// Prepares the fields of decisions of `rules`.
+    #[must_use]
+    pub fn new(headers: &Headers, rules: &Arc<RuleSet>) -> Fields {
         let policies = rules.rules().iter();
         let policies = policies.map(|rule| HeaderValue::try_from(policy_of(rule)?).ok());
         Fields {
@@ -64,7 +70,8 @@ impl Fields {
 
     /// Returns how many fields a decision may have, `Retry-After` included. So their space is allocated
     /// once.
-    pub(super) fn most(&self, decision: &Decision) -> usize {
+    #[must_use]
+    pub fn most(&self, decision: &Decision) -> usize {
         let Families {
             ietf,
             ratelimit,
@@ -80,7 +87,7 @@ impl Fields {
     }
 
     /// Adds the fields of a decision to the header of a response.
-    pub(super) fn write_to(&self, headers: &mut HeaderMap, decision: &Decision) {
+    pub fn write_to(&self, headers: &mut HeaderMap, decision: &Decision) {
         headers.reserve(self.most(decision));
         self.write(decision, |name, value| {
             let value = match value {
@@ -97,7 +104,7 @@ impl Fields {
     }
 
     /// Adds the fields of a decision to a header that may have fields of another limiter.
-    pub(super) fn replace_in(&self, headers: &mut HeaderMap, decision: &Decision) {
+    pub fn replace_in(&self, headers: &mut HeaderMap, decision: &Decision) {
         if decision.rule().is_none() {
             return;
         }
@@ -117,7 +124,7 @@ impl Fields {
     }
 
     /// Adds the fields of the deciding rule, and the policies of all rules that are enforced.
-    pub(super) fn write(&self, decision: &Decision, mut add: impl FnMut(HeaderName, Value<'_>)) {
+    pub fn write(&self, decision: &Decision, mut add: impl FnMut(HeaderName, Value<'_>)) {
         if let Some(wait) = retry_after(decision) {
             add(RETRY_AFTER, Value::Number(wait));
         }
@@ -176,7 +183,7 @@ impl Fields {
 }
 
 /// Adds `Retry-After` alone, if waiting helps.
-pub(super) fn write_retry_after(headers: &mut HeaderMap, decision: &Decision) {
+pub fn write_retry_after(headers: &mut HeaderMap, decision: &Decision) {
     if let Some(wait) = retry_after(decision) {
         headers.insert(RETRY_AFTER, number(wait));
     }

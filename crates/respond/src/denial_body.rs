@@ -4,14 +4,11 @@ use http::HeaderMap;
 use tollgate::{Decision, Reason, RuleDecision, Span, Time};
 use tollgate_config::{DenialBody, DenialField, FieldValue};
 
-use super::denial::{denial, status};
+use crate::denial::{denial, status};
 
 /// Returns the body of a denial. `headers` are those of the request. Returns `None` if no rule denies.
-pub(super) fn render(
-    body: &DenialBody,
-    decision: &Decision,
-    headers: &HeaderMap,
-) -> Option<String> {
+#[must_use]
+pub fn render(body: &DenialBody, decision: &Decision, headers: &HeaderMap) -> Option<String> {
     let rule = decision.rule()?;
     let (code, message) = denial(decision)?;
     let status = status(decision);

@@ -1,30 +1,34 @@
 //! The gateway against nginx: requests per second, latency and CPU time of a proxied answer of 1 KB, without
-//! rules, with two rules, and denied; the first byte of a stream; the memory of open streams.
+//! rules, with two rules in memory and leased on Redis, with a token, and denied. `streams`: the first byte, the
+//! CPU time of long answers, and the memory of open streams.
 //!
 //! Both proxies keep connections open on both sides and use all cores. They share the machine with the load
 //! generator and the upstream, so only ratios are meaningful.
 
+mod streams;
+mod token;
+
 use std::error::Error;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use tollgate_bench::process::cpu_micros;
 use tollgate_bench::table::{Bar, Table, median};
+use tollgate_rig::Redis;
 
-use tollgate_rig::Stopwatch;
-
+use crate::length::Length;
 use crate::server::{Scratch, Server, free_addresses};
 use crate::tollgate;
+
+pub(crate) use self::streams::{Copy, Hold};
 
 const RATE: Bar = Bar::AtLeast(0.7);
 const P99: Bar = Bar::AtMost(1.5);
 const WITH_RULES: Bar = Bar::AtLeast(0.9);
+const LEASED: Bar = Bar::AtLeast(0.8);
+const TOKEN_CPU: Bar = Bar::AtMost(1.1);
 const DENIED_CPU: Bar = Bar::AtMost(0.5);
-const FIRST_BYTE_MILLIS: Bar = Bar::AtMost(1.0);
-const STREAM_BYTES: Bar = Bar::AtMost(40.0 * 1024.0);
 
 const CONNECTIONS: u32 = 50;
 
@@ -41,11 +45,23 @@ struct Round {
     cpu_micros: f64,
 }
 
-pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
-    let (rounds, seconds, streams) = if quick { (1, 1, 100) } else { (5, 3, 2000) };
+/// The figures that have a bar.
+struct Bars(Table);
+
+impl Bars {
+    fn add(&mut self, what: &str, bar: Bar, value: f64) {
+        let cells = [format!("{value:.2}"), bar.to_string(), bar.verdict(value)];
+        let [value, bar, verdict] = cells;
+        self.0.row([what.to_owned(), value, bar, verdict]);
+    }
+}
+
+/// Returns the bars that were missed.
+pub(crate) fn run(length: Length) -> Result<Vec<String>, Box<dyn Error>> {
+    let (rounds, seconds) = length.pick((1, 1), (5, 3), (9, 5));
     let program = tollgate::beside()?;
     let scratch = Scratch::new()?;
-    let script = scratch.file("gateway.lua", include_bytes!("gateway.lua"))?;
+    let script = scratch.file("load.lua", include_bytes!("load.lua"))?;
     let upstream = nginx(&scratch, "upstream", |address| {
         let kilobyte = "x".repeat(1024);
         format!("server {{ listen {address} reuseport; location / {{ return 200 {kilobyte}; }} }}")
@@ -59,32 +75,43 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
              proxy_set_header X-Forwarded-For $remote_addr; }} }}"
         )
     })?;
-    let start = |name, rules| gateway(&program, &scratch, name, rules, behind);
-    let plain = start("gateway", NO_RULES)?;
-    let limited = start("gateway, two rules", TWO_RULES)?;
-    let denying = start("gateway, denied", DENIED)?;
-    let servers = [&theirs, &plain, &limited, &denying];
+    let redis = Redis::start();
+    let token = token::Token::new().map_err(|_| "failed to sign a token")?;
+    scratch.file("jwks.json", token.jwks.as_bytes())?;
+    let leased = format!(
+        "store: {{ redis: {{ url: \"{}\" }} }}\nsubjects: {{ hash_secret: the secret of a benchmark }}\n{}",
+        redis.url(),
+        TWO_RULES.replace(" }\n", ", mode: leased }\n")
+    );
+    let verified = format!(
+        "authentication: {{ jwt: {{ jwks_file: jwks.json }}, required: true }}\n{NO_RULES}"
+    );
+    let start = |name, rules: &str| gateway(&program, &scratch, name, rules, behind);
+    let servers = [
+        theirs,
+        start("gateway", NO_RULES)?,
+        start("gateway, two rules", TWO_RULES)?,
+        start("gateway, two rules leased on Redis", &leased)?,
+        start("gateway, token (ES256)", &verified)?,
+        start("gateway, denied", DENIED)?,
+    ];
     println!(
         "GET of 1 KB, {CONNECTIONS} connections; medians of {rounds} alternating rounds of {seconds} s\n"
     );
-    let mut all: [Vec<Round>; 4] = Default::default();
+    let mut all: [Vec<Round>; 6] = Default::default();
     for _ in 0..rounds {
         for (server, rounds) in servers.iter().zip(&mut all) {
-            rounds.push(load(server, &script, seconds)?);
+            rounds.push(load(server, &script, &token.bearer, seconds)?);
         }
     }
     let mut table = Table::new(["", "requests/s", "p99 ms", "CPU us/request"]);
-    let middle =
-        |rounds: &[Round], figure: fn(&Round) -> f64| median(rounds.iter().map(figure).collect());
-    let rate = all
-        .each_ref()
-        .map(|it| middle(it, |round| round.per_second));
-    let p99 = all
-        .each_ref()
-        .map(|it| middle(it, |round| round.p99_millis));
-    let cpu = all
-        .each_ref()
-        .map(|it| middle(it, |round| round.cpu_micros));
+    let middles = |figure: fn(&Round) -> f64| {
+        let middle = |rounds: &Vec<Round>| median(rounds.iter().map(figure).collect());
+        all.each_ref().map(middle)
+    };
+    let rate = middles(|round| round.per_second);
+    let p99 = middles(|round| round.p99_millis);
+    let cpu = middles(|round| round.cpu_micros);
     for (index, server) in servers.iter().enumerate() {
         table.row([
             server.name().to_owned(),
@@ -94,36 +121,32 @@ pub(crate) fn run(quick: bool) -> Result<(), Box<dyn Error>> {
         ]);
     }
     println!("{table}");
-    let tell = |what: &str, bar: Bar, value: f64| {
-        println!("{what} {value:.2}, bar {bar}: {}", bar.verdict(value));
-    };
-    tell("requests/s against nginx", RATE, rate[1] / rate[0]);
-    tell("p99 against nginx", P99, p99[1] / p99[0]);
-    tell(
+    let mut bars = Bars(Table::new(["", "figure", "bar", "verdict"]));
+    bars.add("requests/s against nginx", RATE, rate[1] / rate[0]);
+    bars.add("p99 against nginx", P99, p99[1] / p99[0]);
+    bars.add(
         "requests/s with two rules against none",
         WITH_RULES,
         rate[2] / rate[1],
     );
-    tell(
+    bars.add(
+        "requests/s leased on Redis against none",
+        LEASED,
+        rate[3] / rate[1],
+    );
+    bars.add("CPU with a token against none", TOKEN_CPU, cpu[4] / cpu[1]);
+    bars.add(
         "CPU of a denied against a proxied request",
         DENIED_CPU,
-        cpu[3] / cpu[1],
+        cpu[5] / cpu[1],
     );
-    let requests = if quick { 100 } else { 2000 };
-    let direct = first_byte_millis(behind, requests)?;
-    let proxied = first_byte_millis(plain.address(), requests)?;
-    tell(
-        "ms that the first byte comes later at p99",
-        FIRST_BYTE_MILLIS,
-        proxied - direct,
-    );
-    let bytes = bytes_of_streams(&program, &scratch, streams)?;
-    tell(
-        &format!("bytes of each of {streams} open streams"),
-        STREAM_BYTES,
-        bytes,
-    );
-    Ok(())
+    let [_, plain, ..] = &servers;
+    streams::first_byte(&mut bars, behind, plain.address(), length)?;
+    drop(servers);
+    streams::long_answers(&mut bars, &program, &scratch, length)?;
+    streams::memory(&mut bars, &program, &scratch, length)?;
+    println!("{}", bars.0);
+    Ok(bars.0.missed())
 }
 
 /// Starts nginx with a worker for each core. `site` is the content of its `http` block.
@@ -180,7 +203,12 @@ fn cpu_of_all(server: &Server) -> Result<f64, Box<dyn Error>> {
     Ok(sum)
 }
 
-fn load(server: &Server, script: &Path, seconds: u32) -> Result<Round, Box<dyn Error>> {
+fn load(
+    server: &Server,
+    script: &Path,
+    bearer: &str,
+    seconds: u32,
+) -> Result<Round, Box<dyn Error>> {
     let before = cpu_of_all(server)?;
     let output = Command::new("wrk")
         .args([
@@ -190,6 +218,7 @@ fn load(server: &Server, script: &Path, seconds: u32) -> Result<Round, Box<dyn E
             "-s",
         ])
         .arg(script)
+        .args(["-H", &format!("Authorization: Bearer {bearer}")])
         .arg(format!("http://{}/", server.address()))
         .output()?;
     let cpu = cpu_of_all(server)? - before;
@@ -207,77 +236,4 @@ fn load(server: &Server, script: &Path, seconds: u32) -> Result<Round, Box<dyn E
         }),
         _ => Err(format!("connections to {} broke\n{text}", server.name()).into()),
     }
-}
-
-/// Returns the 99th percentile of the time from a request to the first byte of its answer, in milliseconds, on
-/// one connection.
-fn first_byte_millis(address: SocketAddr, requests: usize) -> Result<f64, Box<dyn Error>> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_nodelay(true)?;
-    let mut times = Vec::with_capacity(requests);
-    let mut answer = Vec::new();
-    let mut part = [0; 4096];
-    for _ in 0..requests {
-        answer.clear();
-        let started = Stopwatch::start();
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n")?;
-        loop {
-            let read = stream.read(&mut part)?;
-            if read == 0 {
-                return Err("the connection was closed".into());
-            }
-            if answer.is_empty() {
-                times.push(started.elapsed().as_secs_f64() * 1e3);
-            }
-            answer.extend_from_slice(&part[..read]);
-            let head = answer.windows(4).position(|it| it == b"\r\n\r\n");
-            if head.is_some_and(|head| answer.len() >= head + 4 + 1024) {
-                break;
-            }
-        }
-    }
-    times.sort_by(f64::total_cmp);
-    Ok(times[(times.len() * 99 / 100).min(times.len() - 1)])
-}
-
-/// Returns how much the memory of a gateway grows with each open stream, in bytes.
-fn bytes_of_streams(
-    program: &Path,
-    scratch: &Scratch,
-    streams: u32,
-) -> Result<f64, Box<dyn Error>> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let gateway = gateway(
-        program,
-        scratch,
-        "gateway",
-        NO_RULES,
-        listener.local_addr()?,
-    )?;
-    // Answers begin and do not end.
-    std::thread::spawn(move || {
-        let mut open = Vec::new();
-        for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { return };
-            let _ = stream.read(&mut [0; 4096]);
-            let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
-            let _ = stream.write_all(head);
-            open.push(stream);
-        }
-    });
-    let open = |count: u32| -> Result<Vec<TcpStream>, Box<dyn Error>> {
-        let mut opened = Vec::new();
-        for _ in 0..count {
-            let mut stream = TcpStream::connect(gateway.address())?;
-            stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-            stream.write_all(b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n")?;
-            stream.read_exact(&mut [0; 16])?;
-            opened.push(stream);
-        }
-        Ok(opened)
-    };
-    let _first = open(10)?;
-    let before = gateway.resident_bytes()?;
-    let _opened = open(streams)?;
-    Ok((gateway.resident_bytes()? - before) / f64::from(streams))
 }

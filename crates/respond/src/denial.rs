@@ -10,7 +10,8 @@ const BLOCKED: &str = "BLOCKED";
 
 /// Returns the HTTP status of a check: 200 if allowed, else 429, or 403 if a subject is blocked, or 503 if
 /// a queue is full or the store does not answer.
-pub(super) fn status(decision: &Decision) -> StatusCode {
+#[must_use]
+pub fn status(decision: &Decision) -> StatusCode {
     match decision.reason() {
         _ if decision.is_allowed() => StatusCode::OK,
         Some(Reason::Blocked) => StatusCode::FORBIDDEN,
@@ -20,7 +21,8 @@ pub(super) fn status(decision: &Decision) -> StatusCode {
 }
 
 /// Returns the code that tells programs which kind of limit was hit.
-pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
+#[must_use]
+pub fn code(kind: Kind, reason: Reason) -> &'static str {
     match reason {
         Reason::Exceeded | Reason::BackedOff | Reason::NeverFits => match kind {
             Kind::Rate => "RATE_LIMIT",
@@ -38,7 +40,8 @@ pub(super) fn code(kind: Kind, reason: Reason) -> &'static str {
 }
 
 /// Returns the code of a denial; `None` if the request is allowed.
-pub(super) fn denial_code(decision: &Decision) -> Option<&'static str> {
+#[must_use]
+pub fn denial_code(decision: &Decision) -> Option<&'static str> {
     if decision.blocked_by().is_some() {
         return Some(BLOCKED);
     }
@@ -47,7 +50,8 @@ pub(super) fn denial_code(decision: &Decision) -> Option<&'static str> {
 }
 
 /// Returns the code and the message of a denial; `None` if the request is allowed.
-pub(super) fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
+#[must_use]
+pub fn denial(decision: &Decision) -> Option<(&'static str, Cow<'_, str>)> {
     if decision.blocked_by().is_some() {
         return Some((BLOCKED, Cow::Owned(blocked(decision))));
     }

@@ -1,0 +1,237 @@
+//! Answers that are streamed: the first byte, the CPU time of long answers against a plain copy, and the memory of
+//! streams and connections that are open.
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use clap::Args;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream as Stream};
+use tollgate_bench::process::cpu_micros;
+use tollgate_bench::table::{Bar, median};
+use tollgate_rig::{Stopwatch, raise_open_files};
+
+use super::{Bars, NO_RULES, gateway, nginx};
+use crate::length::Length;
+use crate::server::{Scratch, Server};
+
+const FIRST_BYTE_MILLIS: Bar = Bar::AtMost(1.0);
+const COPY_CPU: Bar = Bar::AtMost(1.1);
+const STREAM_BYTES: Bar = Bar::AtMost(40.0 * 1024.0);
+
+const MEGABYTE: usize = 1 << 20;
+const REQUEST: &[u8] = b"GET /long HTTP/1.1\r\nHost: bench\r\n\r\n";
+
+/// Copies bytes between clients and a server: the least that a proxy can do.
+#[derive(Args)]
+pub(crate) struct Copy {
+    listen: SocketAddr,
+    to: SocketAddr,
+}
+
+/// Begins an answer to each request, and never ends it.
+#[derive(Args)]
+pub(crate) struct Hold {
+    listen: SocketAddr,
+}
+
+impl Copy {
+    pub(crate) fn run(&self) -> Result<(), Box<dyn Error>> {
+        let to = self.to;
+        accept(self.listen, move |mut client| async move {
+            let mut server = Stream::connect(to).await?;
+            server.set_nodelay(true)?;
+            tokio::io::copy_bidirectional(&mut client, &mut server).await?;
+            Ok(())
+        })
+    }
+}
+
+impl Hold {
+    pub(crate) fn run(&self) -> Result<(), Box<dyn Error>> {
+        accept(self.listen, |mut client| async move {
+            let mut part = [0; 4096];
+            if client.read(&mut part).await? == 0 {
+                return Ok(());
+            }
+            let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n";
+            client.write_all(head).await?;
+            // Until the gateway closes.
+            while client.read(&mut part).await? > 0 {}
+            Ok(())
+        })
+    }
+}
+
+/// Runs `serve` for each connection, for ever.
+fn accept<F>(
+    listen: SocketAddr,
+    serve: impl Fn(Stream) -> F + Clone + Send + 'static,
+) -> Result<(), Box<dyn Error>>
+where
+    F: Future<Output = std::io::Result<()>> + Send + 'static,
+{
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(listen).await?;
+        loop {
+            let (stream, _) = listener.accept().await?;
+            tokio::spawn(serve(stream));
+        }
+    })
+}
+
+/// Starts this program again, as one of its servers.
+fn own(name: &'static str, command: &str, more: &[String]) -> Result<Server, Box<dyn Error>> {
+    let program = std::env::current_exe()?;
+    Server::start(name, |address| {
+        let mut own = Command::new(program);
+        own.arg(command).arg(address.to_string()).args(more);
+        own
+    })
+}
+
+pub(super) fn first_byte(
+    bars: &mut Bars,
+    direct: SocketAddr,
+    proxied: SocketAddr,
+    length: Length,
+) -> Result<(), Box<dyn Error>> {
+    let requests = length.pick(100, 2000, 5000);
+    let added = first_byte_millis(proxied, requests)? - first_byte_millis(direct, requests)?;
+    let what = "ms that the first byte comes later at p99";
+    bars.add(what, FIRST_BYTE_MILLIS, added);
+    Ok(())
+}
+
+/// Returns the 99th percentile of the time from a request to the first byte of its answer, in milliseconds, on
+/// one connection.
+fn first_byte_millis(address: SocketAddr, requests: usize) -> Result<f64, Box<dyn Error>> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    let mut times = Vec::with_capacity(requests);
+    let mut answer = Vec::new();
+    let mut part = [0; 4096];
+    for _ in 0..requests {
+        answer.clear();
+        let started = Stopwatch::start();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: bench\r\n\r\n")?;
+        loop {
+            let read = stream.read(&mut part)?;
+            if read == 0 {
+                return Err("the connection was closed".into());
+            }
+            if answer.is_empty() {
+                times.push(started.elapsed().as_secs_f64() * 1e3);
+            }
+            answer.extend_from_slice(&part[..read]);
+            let head = answer.windows(4).position(|it| it == b"\r\n\r\n");
+            if head.is_some_and(|head| answer.len() >= head + 4 + 1024) {
+                break;
+            }
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[(times.len() * 99 / 100).min(times.len() - 1)])
+}
+
+/// The CPU time of a long answer, against a plain copy of its bytes.
+pub(super) fn long_answers(
+    bars: &mut Bars,
+    program: &Path,
+    scratch: &Scratch,
+    length: Length,
+) -> Result<(), Box<dyn Error>> {
+    let (megabytes, rounds) = length.pick((10, 1), (400, 5), (800, 9));
+    let pages = scratch.directory("pages")?;
+    std::fs::write(pages.join("long"), vec![b'x'; megabytes * MEGABYTE])?;
+    let root = pages.display().to_string();
+    let upstream = nginx(scratch, "long", |address| {
+        format!("server {{ listen {address}; root {root}; }}")
+    })?;
+    let behind = upstream.address();
+    let copy = own("a plain copy", "copy", &[behind.to_string()])?;
+    let gateway = gateway(program, scratch, "gateway", NO_RULES, behind)?;
+    let mut times: [Vec<f64>; 2] = Default::default();
+    for _ in 0..rounds {
+        for (server, times) in [&copy, &gateway].iter().zip(&mut times) {
+            let before = cpu_micros(server.id())?;
+            read_long(server.address(), megabytes * MEGABYTE)?;
+            times.push((cpu_micros(server.id())? - before) / megabytes as f64);
+        }
+    }
+    let [copied, passed] = times.map(median);
+    println!(
+        "CPU us for each MB of a long answer: {copied:.0} copied, {passed:.0} by the gateway\n"
+    );
+    let what = "CPU of a long answer against a plain copy";
+    bars.add(what, COPY_CPU, passed / copied);
+    Ok(())
+}
+
+/// Reads an answer with a body of `length` bytes.
+fn read_long(address: SocketAddr, length: usize) -> Result<(), Box<dyn Error>> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(REQUEST)?;
+    let mut part = vec![0; 256 * 1024];
+    let mut read = 0;
+    while read < length {
+        match stream.read(&mut part)? {
+            0 => return Err(format!("the answer ended after {read} bytes").into()),
+            more => read += more,
+        }
+    }
+    Ok(())
+}
+
+/// The memory of open streams, and of connections without a request.
+pub(super) fn memory(
+    bars: &mut Bars,
+    program: &Path,
+    scratch: &Scratch,
+    length: Length,
+) -> Result<(), Box<dyn Error>> {
+    // As many as a door accepts.
+    let streams = length.pick(100, 10_000, 10_000);
+    // A stream has two connections at the gateway. The servers inherit the limit.
+    raise_open_files(u64::from(streams) * 2 + 1000)?;
+    let upstream = own("streams", "hold", &[])?;
+    for (what, request) in [("open streams", Some(REQUEST)), ("idle connections", None)] {
+        let gateway = gateway(program, scratch, "gateway", NO_RULES, upstream.address())?;
+        let open = |count: u32| -> Result<Vec<TcpStream>, Box<dyn Error>> {
+            let mut opened = Vec::new();
+            for _ in 0..count {
+                let mut stream = TcpStream::connect(gateway.address())?;
+                stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+                if let Some(request) = request {
+                    stream.write_all(request)?;
+                    stream.read_exact(&mut [0; 16])?;
+                }
+                opened.push(stream);
+            }
+            Ok(opened)
+        };
+        let _first = open(10)?;
+        let before = gateway.resident_bytes()?;
+        let counted = streams - 11;
+        let _opened = open(counted)?;
+        // The gateway has accepted all connections when it answers on a later one.
+        let mut last = TcpStream::connect(gateway.address())?;
+        last.set_read_timeout(Some(Duration::from_secs(10)))?;
+        last.write_all(REQUEST)?;
+        last.read_exact(&mut [0; 16])?;
+        let bytes = (gateway.resident_bytes()? - before) / f64::from(counted);
+        bars.add(
+            &format!("bytes of each of {streams} {what}"),
+            STREAM_BYTES,
+            bytes,
+        );
+    }
+    Ok(())
+}
