@@ -176,7 +176,11 @@ impl Read for Fairness {
         let per = raw.per.get()?;
         if per.value.0.is_empty() {
             let help = "list the attributes that make a client, such as [tenant]";
-            problems.report(per.place, "without attributes there is only one client", help);
+            problems.report(
+                per.place,
+                "without attributes there is only one client",
+                help,
+            );
         }
         let mut names: Vec<String> = Vec::new();
         for at in &per.value.0 {
@@ -220,7 +224,8 @@ fn weights(
     };
     let [(by, values)] = &at.value.0[..] else {
         let message = "weights go by one attribute";
-        let help = "write one attribute with its values, such as `weights: { plan: { free: 1, pro: 5 } }`";
+        let help =
+            "write one attribute with its values, such as `weights: { plan: { free: 1, pro: 5 } }`";
         problems.report(at.place, message, help);
         return None;
     };
@@ -234,13 +239,17 @@ fn weights(
         let whole = u32::try_from(weight.value.0).unwrap_or(u32::MAX);
         if !(1..=MAX_WEIGHT).contains(&whole) {
             let message = format!("a weight of {whole} is not between 1 and {MAX_WEIGHT}");
-            let help = "write a whole number; weights are relative, so 1 and 5 are the same as 10 and 50";
+            let help =
+                "write a whole number; weights are relative, so 1 and 5 are the same as 10 and 50";
             problems.report(weight.place, message, help);
         }
         of.push((value.value.clone(), whole));
     }
     if of.is_empty() || of.len() > MAX_WEIGHTS {
-        let message = format!("{} values have a weight, and 1 to {MAX_WEIGHTS} can", of.len());
+        let message = format!(
+            "{} values have a weight, and 1 to {MAX_WEIGHTS} can",
+            of.len()
+        );
         problems.report(values.place, message, "other values have the weight 1");
     }
     let by = by.value.clone();
@@ -258,7 +267,11 @@ fn lanes(field: &Field<RawLanes>, problems: &mut Problems<'_>) -> Option<Option<
     let raw = &at.value;
     for (name, is_absent, sample) in [
         ("by", raw.by.is_absent(), "`by: priority`"),
-        ("shares", raw.shares.is_absent(), "`shares: { high: 60%, low: 40% }`"),
+        (
+            "shares",
+            raw.shares.is_absent(),
+            "`shares: { high: 60%, low: 40% }`",
+        ),
     ] {
         if is_absent {
             let message = format!("`lanes` has no `{name}`");
@@ -287,7 +300,11 @@ fn lanes(field: &Field<RawLanes>, problems: &mut Problems<'_>) -> Option<Option<
     let sum: u32 = named.iter().map(|(_, lane)| lane.share).sum();
     if !(1..=MAX_LANES).contains(&named.len()) {
         let message = format!("there are {} lanes", named.len());
-        problems.report(shares.place, message, format!("write 1 to {MAX_LANES} lanes"));
+        problems.report(
+            shares.place,
+            message,
+            format!("write 1 to {MAX_LANES} lanes"),
+        );
         return None;
     }
     if sum != WHOLE {

@@ -142,7 +142,8 @@ tenants: { big: { plan: enterprise }, small: { plan: free } }
 
 #[test]
 fn lane_gets_its_share_and_borrows_what_is_idle() {
-    let fair = ", fair: { per: [tenant], lanes: { by: priority, shares: { high: 60%, low: 40% } } }";
+    let fair =
+        ", fair: { per: [tenant], lanes: { by: priority, shares: { high: 60%, low: 40% } } }";
     let of = |lane: &'static str| {
         let attributes = [("priority", lane), ("tenant", "one")];
         asker(&attributes, Span::from_micros(900))

@@ -133,7 +133,9 @@ fn check_lanes(lanes: &[Lane]) -> Result<(), ParamError> {
 /// and `scale` times the tokens of two spans of memory, for virtual times.
 fn of_meter(meter: Meter, lanes: &[Lane]) -> Option<Fair> {
     let (capacity, per_tick, token, tick) = meter.parts();
-    let divisor = lanes.iter().fold(0, |sum, it| gcd(u64::from(it.share), sum));
+    let divisor = lanes
+        .iter()
+        .fold(0, |sum, it| gcd(u64::from(it.share), sum));
     let shares: Vec<u64> = lanes
         .iter()
         .map(|it| u64::from(it.share) / divisor)
@@ -292,7 +294,9 @@ impl Fair {
         let overdrawn = most.saturating_mul(self.token());
         let deepest = self.full(lane).saturating_add(overdrawn);
         let whole = self.numbers.whole;
-        deepest.min(most_units(whole) / whole * self.share(lane)).max(self.full(lane))
+        deepest
+            .min(most_units(whole) / whole * self.share(lane))
+            .max(self.full(lane))
     }
 
     /// Returns the length of a contention epoch in microseconds: the time in which the bucket refills, from
