@@ -20,6 +20,8 @@ pub(crate) struct Server {
     process: Child,
     /// What the server writes to its standard error.
     log: PathBuf,
+    /// Whether the server has worker processes.
+    has_workers: bool,
 }
 
 impl Server {
@@ -53,6 +55,7 @@ impl Server {
             address,
             process,
             log,
+            has_workers: false,
         };
         for _ in 0..TRIES {
             if let Some(status) = server.process.try_wait()? {
@@ -68,6 +71,12 @@ impl Server {
         }
         let log = std::fs::read_to_string(&server.log)?;
         Err(format!("{name} does not listen on {address}: {command:?}\n{log}").into())
+    }
+
+    /// Asks the server to end, instead of killing it: its worker processes would outlive it.
+    pub(crate) fn with_workers(mut self) -> Server {
+        self.has_workers = true;
+        self
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -96,6 +105,16 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.has_workers {
+            let id = self.process.id().to_string();
+            let asked = Command::new("kill").arg(id).status();
+            for _ in 0..TRIES {
+                if asked.is_err() || !matches!(self.process.try_wait(), Ok(None)) {
+                    break;
+                }
+                sleep(PAUSE);
+            }
+        }
         // The process may have stopped by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();

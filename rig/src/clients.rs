@@ -16,6 +16,8 @@ const IOREDIS: &str = "ioredis@6.0.0";
 
 /// Playwright without its own browsers, as npm names it.
 const PLAYWRIGHT: &str = "playwright-core@1.65.1";
+/// Checks pages for what keeps people from using them, as npm names it.
+const AXE: &str = "axe-core@4.14.0";
 
 /// Returns a command that runs Python with redis-py.
 ///
@@ -68,10 +70,11 @@ pub fn schemathesis() -> Command {
 /// When the download fails; the message says what to install, or shows the output of npm.
 #[must_use]
 pub fn node() -> Command {
-    node_with(IOREDIS)
+    node_with(&[IOREDIS])
 }
 
-/// Returns a command that runs Node.js with Playwright, which drives Chromium.
+/// Returns a command that runs Node.js with Playwright, which drives Chromium, and axe, which checks pages for
+/// accessibility.
 ///
 /// # Panics
 ///
@@ -79,16 +82,16 @@ pub fn node() -> Command {
 #[must_use]
 pub fn playwright() -> Command {
     needs("chromium", "chromium");
-    node_with(PLAYWRIGHT)
+    node_with(&[PLAYWRIGHT, AXE])
 }
 
-fn node_with(package: &str) -> Command {
+fn node_with(packages: &[&str]) -> Command {
     needs("node", "nodejs npm");
-    let home = cache::directory("node", package, |download| {
+    let home = cache::directory("node", &packages.join("+"), |download| {
         needs("npm", "nodejs npm");
         let mut npm = Command::new("npm");
         npm.args(["install", "--silent", "--no-audit", "--no-fund", "--prefix"]);
-        run(npm.arg(download).arg(package));
+        run(npm.arg(download).args(packages));
     });
     let mut node = Command::new("node");
     node.env("NODE_PATH", home.join("node_modules"));
@@ -113,7 +116,12 @@ fn python_package(name: &str, package: &str, options: &[&str]) -> PathBuf {
 }
 
 pub(crate) fn needs(program: &str, packages: &str) {
-    let there = Command::new(program).arg("--version").output();
+    needs_with(program, "--version", packages);
+}
+
+/// Panics unless `program` runs with this argument.
+pub(crate) fn needs_with(program: &str, argument: &str, packages: &str) {
+    let there = Command::new(program).arg(argument).output();
     if let Err(error) = there {
         panic!("{program} does not run: {error}\n    install: apt-get install -y {packages}");
     }

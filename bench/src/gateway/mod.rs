@@ -166,7 +166,8 @@ fn nginx(
     let file = scratch.file(&format!("{name}.conf"), config.as_bytes())?;
     let mut command = Command::new("nginx");
     command.arg("-c").arg(file).args(["-e", "/dev/null"]);
-    Server::start_on(name, address, command).map_err(|error| {
+    let started = Server::start_on(name, address, command);
+    started.map(Server::with_workers).map_err(|error| {
         format!("{error}\n    install: sudo apt-get install -y --no-install-recommends nginx")
             .into()
     })

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpListener, TcpStream as Stream};
 use tollgate_bench::process::cpu_micros;
 use tollgate_bench::table::{Bar, median};
@@ -24,6 +24,8 @@ const COPY_CPU: Bar = Bar::AtMost(1.1);
 const STREAM_BYTES: Bar = Bar::AtMost(40.0 * 1024.0);
 
 const MEGABYTE: usize = 1 << 20;
+/// The most bytes that a plain copy reads at once.
+const PART: usize = 64 * 1024;
 const REQUEST: &[u8] = b"GET /long HTTP/1.1\r\nHost: bench\r\n\r\n";
 
 /// Copies bytes between clients and a server: the least that a proxy can do.
@@ -45,7 +47,8 @@ impl Copy {
         accept(self.listen, move |mut client| async move {
             let mut server = Stream::connect(to).await?;
             server.set_nodelay(true)?;
-            tokio::io::copy_bidirectional(&mut client, &mut server).await?;
+            // Parts as large as those of the gateway.
+            copy_bidirectional_with_sizes(&mut client, &mut server, PART, PART).await?;
             Ok(())
         })
     }
@@ -197,12 +200,16 @@ pub(super) fn memory(
     scratch: &Scratch,
     length: Length,
 ) -> Result<(), Box<dyn Error>> {
-    // As many as a door accepts.
-    let streams = length.pick(100, 10_000, 10_000);
-    // A stream has two connections at the gateway. The servers inherit the limit.
-    raise_open_files(u64::from(streams) * 2 + 1000)?;
+    // As many as a door accepts. The servers inherit the limit of open files.
+    let most = length.pick(100, 10_000, 10_000);
+    let files = raise_open_files(2 * u64::from(most) + 1000)?;
+    let files = u32::try_from(files).unwrap_or(u32::MAX).saturating_sub(200);
     let upstream = own("streams", "hold", &[])?;
-    for (what, request) in [("open streams", Some(REQUEST)), ("idle connections", None)] {
+    // A stream has two connections at the gateway.
+    for (what, request, streams) in [
+        ("open streams", Some(REQUEST), most.min(files / 2)),
+        ("idle connections", None, most.min(files)),
+    ] {
         let gateway = gateway(program, scratch, "gateway", NO_RULES, upstream.address())?;
         let open = |count: u32| -> Result<Vec<TcpStream>, Box<dyn Error>> {
             let mut opened = Vec::new();

@@ -45,6 +45,7 @@ mod tail;
 mod terminal;
 mod testing;
 mod tls;
+mod top;
 mod usage;
 mod validate;
 mod versions;
@@ -130,6 +131,8 @@ enum Command {
     Why(why::Args),
     /// Show denials of a running server as they happen.
     Tail(tail::Args),
+    /// Show what one or more running servers do now: rates by rule, instances, busy subjects.
+    Top(top::Args),
     /// Show the usage of a tenant, from the ledger of a running server.
     Usage(usage::Args),
     /// Print the usage of a period, for billing.
@@ -174,6 +177,7 @@ fn main() -> ExitCode {
         Command::Audit(args) => audit::run(&args),
         Command::Why(args) => why::run(&args),
         Command::Tail(args) => tail::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Usage(args) => usage::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Correct(args) => postings::correct(&args),

@@ -2,6 +2,7 @@
 
 const assert = require("node:assert");
 const { chromium } = require("playwright-core");
+const axe = require("axe-core").source;
 
 const [door, admin] = process.argv.slice(2);
 const HOSTILE = "<script>document.title='taken'</script>";
@@ -21,10 +22,17 @@ const check = (user) => fetch(`${door}/v1/check`, { method: "POST", body: JSON.s
   page.on("response", async (it) => { if (it.url().includes("/ui/")) bytes += (await it.body().catch(() => "")).length; });
   const see = (text) => page.getByText(text).first().waitFor();
   const open = (name) => page.getByRole("link", { name, exact: true }).click();
+  /** Looks for what keeps people from using the page, such as missing labels and weak colours. */
+  const examine = async (name) => {
+    await page.evaluate(axe);
+    const { violations } = await page.evaluate(() => window.axe.run());
+    assert.deepEqual(violations.map((it) => `${name}: ${it.help}: ${it.nodes.map((node) => node.html).join(" ")}`), []);
+  };
 
   // Without a token nothing is shown, and a wrong one is told.
   await page.goto(`${admin}/ui`);
   await page.getByLabel("Token").waitFor();
+  await examine("sign in");
   assert(!(await page.content()).includes("login"), "a page without a token shows a rule");
   await page.getByLabel("Token").fill("wrong");
   await page.getByRole("button", { name: "Sign in" }).click();
@@ -53,6 +61,19 @@ const check = (user) => fetch(`${door}/v1/check`, { method: "POST", body: JSON.s
   await open("Now");
   await page.getByRole("row", { name: /^login fixed-window/ }).waitFor();
   await page.screenshot({ path: "now.png" });
+
+  // Every page can be used by keyboard and screen reader, in both colour schemes.
+  for (const colorScheme of ["light", "dark"]) {
+    await page.emulateMedia({ colorScheme });
+    for (const name of ["Now", "Denials", "Explain", "Quotas", "Changes", "Fleet"]) {
+      await open(name);
+      await page.getByRole("heading", { level: 1 }).waitFor();
+      await examine(`${name}, ${colorScheme}`);
+    }
+  }
+  await open("Fleet");
+  await see("(this one)");
+  await open("Now");
 
   // A rule, an explanation.
   await page.getByRole("link", { name: "login", exact: true }).first().click();

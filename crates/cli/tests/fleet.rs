@@ -172,3 +172,32 @@ fn override_set_at_one_instance_holds_at_the_other() {
         one.run_override(&["list"]) == "no overrides\n"
     });
 }
+
+#[test]
+fn instances_on_one_store_are_listed() {
+    let redis = Redis::start();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rules.yaml");
+    std::fs::write(&path, rules(&redis, 5)).unwrap();
+    let config = path.display().to_string();
+    let (one, other) = (Instance::start(&config), Instance::start(&config));
+    let list = || -> Vec<serde_json::Value> {
+        let mut answer = ureq::get(&format!("{}/v1/fleet", one.admin))
+            .call()
+            .unwrap();
+        let body: serde_json::Value = answer.body_mut().read_json().unwrap();
+        assert!(body["problem"].is_null(), "{body}");
+        body["instances"].as_array().unwrap().clone()
+    };
+    // Each instance announces itself when it starts.
+    wait::until("both instances are listed", LIMIT, || list().len() == 2);
+    let instances = list();
+    assert_eq!(instances[0]["isThis"], true);
+    assert_eq!(instances[0]["configVersion"], instances[1]["configVersion"]);
+    let address = other.admin.strip_prefix("http://").unwrap();
+    assert_eq!(instances[1]["admin"], address);
+    assert_eq!(instances[1]["state"], "up");
+    // An instance that stops takes its line along.
+    assert_eq!(other.serving.interrupt().1, Some(0));
+    assert_eq!(list().len(), 1);
+}

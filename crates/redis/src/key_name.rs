@@ -93,6 +93,11 @@ impl KeyNames {
         self.with_tag(Tag::default(), &format!("configs:{namespace}"))
     }
 
+    /// Returns the name of the list of instances of a namespace.
+    pub(crate) fn instances(&self, namespace: &str) -> KeyName {
+        self.with_tag(Tag::default(), &format!("instances:{namespace}"))
+    }
+
     /// Returns the name of the audit trail of a namespace.
     pub(crate) fn audit(&self, namespace: &str) -> KeyName {
         self.with_tag(Tag::default(), &format!("audit:{namespace}"))
@@ -161,6 +166,7 @@ impl KeyNames {
         let content = match (parts.next(), parts.next()) {
             (None, None) if rule == "overrides" => Content::Overrides,
             (None, None) if rule == "configs" => Content::Configs,
+            (None, None) if rule == "instances" => Content::Instances,
             (None, None) if rule == "audit" => Content::Audit,
             (None, None) if rule == "holds" => Content::Due,
             (None, None) if rule == "shared" => Content::SharedIndex,
@@ -175,6 +181,7 @@ impl KeyNames {
             content,
             Content::Overrides
                 | Content::Configs
+                | Content::Instances
                 | Content::Audit
                 | Content::Due
                 | Content::SharedIndex
@@ -203,6 +210,8 @@ pub(crate) enum Content<'n> {
     Overrides,
     /// Texts of configs: a hash that does not expire.
     Configs,
+    /// What each instance says of itself: a hash that does not expire.
+    Instances,
     /// The audit trail: a list that does not expire.
     Audit,
     /// How subjects are hashed: a hash that does not expire.
@@ -222,6 +231,7 @@ impl<'n> Content<'n> {
             Content::Undone => "(refunds)",
             Content::Overrides => "(overrides)",
             Content::Configs => "(config versions)",
+            Content::Instances => "(instances)",
             Content::Audit => "(audit trail)",
             Content::Deployment => "(deployment)",
             Content::SharedIndex => "(shared states)",
@@ -311,6 +321,7 @@ mod tests {
             (naming.open(Tag::new(0xbeef), 7), "0000beef", Content::Open),
             (naming.overrides("prod"), "00000000", Content::Overrides),
             (naming.configs("prod"), "00000000", Content::Configs),
+            (naming.instances("prod"), "00000000", Content::Instances),
             (naming.audit("prod"), "00000000", Content::Audit),
             (naming.due("prod"), "00000000", Content::Due),
             (naming.deployment("prod"), "00000000", Content::Deployment),

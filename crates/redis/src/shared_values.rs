@@ -68,6 +68,12 @@ impl RedisStore {
         self.values_at(self.shared.naming.configs(namespace))
     }
 
+    /// Returns what the instances of `namespace` say of themselves.
+    #[must_use]
+    pub fn shared_instances(&self, namespace: &str) -> SharedValues {
+        self.values_at(self.shared.naming.instances(namespace))
+    }
+
     /// Returns the texts in the hash `key`, which has the default tag.
     pub(crate) fn values_at(&self, key: KeyName) -> SharedValues {
         SharedValues {

@@ -15,7 +15,7 @@ use crate::control::ControlPlane;
 use crate::door_metrics::{self, ShownDoor};
 use crate::gateway::{self, AccessLog, Gateway};
 use crate::net::{ListenError, Listener};
-use crate::{admin, grpc, http, resp};
+use crate::{admin, fleet, grpc, http, resp};
 
 /// How often expired state is removed: a little at a time, so that no request waits for it.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
@@ -184,6 +184,9 @@ impl Doors {
             .as_ref()
             .map(|(listener, log)| Gateway::new(&control, listener, log.clone()));
         control.show_doors(self.shown(gateway.as_ref()));
+        if let Some(address) = self.admin.as_ref().and_then(|it| it.local_addr().ok()) {
+            control.fleet().show_admin(address);
+        }
         let (stopping, stopped) = watch::channel(None);
         let stop_of = || {
             let mut stopped = stopped.clone();
@@ -226,7 +229,9 @@ impl Doors {
             () = every(FINGERPRINT_EVERY, || engine.check_fingerprints()) => {}
             () = control.watch() => {}
             () = control.follow_overrides() => {}
+            () = every(fleet::EVERY, || control.fleet().announce(&control)) => {}
         }
+        control.fleet().leave().await;
     }
 }
 

@@ -38,6 +38,7 @@ mod door_metrics;
 mod doors;
 pub mod events;
 mod exposition;
+mod fleet;
 mod forward_auth;
 pub mod gateway;
 pub mod grpc;

@@ -446,6 +446,13 @@ impl Engine {
         Some(self.redis()?.shared_configs(&active.config().namespace))
     }
 
+    /// Returns what all instances on this Redis say of themselves; `None` if state is in this process.
+    #[must_use]
+    pub fn shared_instances(&self) -> Option<SharedValues> {
+        let active = self.active();
+        Some(self.redis()?.shared_instances(&active.config().namespace))
+    }
+
     /// Returns the audit trail that all instances on this Redis share; `None` if state is in this process.
     #[must_use]
     pub fn shared_log(&self) -> Option<SharedLog> {

@@ -126,13 +126,21 @@ impl Sample {
         let content = parsed.map(|(_, content)| content);
         let is_lasting = matches!(
             content,
-            Some(Content::Overrides | Content::Configs | Content::Audit | Content::Deployment)
+            Some(
+                Content::Overrides
+                    | Content::Configs
+                    | Content::Instances
+                    | Content::Audit
+                    | Content::Deployment
+            )
         );
         if ttl == -1 && !is_lasting {
             self.without_expiry.add(&key);
         }
         let expected = match content {
-            Some(Content::Overrides | Content::Configs | Content::Deployment) => "hash",
+            Some(
+                Content::Overrides | Content::Configs | Content::Instances | Content::Deployment,
+            ) => "hash",
             Some(Content::Audit) => "list",
             Some(Content::Slots(_) | Content::Due | Content::Open | Content::SharedIndex) => "zset",
             Some(Content::State(_) | Content::Undone | Content::Hold) | None => "string",

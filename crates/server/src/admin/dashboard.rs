@@ -21,7 +21,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 /// The name, the type and the content of each file.
-const FILES: [(&str, &str, &[u8]); 10] = [
+const FILES: [(&str, &str, &[u8]); 11] = [
     ("", HTML, include_bytes!("dashboard/index.html")),
     ("style.css", STYLE, include_bytes!("dashboard/style.css")),
     ("icon.svg", SVG, include_bytes!("dashboard/icon.svg")),
@@ -40,6 +40,7 @@ const FILES: [(&str, &str, &[u8]); 10] = [
         include_bytes!("dashboard/subjects.js"),
     ),
     ("changes.js", SCRIPT, include_bytes!("dashboard/changes.js")),
+    ("fleet.js", SCRIPT, include_bytes!("dashboard/fleet.js")),
 ];
 
 const POLICY: HeaderValue = HeaderValue::from_static(

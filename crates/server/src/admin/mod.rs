@@ -11,6 +11,7 @@ mod body;
 mod candidates;
 mod dashboard;
 mod denials;
+mod fleet;
 mod ledger;
 mod openapi;
 mod overrides;
@@ -189,6 +190,7 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .route("/v1/denials", get(denials::list))
         .route("/v1/overview", get(overview::once))
         .route("/v1/live", get(overview::live))
+        .route("/v1/fleet", get(fleet::list))
         .route("/v1/ledger", get(ledger::status))
         .route("/v1/ledger/usage", get(ledger::usage))
         .route("/v1/ledger/entries", get(ledger::entries))

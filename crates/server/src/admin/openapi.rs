@@ -15,13 +15,14 @@ use super::candidates::{CandidateBody, Compared};
 use super::overrides::{OverrideBody, OverridesBody};
 use super::versions::{RollbackBody, TextBody, VersionBody, VersionsBody};
 use super::{ExplainedBody, Role, RuleBody, Rules};
-use super::{denials, ledger, overview};
+use super::{denials, fleet, ledger, overview};
 use crate::audit::{Concerned, Entry, MAX_WHY, Trail};
 use crate::control::{Change, Changes, Named};
 use crate::describe::{
     self, Describe, answer, described, description, failure, healthz, hearing, item, looking,
     metrics, number_schema, readyz, taking, text_schema,
 };
+use crate::fleet::{FleetBody, Instance, Line};
 use crate::http::body::CheckBody;
 use crate::journal::{FoundDenials, RecordedDenial};
 use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, Ready, ReadyConfig, answers};
@@ -36,7 +37,7 @@ pub(super) fn render() -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate, for operators")
         .version(env!("CARGO_PKG_VERSION"));
-    let guarded: [Guarded; 21] = [
+    let guarded: [Guarded; 22] = [
         ("/v1/rules", Get, Role::Read, rules()),
         ("/v1/explain", Post, Role::Read, explain()),
         ("/v1/peek", Post, Role::Read, peek()),
@@ -57,6 +58,7 @@ pub(super) fn render() -> Bytes {
         ("/v1/denials", Get, Role::Read, denials::describe()),
         ("/v1/overview", Get, Role::Read, overview::describe()),
         ("/v1/live", Get, Role::Read, overview::describe_live()),
+        ("/v1/fleet", Get, Role::Read, fleet::describe()),
         ("/metrics", Get, Role::Read, metrics()),
     ];
     let mut paths = PathsBuilder::new();
@@ -110,6 +112,9 @@ pub(super) fn render() -> Bytes {
         .schema_from::<Ready<'_>>()
         .schema_from::<ReadyConfig<'_>>()
         .schema_from::<ErrorBody>()
+        .schema_from::<FleetBody>()
+        .schema_from::<Instance>()
+        .schema_from::<Line>()
         .schema_from::<overview::Overview>()
         .schema_from::<overview::RuleFigures>()
         .schema_from::<overview::DoorFigures>()

@@ -36,6 +36,7 @@ pub use self::versions::{ConfigVersion, MAX_VERSIONS};
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
 use crate::door_metrics::ShownDoor;
 use crate::events::Webhook;
+use crate::fleet::Fleet;
 use crate::identity::Authenticators;
 use crate::journal::Journal;
 use crate::overrides::{self, OverrideError, Overrides, Rollback};
@@ -68,6 +69,7 @@ pub struct ControlPlane {
     reading: tokio::sync::Mutex<Stamps>,
     status: Mutex<Status>,
     versions: Versions,
+    fleet: Fleet,
     known: Mutex<KnownRollback>,
     /// How often the file was read, in the order of [`OUTCOMES`].
     reloads: [AtomicU64; OUTCOMES.len()],
@@ -153,6 +155,7 @@ impl ControlPlane {
         let first = source.as_ref().map(|source| source.first(&config));
         ControlPlane {
             overrides: Overrides::of(Arc::clone(&engine)),
+            fleet: Fleet::new(&engine),
             authenticators: Arc::new(Authenticators::new(&engine)),
             engine,
             reading: tokio::sync::Mutex::new(first.unwrap_or_default()),
@@ -182,6 +185,11 @@ impl ControlPlane {
         self.versions = Versions::new(&engine, directory);
         self.overrides = Overrides::new(engine, directory, self.audit.clone());
         self
+    }
+
+    /// Returns the instances of the deployment.
+    pub(crate) fn fleet(&self) -> &Fleet {
+        &self.fleet
     }
 
     /// Sets the webhook that sends events.

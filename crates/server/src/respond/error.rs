@@ -66,7 +66,7 @@ pub(crate) enum RequestError {
     #[error(
         "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, /v1/rollback, \
          /v1/overrides, /v1/blocks, /v1/ledger/corrections, /v1/ledger/grants, /v1/ledger/reconcile, DELETE /v1/overrides, /v1/blocks and GET /v1/rules, \
-         /v1/candidates, /v1/overrides, /v1/blocks, /v1/config/versions, /v1/config/versions/{{version}}, /v1/audit, /v1/denials, /v1/overview, /v1/live, /v1/ledger, /v1/ledger/usage, /v1/ledger/entries, /metrics, /healthz, /readyz, /ui, /openapi.json"
+         /v1/candidates, /v1/overrides, /v1/blocks, /v1/config/versions, /v1/config/versions/{{version}}, /v1/audit, /v1/denials, /v1/overview, /v1/live, /v1/fleet, /v1/ledger, /v1/ledger/usage, /v1/ledger/entries, /metrics, /healthz, /readyz, /ui, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]

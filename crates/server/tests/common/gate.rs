@@ -122,11 +122,32 @@ impl Gate {
             .unwrap()
     }
 
-    /// Waits until no request holds a slot.
+    /// Waits until no request is open, and none holds a slot, here and in the store.
     pub(crate) fn wait_for_no_slots(&self) {
-        wait::until("no request holds a slot", SOON, || {
-            self.metric("tollgate_gateway_slots ") == 0
+        self.wait_for_slots(0, 0);
+    }
+
+    /// Waits until as many requests are open here as hold slots here, and until rules without `per` have this many
+    /// `holders` in the store.
+    pub(crate) fn wait_for_slots(&self, open: u64, holders: usize) {
+        let attributes = tollgate::Attributes::default();
+        let engine = self.control.engine();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let mut seen = String::new();
+        let settled = wait::at_most(SOON, || {
+            let here = self.metric("tollgate_gateway_slots ");
+            let requests = self.metric("tollgate_upstream_open_requests");
+            let held = runtime.block_on(engine.holders(&attributes));
+            let held = held.map(|all| all.iter().map(|it| it.holders.len()).sum::<usize>());
+            seen = format!("{here} slots, {requests} open requests, {held:?} holders");
+            let is_settled =
+                here == open && requests == open && matches!(held, Ok(it) if it == holders);
+            is_settled.then_some(())
         });
+        assert!(
+            settled.is_some(),
+            "{open} requests and {holders} holders are expected: {seen}"
+        );
     }
 }
 

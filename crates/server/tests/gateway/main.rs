@@ -11,7 +11,9 @@ mod doors;
 #[path = "../common/own.rs"]
 mod own;
 mod passing;
+mod programs;
 mod protocols;
+mod redis;
 mod slots;
 mod wire;
 

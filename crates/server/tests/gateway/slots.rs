@@ -186,15 +186,4 @@ fn chaos_leaks_no_slot() {
         }
     });
     gate.wait_for_no_slots();
-    wait::until("no request is open", SOON, || {
-        gate.metric("tollgate_upstream_open_requests") == 0
-    });
-    let attributes = tollgate::Attributes::default();
-    let engine = Arc::clone(gate.control.engine());
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let holders = runtime.block_on(engine.holders(&attributes)).unwrap();
-    assert!(
-        holders.iter().all(|rule| rule.holders.is_empty()),
-        "{holders:?}"
-    );
 }

@@ -6,6 +6,7 @@ import { history } from "./history.js";
 import { overview, rulePage } from "./overview.js";
 import { denials, explain } from "./subjects.js";
 import { changes, quotas } from "./changes.js";
+import { fleet } from "./fleet.js";
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
@@ -18,6 +19,7 @@ const PAGES = [
   ["explain", "Explain", (place, rest, given) => explain(place, given)],
   ["quotas", "Quotas", (place) => quotas(place)],
   ["changes", "Changes", (place, rest, given) => changes(place, given)],
+  ["fleet", "Fleet", (place) => fleet(place)],
 ];
 
 let update = () => {};

@@ -67,13 +67,13 @@ export function changes(main, given) {
   const tell = (place) => (error) => show(place, h("p", { class: "dim" }, error.message));
 
   function load() {
-    call("/v1/overrides").then((it) => show(overrides, table("Overrides", ["for", "rule", "effect", "reason", "by", "ends", ""], it.overrides.map((one) => [
+    call("/v1/overrides").then((it) => show(overrides, table("Overrides", ["for", "rule", "effect", "reason", "by", "ends", "change"], it.overrides.map((one) => [
       one.subject ?? one.tenant ?? one.plan ?? "everyone", one.rule ?? "all", one.idle ? `${one.effect} (no effect: ${one.idle})` : one.effect, one.reason, one.author, until(one.expiresAtEpochMillis),
       operate ? h("button", { type: "button", click: () => ask(`End the override ${one.name}?`, (reason) => act(`Ended ${one.name}`, () => remove(`/v1/overrides?${query({ name: one.name, reason })}`))) }, "End") : ""]), "No override is in force.")), tell(overrides));
-    call("/v1/blocks").then((it) => show(blocks, table("Blocks", ["subject", "reason", "by", "ends", ""], it.blocks.map((one) => [
+    call("/v1/blocks").then((it) => show(blocks, table("Blocks", ["subject", "reason", "by", "ends", "change"], it.blocks.map((one) => [
       h("span", { class: "mono" }, `${one.attribute} ${one.network ?? one.hash?.slice(0, 16) ?? ""}`), one.idle ? `${one.reason} (no effect: ${one.idle})` : one.reason, one.author, until(one.expiresAtEpochMillis),
       operate && one.network ? h("button", { type: "button", click: () => act(`Unblocked ${one.network}`, () => remove(`/v1/blocks?${query({ subject: `${one.attribute}=${one.network}`, reason: "dashboard" })}`)) }, "Unblock") : ""]), "Nobody is blocked.")), tell(blocks));
-    call("/v1/config/versions").then((it) => show(versions, table("Versions of the config", ["version", "in force since", "by", "why", ""], it.versions.map((one, place) => [
+    call("/v1/config/versions").then((it) => show(versions, table("Versions of the config", ["version", "in force since", "by", "why", "change"], it.versions.map((one, place) => [
       h("span", { class: "mono" }, one.version), new Date(one.at).toLocaleString(), one.who, one.why ?? "",
       place === 0 ? "in force" : admin ? h("button", { type: "button", click: () => ask(`Put ${one.version} in force?`, (reason) => act(`Rolled back to ${one.version}`, () => post("/v1/rollback", { version: one.version, reason }))) }, "Put in force") : ""]))), tell(versions));
     call("/v1/audit?limit=50").then((it) => show(trail, table("Audit trail", ["time", "who", "what", "why", "to"], (it.entries ?? []).map((one) => [
