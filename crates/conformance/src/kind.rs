@@ -1,6 +1,7 @@
 //! The algorithms under test, with numbers of the caller's choice.
 
 use tollgate_core::backoff::Schedule;
+use tollgate_core::fair::Lane;
 use tollgate_core::{Anchor, Calendar, Leaky, Limit, ParamError, Rate, Span, Unit, Zone};
 
 /// An algorithm. Modes that decide differently are separate variants.
@@ -30,6 +31,8 @@ pub enum Kind {
     Quota,
     /// A quota with usage that is also recorded in a ledger.
     LedgeredQuota,
+    /// A fair bucket. The capacity chooses its lanes.
+    Fair,
 }
 
 impl Kind {
@@ -77,6 +80,7 @@ impl Kind {
             }
             Kind::Backoff => Limit::backoff(schedule(capacity, window)),
             Kind::Quota | Kind::LedgeredQuota => quota(capacity, window),
+            Kind::Fair => rate.and_then(|rate| Limit::fair(capacity, rate, lanes(capacity))),
         };
         limit.expect("numbers that core accepts")
     }
@@ -123,6 +127,22 @@ fn quota(capacity: u64, window: Span) -> Result<Limit, ParamError> {
     };
     let rollover = if capacity > 5 { capacity / 3 } else { 0 };
     Limit::quota(capacity - grace, grace, rollover, calendar)
+}
+
+/// Returns the lanes of a fair bucket for random sequences.
+fn lanes(capacity: u64) -> &'static [Lane] {
+    const fn lane(share: u32, strict: bool) -> Lane {
+        Lane { share, strict }
+    }
+    const TWO: [Lane; 2] = [lane(6_000, false), lane(4_000, false)];
+    const STRICT: [Lane; 2] = [lane(3_333, false), lane(6_667, true)];
+    const THREE: [Lane; 3] = [lane(5_000, false), lane(2_500, true), lane(2_500, false)];
+    match capacity % 5 {
+        0 | 1 => &[Lane::ONLY],
+        2 => &TWO,
+        3 => &STRICT,
+        _ => &THREE,
+    }
 }
 
 fn schedule(after: u64, window: Span) -> Schedule {

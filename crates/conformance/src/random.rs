@@ -4,6 +4,7 @@
 //! promised instants, to the microsecond before a promised instant, far ahead, and back. All random
 //! numbers come from a generator with a fixed seed, so that a failure is the same on every machine.
 
+use tollgate_core::fair::Client;
 use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Recorded, Span, Time};
 
 use super::cases::retry_at;
@@ -257,6 +258,7 @@ impl Script {
             Range::All | Range::Steady => [1, 1, 2, 2, 3, 4][self.random.index(6)],
         };
         let mut items: Vec<Item> = Vec::new();
+        self.change_clients();
         for _ in 0..count {
             let subject = self.random.index(self.subjects.len());
             let cost = [0, 1, 1, 1, 2, 3, 5, 40][self.random.index(8)];
@@ -281,6 +283,20 @@ impl Script {
         items
     }
 
+    /// Gives each fair bucket another client. There are few clients, so that they compete.
+    fn change_clients(&mut self) {
+        for subject in &mut self.subjects {
+            if let Limit::Fair(it) = &subject.limit {
+                let client = Client {
+                    id: spread(self.random.below(4)),
+                    weight: [1, 1, 1, 3, 7, 1000][self.random.index(6)],
+                    lane: [0, 0, 1, 2][self.random.index(4)],
+                };
+                subject.limit = Limit::Fair(it.for_client(client));
+            }
+        }
+    }
+
     /// Returns how a charge treats denials. A back-off watches a charge that may not exist. Other charges
     /// may count denied requests.
     fn on_denied(&mut self, subject: usize) -> OnDenied {
@@ -292,6 +308,7 @@ impl Script {
         match self.random.below(14) {
             0 | 1 if apart => OnDenied::Nothing,
             0 | 1 => OnDenied::Charge,
+            2..11 if self.subjects[subject].kind == Kind::Fair => OnDenied::Note,
             2.. if watches && self.range.judges_together() => {
                 OnDenied::Strike([0, 0, 1, 1, 2, 3, 9][self.random.index(7)])
             }

@@ -237,6 +237,9 @@ pub enum OnDenied {
     /// tag, because a back-off cannot watch a charge in another store or cluster slot. The cost of the back-off should be 1: a
     /// back-off with a cost of 0 does not deny or count.
     Strike(u8),
+    /// For a [`Limit::Fair`]. The bucket notes which clients it denies: others get what these clients leave,
+    /// and keep what they have saved up. Denials by other charges change nothing.
+    Note,
 }
 
 impl OnDenied {

@@ -3,6 +3,7 @@
 use crate::backoff::{self, Backoff, Schedule};
 use crate::calendar::{Anchor, Calendar, Unit, Zone};
 use crate::concurrency::{self, Concurrency};
+use crate::fair::{self, Fair, Lane};
 use crate::fixed_window::{self, FixedWindow};
 use crate::leaky_bucket::{self, Leaky, LeakyBucket};
 use crate::limiting::Limiting;
@@ -37,6 +38,8 @@ pub enum Limit {
     Quota(Quota),
     /// See [`crate::concurrency`].
     Concurrency(Concurrency),
+    /// A token bucket with fair shares. See [`crate::fair`].
+    Fair(Fair),
     /// Admits everything, and counts nothing.
     Unlimited(Algorithm),
 }
@@ -94,6 +97,11 @@ impl Limit {
         quota::new(limit, grace, rollover, calendar).map(Limit::Quota)
     }
 
+    /// See [`fair::with_lanes`].
+    pub fn fair(capacity: u64, refill: Rate, lanes: &[Lane]) -> Result<Limit, ParamError> {
+        fair::with_lanes(capacity, refill, lanes).map(Limit::Fair)
+    }
+
     /// See [`concurrency::new`].
     pub fn concurrency(limit: u64, lease: Span) -> Result<Limit, ParamError> {
         concurrency::new(limit, lease).map(Limit::Concurrency)
@@ -130,18 +138,19 @@ impl Limit {
             Limit::LeakyBucket(it) => Limit::LeakyBucket(it.scaled(scale)),
             Limit::Quota(it) => Limit::Quota(it.scaled(scale)),
             Limit::Concurrency(it) => Limit::Concurrency(it.scaled(scale)),
+            Limit::Fair(it) => Limit::Fair(it.scaled(scale)),
             Limit::Backoff(_) | Limit::Unlimited(_) => self.clone(),
         }
     }
 
     /// Returns into how many parts the limit can be split, of at most `wanted`: each part has at least one
-    /// unit, and refills at an exact rate. Slots and back-offs cannot be split.
+    /// unit, and refills at an exact rate. Slots, fair shares and back-offs cannot be split.
     #[must_use]
     pub fn parts(&self, wanted: u64) -> u64 {
         let most = match self {
             Limit::TokenBucket(it) | Limit::Gcra(it) => it.most_parts(),
             Limit::LeakyBucket(it) => it.meter().most_parts(),
-            Limit::Backoff(_) | Limit::Concurrency(_) | Limit::Unlimited(_) => 1,
+            Limit::Backoff(_) | Limit::Concurrency(_) | Limit::Fair(_) | Limit::Unlimited(_) => 1,
             Limit::Quota(it) if it.is_closed() => 1,
             _ => u64::MAX,
         };
@@ -222,6 +231,7 @@ impl Limit {
             Limit::TokenBucket(_) | Limit::Unlimited(Algorithm::TokenBucket) => {
                 Limit::token_bucket(amount, rate()?)
             }
+            Limit::Fair(it) => it.renumbered(amount, rate()?).map(Limit::Fair),
             Limit::Gcra(_) | Limit::Unlimited(Algorithm::Gcra) => Limit::gcra(rate()?, amount),
             Limit::Backoff(_) | Limit::Unlimited(Algorithm::Backoff) => Ok(self.clone()),
             Limit::Quota(it) => it.with_limit(amount).map(Limit::Quota),
@@ -262,7 +272,7 @@ impl Limit {
             Limit::FixedWindow(_) => Algorithm::FixedWindow,
             Limit::SlidingLog(_) => Algorithm::SlidingLog,
             Limit::SlidingCounter(_) | Limit::TwoWindow(_) => Algorithm::SlidingCounter,
-            Limit::TokenBucket(_) => Algorithm::TokenBucket,
+            Limit::TokenBucket(_) | Limit::Fair(_) => Algorithm::TokenBucket,
             Limit::Gcra(_) => Algorithm::Gcra,
             Limit::LeakyBucket(_) => Algorithm::LeakyBucket,
             Limit::Backoff(_) => Algorithm::Backoff,
@@ -285,6 +295,7 @@ impl Limit {
             Limit::Backoff(it) => it.capacity(),
             Limit::Quota(it) => it.capacity(),
             Limit::Concurrency(it) => it.limit(),
+            Limit::Fair(it) => it.capacity(),
             Limit::Unlimited(_) => Outcome::UNLIMITED,
         }
     }
@@ -313,6 +324,7 @@ impl Limit {
             Limit::Backoff(it) => it.window(),
             Limit::Quota(it) => it.window(),
             Limit::Concurrency(it) => it.lease(),
+            Limit::Fair(it) => it.window(),
             Limit::Unlimited(_) => Span::ZERO,
         }
     }

@@ -47,6 +47,23 @@ pub trait Limiting: Clone + PartialEq {
     /// Returns the amount left at `now`: below zero if the allowance is overdrawn, rounded down.
     fn level(&self, state: &Self::State, now: Time) -> i64;
 
+    /// Notes that this limit has denied a request. Most limits take no notice: see
+    /// [`OnDenied::Note`](crate::OnDenied::Note).
+    fn note_denied(&self, _state: &mut Self::State, _cost: u64, _now: Time) {}
+
+    /// Returns these numbers for the request of `asks`. Only the numbers of a [`crate::fair`] bucket know who
+    /// asks.
+    #[must_use]
+    fn asked_by(&self, _asks: &Self) -> Self {
+        self.clone()
+    }
+
+    /// Returns what is left of an `available` amount after `taken` was taken at `now`.
+    #[inline]
+    fn left(&self, _state: &Self::State, available: u64, taken: u64, _now: Time) -> u64 {
+        available.saturating_sub(taken)
+    }
+
     /// Gives back a `cost` that was taken at `charged_at`. Does not give back the part that has already
     /// refilled since then.
     fn refund(&self, state: &mut Self::State, cost: u64, charged_at: Time, now: Time);
@@ -145,7 +162,8 @@ pub enum Admission {
 /// Why a request may not proceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
-    /// The allowance is spent. The request is admitted at this instant, and not a microsecond before.
+    /// The allowance is spent. The request is admitted at this instant, and not a microsecond before. A fair
+    /// bucket names the instant at which the request is admitted at the latest.
     Until(Time),
     /// The queue of a shaping leaky bucket is full, or the wait is too long. The request is admitted at this
     /// instant.

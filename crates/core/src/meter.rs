@@ -111,20 +111,23 @@ impl Meter {
         rate_field: &'static str,
     ) -> Result<Meter, ParamError> {
         check_amount(capacity_field, capacity)?;
-        let micros = rate.period().as_micros();
-        let reduced = |tick: Tick| {
-            let divides = micros.is_multiple_of(tick.micros());
-            let period = divides.then_some(micros / tick.micros())?;
-            let divisor = gcd(rate.amount(), period);
-            let per_tick = u32::try_from(rate.amount() / divisor).ok()?;
-            Meter::exact(capacity, per_tick, period / divisor, tick)
-        };
+        let reduced = |tick: Tick| Meter::reduced(capacity, rate, tick);
         let meter = reduced(Tick::Micro).or_else(|| reduced(Tick::Milli));
         let inexact =
             || ParamProblem::NotExact(format!("{capacity} at a rate of {rate}"), Inexact::Refill);
         let slow = || ParamProblem::SlowRefill(format!("{capacity} at {rate}"));
         let meter = meter.ok_or_else(|| inexact().of(capacity_field))?;
         meter.in_time().ok_or_else(|| slow().of(rate_field))
+    }
+
+    /// Returns the meter that counts in this tick, or `None` if it cannot count exactly.
+    pub(crate) fn reduced(capacity: u64, rate: Rate, tick: Tick) -> Option<Meter> {
+        let micros = rate.period().as_micros();
+        let divides = micros.is_multiple_of(tick.micros());
+        let period = divides.then_some(micros / tick.micros())?;
+        let divisor = gcd(rate.amount(), period);
+        let per_tick = u32::try_from(rate.amount() / divisor).ok()?;
+        Meter::exact(capacity, per_tick, period / divisor, tick)
     }
 
     /// Returns the meter with these numbers, or `None` if it cannot count exactly.
@@ -377,7 +380,7 @@ impl Limiting for Meter {
     }
 }
 
-fn gcd(a: u64, b: u64) -> u64 {
+pub(crate) fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 

@@ -119,6 +119,7 @@ impl Limit {
             Limit::LeakyBucket(_)
             | Limit::Backoff(_)
             | Limit::Concurrency(_)
+            | Limit::Fair(_)
             | Limit::Unlimited(_) => return None,
         };
         (slice >= MIN_SLICE && limit.capacity() > 0).then_some((limit, slice))

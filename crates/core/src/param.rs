@@ -58,6 +58,12 @@ pub enum Inexact {
          rate in lowest terms"
     )]
     Refill,
+    /// The capacity of a fair bucket, times the period of its rate and the shares of its lanes in lowest terms.
+    #[error(
+        "the capacity times the milliseconds of the rate's period and the shares of the lanes is 2^53 or more, \
+         even in lowest terms"
+    )]
+    Fair,
     /// The limit of a two-window counter, times its window. Sums of two products have to be exact.
     #[error("the limit times the milliseconds of the window is 2^52 or more")]
     Window,
@@ -94,6 +100,10 @@ impl ParamError {
             ParamProblem::NotExact(_, Inexact::Refill) => {
                 "write a rate that divides its period, such as 1000/s, a shorter period, or a \
                  smaller burst or capacity"
+            }
+            ParamProblem::NotExact(_, Inexact::Fair) => {
+                "write a rate that divides its period, such as 1000/s, a smaller capacity, or shares of lanes in \
+                 round numbers, such as 60% and 40%"
             }
             ParamProblem::NotExact(_, Inexact::Window) => {
                 "write a smaller limit or a shorter window, or `buckets` instead of `estimate`"

@@ -291,7 +291,8 @@ proptest! {
         };
         let mut state = State::default();
         let start = instant(0.0).as_micros();
-        let (mut micros, mut latest) = (start, start);
+        // The first request may come before `start`.
+        let (mut micros, mut latest) = (start, 0);
         let mut taken: Vec<(u64, u64)> = Vec::new();
         for (id, weight, lane, cost, step) in steps {
             micros = micros.saturating_add_signed(step);

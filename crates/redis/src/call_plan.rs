@@ -343,6 +343,7 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family, now: &dyn Fn() 
     bytes.push(family as u8);
     match limit {
         Limit::TokenBucket(meter) | Limit::Gcra(meter) => put_meter(bytes, meter),
+        Limit::Fair(bucket) => put_meter(bytes, bucket.meter()),
         Limit::LeakyBucket(bucket) => {
             put_meter(bytes, bucket.meter());
             let (shapes, wait) = match bucket.leaky() {

@@ -127,7 +127,7 @@ impl Request {
                 Enforcement::Instead(index) => (0, index_of(index)),
             };
             let (counts, watches) = match charge.on_denied {
-                OnDenied::Nothing => (0, None),
+                OnDenied::Nothing | OnDenied::Note => (0, None),
                 OnDenied::Charge => (CHARGED_WHEN_DENIED, None),
                 OnDenied::Strike(index) => (STRIKES, index_of(index)),
             };

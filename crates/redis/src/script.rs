@@ -80,7 +80,8 @@ impl Family {
             Limit::SlidingLog(_) => Some(Family::SlidingLog),
             Limit::SlidingCounter(_) => Some(Family::SlidingCounter),
             Limit::TwoWindow(_) => Some(Family::TwoWindow),
-            Limit::TokenBucket(_) | Limit::Gcra(_) => Some(Family::Meter),
+            // Redis does not share a bucket fairly: a config cannot ask for it. The total still holds.
+            Limit::TokenBucket(_) | Limit::Gcra(_) | Limit::Fair(_) => Some(Family::Meter),
             Limit::LeakyBucket(_) => Some(Family::LeakyBucket),
             Limit::Backoff(_) => Some(Family::Backoff),
             Limit::Quota(_) => Some(Family::Quota),

@@ -402,6 +402,15 @@ impl RuleBuilder {
                 self.set("capacity", meter.capacity());
                 self.set("refill", rate_of(meter));
             }
+            Limit::Fair(fair) => {
+                self.set("capacity", fair.meter().capacity());
+                self.set("refill", rate_of(fair.meter()));
+                self.problems.push(RuleProblem {
+                    field: "fair",
+                    message: "a limit does not say who shares it".to_owned(),
+                    help: Some("read the rule from a config, with `fair: { per: […] }`".to_owned()),
+                });
+            }
             Limit::Gcra(meter) => {
                 self.set("rate", rate_of(meter));
                 self.set("burst", meter.capacity());

@@ -7,6 +7,7 @@ use tollgate_core::{Enforcement, Key, Keyring, StoreId};
 
 use crate::address::{self, NetworkMap};
 use crate::conditions::{Accepted, Conditions};
+use crate::fairness::{CompiledFair, CompiledLanes, CompiledWeights, Fairness, PLAN};
 use crate::index::{Guards, Index};
 use crate::layers::{Layers, Tables, is_by_tenant};
 use crate::overrides::Override;
@@ -172,10 +173,47 @@ impl RuleSet {
                 && rule.enforcement() == Enforcement::Enforce,
             overdraft: rule.overdraft(),
             anonymous: Anonymous::of(&rule.per),
+            fair: rule
+                .counting
+                .numbers
+                .fair
+                .as_ref()
+                .map(|it| self.fair(it, subjects)),
             backoff: rule.backoff.clone().map(|limit| {
                 // An id cannot contain `~`.
                 let salt = self.keyring.rule(&format!("{}~backoff", rule.id));
                 (limit, salt)
+            }),
+        }
+    }
+
+    fn fair(&mut self, fair: &Fairness, subjects: &mut Subjects) -> CompiledFair {
+        let mut per: Vec<&str> = fair.per.iter().map(String::as_str).collect();
+        per.sort_unstable();
+        CompiledFair {
+            client: self.subject_of(&per, subjects),
+            weights: fair.weights.as_ref().map(|it| {
+                let of: HashMap<Box<str>, u32> = it
+                    .of
+                    .iter()
+                    .map(|(value, weight)| (value.as_str().into(), *weight))
+                    .collect();
+                let weight = |plan: &str| of.get(plan).copied().unwrap_or(1);
+                let by_plan = it.by == PLAN;
+                CompiledWeights {
+                    plans: by_plan.then(|| self.layers.plans().map(weight).collect()),
+                    by: self.symbols.intern(&it.by),
+                    of,
+                }
+            }),
+            lanes: fair.lanes.as_ref().map(|it| CompiledLanes {
+                by: self.symbols.intern(&it.by),
+                // There are at most eight lanes.
+                named: (0..)
+                    .zip(&it.named)
+                    .map(|(lane, (name, _))| (name.as_str().into(), lane))
+                    .collect(),
+                otherwise: u8::try_from(it.otherwise).unwrap_or(u8::MAX),
             }),
         }
     }

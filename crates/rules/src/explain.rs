@@ -190,7 +190,7 @@ impl RuleSet {
     fn limit_of(&self, rule: u32, compiled: &Compiled, request: &Request<'_, '_>) -> Limit {
         let own = self.layers.of_subjects(request.attributes);
         let (request_limits, rule) = (RequestLimits::default(), &self.rules[rule as usize]);
-        match self.changed_for_subject(rule, compiled, &own, request) {
+        let limit = match self.changed_for_subject(rule, compiled, &own, request) {
             Some(resolved) => limit(compiled, &resolved, request, &request_limits)
                 .0
                 .clone(),
@@ -200,6 +200,13 @@ impl RuleSet {
                     .0
                     .clone()
             }
+        };
+        match (limit, &compiled.fair) {
+            (Limit::Fair(bucket), Some(fair)) => {
+                let plan = self.tier(request).and_then(|it| it.plan);
+                Limit::Fair(bucket.for_client(fair.asks(None, &request.values, plan)))
+            }
+            (limit, _) => limit,
         }
     }
 
@@ -285,6 +292,20 @@ impl RuleSet {
             numbers.push(number(("limit_from", format!("{value:?}")), &from));
         }
         numbers.extend(scales);
+        if let (Some(fair), Some(shares)) = (&compiled.fair, &rule.counting.numbers.fair) {
+            let plan = self.tier(request).and_then(|it| it.plan);
+            let client = fair.asks(None, &request.values, plan);
+            if let Some(weights) = &shares.weights {
+                let value = ("weight", client.weight.to_string());
+                numbers.push(number(value, &format!("this client, by {}", weights.by)));
+            }
+            if let (Some(lanes), Some(name)) =
+                (&shares.lanes, shares.lane_names().nth(client.lane.into()))
+            {
+                let value = ("lane", name.to_owned());
+                numbers.push(number(value, &format!("this request, by {}", lanes.by)));
+            }
+        }
         let changed = self.changed_for_subject(rule, compiled, own_overrides, request);
         let resolved = changed
             .as_ref()

@@ -151,6 +151,7 @@ pub(crate) fn always_exact(limit: &Limit) -> Option<&'static str> {
         Limit::LeakyBucket(it) if it.leaky() != Leaky::Police => {
             Some("requests in a queue wait for their turn among all instances")
         }
+        Limit::Fair(_) => Some("only the store knows what each client got"),
         Limit::Backoff(_) | Limit::Unlimited(_) => Some("it has no amount to draw"),
         _ => None,
     }

@@ -8,6 +8,7 @@ use crate::document::{
     Amount, At, Duration, Field, Flag, Lease, List, Named, Node, Percent, PlainRate, Problems,
     RateOrUnlimited, Read, Text, Value, Whole, entries, schema, section, wanted, words,
 };
+use crate::fairness::Fairness;
 use crate::limits::Written;
 use crate::mode::ModeName;
 use crate::period::{Every, Start};
@@ -120,6 +121,8 @@ section! {
         shape: Flag = "shape",
         /// The longest wait that shaping may ask for.
         max_wait: Duration = "max_wait",
+        /// Fair shares, for token-bucket: while clients compete for the bucket, each gets its share.
+        fair: Fairness = "fair",
         /// Which keys share a slot of a Redis cluster (default tenant).
         placement: Placement = "placement",
         /// The store that keeps the state: local (the memory of this instance, decided before any other store), a name of stores, or default (the store section). Default: default.
@@ -266,6 +269,7 @@ impl RawNumbers {
             queue: &self.queue,
             shape: &Field::Absent,
             max_wait: &self.max_wait,
+            fair: &Field::Absent,
         }
     }
 }

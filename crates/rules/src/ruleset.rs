@@ -4,8 +4,8 @@
 //! that may apply. Each rule compares the values of its attributes. The hash of a subject is computed
 //! once per distinct `per`.
 //!
-//! Resolving allocates only if an expression runs, if a request brings a limit, or if there are more
-//! rules or attributes than fit inline.
+//! Resolving allocates only if an expression runs, if a request brings a limit, if clients share a
+//! bucket fairly, or if there are more rules or attributes than fit inline.
 //!
 //! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place, `consider_matched`.
 
@@ -22,6 +22,7 @@ use crate::address;
 use crate::attributes::Attributes;
 use crate::conditions::{Accepted, Conditions};
 use crate::expr::{Expr, Failure};
+use crate::fairness::CompiledFair;
 use crate::index::{Candidates, Index};
 use crate::layers::{Layers, Resolved, Tables, Tier};
 use crate::overrides::{Override, WHOLE};
@@ -91,6 +92,8 @@ pub(crate) struct Compiled {
     pub(crate) ledgered: bool,
     pub(crate) overdraft: Overdraft,
     pub(crate) anonymous: Anonymous,
+    /// How clients share the allowance, if it has fair shares.
+    pub(crate) fair: Option<CompiledFair>,
     /// The back-off that follows the rule's denials, and the salt of the back-off's keys.
     pub(crate) backoff: Option<(Limit, RuleSalt)>,
 }
@@ -326,6 +329,13 @@ impl RuleSet {
                         (limit, mode, resolved.fixed, resolved.scale)
                     }
                 };
+                let (limit, on_denied) = match &compiled.fair {
+                    None => (limit, OnDenied::charged(compiled.charge_denied)),
+                    Some(fair) => {
+                        let plan = resolution.plan;
+                        self.shared_fairly(fair, limit, plan, &mut request, request_limits)
+                    }
+                };
                 resolution.charges.push(Charge {
                     overflow: compiled.overflow,
                     rule: &compiled.name,
@@ -334,7 +344,7 @@ impl RuleSet {
                     shards: compiled.shards,
                     cost,
                     enforcement: compiled.enforcement,
-                    on_denied: OnDenied::charged(compiled.charge_denied),
+                    on_denied,
                     carry_over: compiled.carry_over,
                     recorded: compiled.ledgered.then(|| self.recorded(index, attributes)),
                     overdraft: compiled.overdraft.of(|| whole(limit)),
@@ -366,6 +376,25 @@ impl RuleSet {
         if !self.candidates.is_empty() {
             self.place_candidates(resolution, before);
         }
+    }
+
+    /// Returns the limit of a bucket with fair shares for the client of a request, and what its denial does.
+    fn shared_fairly<'r>(
+        &self,
+        fair: &CompiledFair,
+        limit: &'r Limit,
+        plan: Option<u16>,
+        request: &mut Request<'_, '_>,
+        request_limits: &'r RequestLimits,
+    ) -> (&'r Limit, OnDenied) {
+        // A plan or an override may make the allowance unlimited.
+        let Limit::Fair(bucket) = limit else {
+            return (limit, OnDenied::Nothing);
+        };
+        let subject = self.subject(fair.client, request).ok();
+        let client = fair.asks(subject, &request.values, plan);
+        let limit = Limit::Fair(bucket.for_client(client));
+        (request_limits.keep(limit), OnDenied::Note)
     }
 
     /// Links candidates to the rules they may replace, among the charges from `start` on.

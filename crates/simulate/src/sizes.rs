@@ -22,7 +22,8 @@ const LOG: [(u64, u64); 4] = [(1, 245), (10, 388), (100, 3_351), (1_000, 14_939)
 #[must_use]
 pub fn redis_bytes(rule: &Rule, entries: u64) -> u64 {
     let bytes = match rule.limit() {
-        Limit::Unlimited(_) => return 0,
+        // Fair shares are kept in memory.
+        Limit::Unlimited(_) | Limit::Fair(_) => return 0,
         Limit::Gcra(_) | Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::Backoff(_) => 197,
         Limit::FixedWindow(_) | Limit::TwoWindow(_) => 229,
         // 261 bytes with 10 parts, 501 with 60.

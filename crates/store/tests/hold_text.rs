@@ -7,6 +7,7 @@
 use proptest::prelude::*;
 use tollgate_conformance::key;
 use tollgate_core::backoff::Schedule;
+use tollgate_core::fair::{self, Client, Lane};
 use tollgate_core::{
     Algorithm, Anchor, Calendar, CarryOver, Enforcement, HoldId, Leaky, Limit, MAX_AMOUNT, Rate,
     Span, Tag, Time, Token, Unit, Zone, quota,
@@ -76,6 +77,7 @@ fn limit() -> impl Strategy<Value = Limit> {
             .prop_map(|((limit, window), buckets)| Limit::sliding_counter(limit, window, buckets)),
         (amount(), rate()).prop_map(|(capacity, rate)| Limit::token_bucket(capacity, rate)),
         (amount(), rate()).prop_map(|(burst, rate)| Limit::gcra(rate, burst)),
+        any::<u64>().prop_map(|id| Ok(fair_for(id))),
         (amount(), rate(), leaky())
             .prop_map(|(queue, rate, leaky)| Limit::leaky_bucket(rate, queue, leaky)),
         schedule().prop_map(Limit::backoff),
@@ -89,6 +91,19 @@ fn limit() -> impl Strategy<Value = Limit> {
         prop::sample::select(Algorithm::ALL.to_vec()).prop_map(|it| Ok(Limit::unlimited(it))),
     ];
     any.prop_filter_map("core rejects these numbers", Result::ok)
+}
+
+/// Returns a fair bucket with two lanes, for a client of weight 5 in the second lane.
+fn fair_for(id: u64) -> Limit {
+    let lane = |share, strict| Lane { share, strict };
+    let rate = Rate::new(90, Span::MINUTE).unwrap();
+    let lanes = [lane(6_000, false), lane(4_000, true)];
+    let fair = fair::with_lanes(30, rate, &lanes).unwrap();
+    Limit::Fair(fair.for_client(Client {
+        id,
+        weight: 5,
+        lane: 1,
+    }))
 }
 
 fn charges() -> impl Strategy<Value = Vec<HeldCharge>> {
@@ -280,6 +295,10 @@ fn stored() -> Vec<(&'static str, Limit)> {
         (
             ".a 0000beef 1 enforce keep plain 0 6 unlimited token-bucket",
             Limit::unlimited(Algorithm::TokenBucket),
+        ),
+        (
+            ".a 0000beef 1 enforce keep plain 0 6 fair 30 3 2000000 us 000000000000002a 5 1 lane-6000 strict-4000",
+            fair_for(42),
         ),
     ]
 }

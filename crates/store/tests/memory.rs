@@ -1,6 +1,8 @@
 //! Checks that the memory store passes the conformance suite, with one shard and with all shards. The
 //! reference store has to pass too.
 
+#![allow(clippy::unwrap_used)]
+
 use tollgate_conformance::reference::ReferenceStore;
 use tollgate_conformance::{Fixture, block_on};
 use tollgate_core::Time;
@@ -76,5 +78,76 @@ mod reference {
         fixture: Reference(ReferenceStore::new(ManualClock::default())),
         block_on: block_on,
         steps: tollgate_conformance::STEPS,
+    }
+}
+
+/// Fair buckets in random sequences: the memory store answers as the reference does.
+mod fair {
+    use super::*;
+    use tollgate_conformance::{Kind, START, hold_id, key, random, reservation};
+    use tollgate_core::fair::{Client, Lane};
+    use tollgate_core::{Charge, Limit, OnDenied, Rate, Span};
+    use tollgate_store::{Ask, Settle};
+
+    #[test]
+    fn random_requests_to_fair_buckets() {
+        let memory = Memory::of(1_000_000);
+        block_on(random::same_answers(&memory, &[Kind::Fair], steps(50_000)));
+    }
+
+    #[test]
+    fn random_requests_to_fair_buckets_and_rates() {
+        let kinds = [Kind::Fair, Kind::Gcra, Kind::Backoff, Kind::FixedWindow];
+        block_on(random::same_answers(
+            &Memory::of(1_000_000),
+            &kinds,
+            steps(50_000),
+        ));
+    }
+
+    fn limit(id: u64) -> Limit {
+        let rate = Rate::new(100, Span::SECOND).unwrap();
+        match Limit::fair(100, rate, &[Lane::ONLY]).unwrap() {
+            Limit::Fair(it) => Limit::Fair(it.for_client(Client {
+                id,
+                weight: 1,
+                lane: 0,
+            })),
+            other => other,
+        }
+    }
+
+    fn charge(limit: &Limit) -> Charge<'_> {
+        Charge {
+            on_denied: OnDenied::Note,
+            ..Charge::new(key(1), limit)
+        }
+    }
+
+    #[test]
+    fn clients_beyond_the_memory_share_a_mark() {
+        let memory = Memory::of(64);
+        memory.set_time(START);
+        for id in 0..2_000 {
+            let limit = limit(id);
+            memory.store().apply(&[charge(&limit)], Ask::Exactly(1));
+        }
+        // 64 keys are 4 KB, and the map of marks doubles once more.
+        assert!(memory.store().usage().bytes < 64 * 1024);
+    }
+
+    #[test]
+    fn commit_of_less_gives_back_the_rest_to_its_client() {
+        let memory = Memory::of(1_000_000);
+        memory.set_time(START);
+        let (one, other) = (limit(1), limit(2));
+        let held = memory.store().hold(&[charge(&one)], 60, &reservation(1));
+        assert!(held.is_ok());
+        memory.store().apply(&[charge(&other)], Ask::Exactly(1));
+        let before = memory.store().peek(&[charge(&one)], Ask::Exactly(0));
+        let commit = Settle::Commit { actual: 1 };
+        memory.store().settle(hold_id(1), commit);
+        let after = memory.store().peek(&[charge(&one)], Ask::Exactly(0));
+        assert!(after.outcomes[0].remaining > before.outcomes[0].remaining);
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tollgate_core::backoff::Backoff;
 use tollgate_core::concurrency::{Concurrency, Holder};
+use tollgate_core::fair::Fair;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -122,6 +123,7 @@ struct States {
     backoffs: Kept<Backoff>,
     quotas: Kept<Quota>,
     slots: Kept<Concurrency>,
+    fair: Kept<Fair>,
 }
 
 /// Runs `$body` with the numbers of `$limit` and the states of its algorithm.
@@ -162,6 +164,10 @@ macro_rules! with_kept {
             }
             Limit::Concurrency($numbers) => {
                 let $kept = &mut $states.slots;
+                $body
+            }
+            Limit::Fair($numbers) => {
+                let $kept = &mut $states.fair;
                 $body
             }
             Limit::Unlimited(_) => $unlimited,
@@ -258,7 +264,7 @@ impl States {
         let counts_denied = match charge.on_denied {
             _ if matches!(charge.limit, Limit::Concurrency(_)) => false,
             OnDenied::Nothing => false,
-            OnDenied::Charge => denied(i),
+            OnDenied::Charge | OnDenied::Note => denied(i),
             OnDenied::Strike(place) => denied(i) || denied(place.into()),
         };
         let passes = match charge.enforcement {
@@ -268,7 +274,12 @@ impl States {
             _ => allowed,
         };
         if cost > 0 && !unrestored && !verdict.is_unrestored() && counts_denied {
-            self.overdraw(charge, cost, 0, now);
+            match charge.on_denied {
+                OnDenied::Note => self.note_denied(charge, cost, now),
+                _ => {
+                    self.overdraw(charge, cost, 0, now);
+                }
+            }
             // A charge that allowed the request must not report a denial.
             if !allowed || !charge.enforces() {
                 verdict = self.decide(charge, asked(charges, i, units), now);
@@ -291,6 +302,14 @@ impl States {
         }, unlimited: ());
     }
 
+    fn note_denied(&mut self, charge: &Charge<'_>, cost: u64, now: Time) {
+        with_kept!(self, charge.limit, |numbers, kept| {
+            let fresh = || (numbers.clone(), Default::default());
+            let (_, state) = kept.entry(charge.key).or_insert_with(fresh);
+            numbers.note_denied(state, cost, now);
+        }, unlimited: ());
+    }
+
     /// Overdraws in the present numbers of the state, because a settle carries nothing over.
     fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, most: u64, now: Time) -> u64 {
         with_kept!(self, charge.limit, |numbers, kept| {
@@ -303,7 +322,7 @@ impl States {
                 numbers.carry_over(own, state, CarryOver::Reset, now);
                 *own = numbers.clone();
             }
-            own.overdraw(state, cost, most, now)
+            own.asked_by(numbers).overdraw(state, cost, most, now)
         }, unlimited: cost)
     }
 
@@ -328,7 +347,7 @@ impl States {
             if let Some((own, state)) = kept.get_mut(&charge.key)
                 && (own == numbers || charge.carry_over != CarryOver::Reset)
             {
-                own.refund(state, cost, charged_at, now);
+                own.asked_by(numbers).refund(state, cost, charged_at, now);
             }
         }, unlimited: ());
     }
@@ -377,6 +396,7 @@ impl States {
         forget(&mut self.backoffs, now);
         forget(&mut self.quotas, now);
         forget(&mut self.slots, now);
+        forget(&mut self.fair, now);
     }
 }
 

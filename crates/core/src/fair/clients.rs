@@ -7,11 +7,12 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::{Client, MAX_CLIENTS, MAX_LANES, MEMORY};
+use super::{Fair, MAX_CLIENTS, MAX_LANES, MEMORY};
 use crate::units::Time;
 
-/// The id that clients share when there are too many of them.
-const SHARED: u64 = u64::MAX;
+/// The id that clients of the first lane share when there are too many of them. The other lanes have the ids
+/// below it.
+pub(super) const SHARED: u64 = u64::MAX;
 
 /// What a bucket knows of one client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,6 +72,8 @@ pub(super) struct Clients {
     generation: u64,
     /// The number of the current contention epoch.
     epoch: u64,
+    /// Whether clients that are not known share a mark in this generation.
+    is_closed: bool,
     current: Marks,
     previous: Marks,
     weights: [Weights; MAX_LANES],
@@ -100,6 +103,11 @@ pub(super) struct Seen {
 }
 
 impl Seen {
+    /// Returns how many contention epochs have begun since the state was written.
+    pub(super) fn epochs(&self) -> u64 {
+        self.epochs
+    }
+
     /// Returns whether the client was ahead or denied lately.
     pub(super) fn is_contending(&self) -> bool {
         self.mark.contended + 1 > self.epoch && self.mark.contended > 0
@@ -133,9 +141,12 @@ impl Clients {
         (places * 8).div_ceil(7) * (size_of::<(u64, Mark)>() + 1)
     }
 
-    /// Returns the weights of the clients of a lane that contend, as of the last write.
-    pub(super) fn contending_in(&self, lane: usize) -> u64 {
-        self.weights[lane].contending()
+    /// Returns the weights of the clients of a lane that contend, when `epochs` have begun since the last
+    /// write.
+    pub(super) fn contending_in(&self, lane: usize, epochs: u64) -> u64 {
+        let mut contending = self.weights[lane].contending;
+        turn(&mut contending, epochs);
+        contending[0] + contending[1]
     }
 
     /// Returns the weights of the clients of a lane that are known when `generations` have begun since the
@@ -160,9 +171,9 @@ impl Clients {
         generation_at(now).saturating_sub(self.generation)
     }
 
-    /// Reads a client. `shift` is how far virtual times move back if a new generation begins; `epoch` is the
-    /// length of a contention epoch in microseconds.
-    pub(super) fn read(&self, client: Client, shift: u64, epoch: u64, now: Time) -> Seen {
+    /// Reads the client of `limit`. `shift` is how far virtual times move back if a new generation begins.
+    pub(super) fn read(&self, limit: &Fair, shift: u64, now: Time) -> Seen {
+        let (client, epoch) = (limit.client(), limit.epoch());
         let lane = usize::from(client.lane);
         let generation = generation_at(now).max(self.generation);
         let epoch = (now.as_micros() / epoch).max(self.epoch);
@@ -171,10 +182,11 @@ impl Clients {
         turn(&mut weights.known, generations);
         turn(&mut weights.contending, epochs);
         let find = |id| self.find(id, generations, lane, shift);
-        let mut id = client.id ^ u64::from(client.lane).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut id = limit.mark_id();
         let mut found = find(id);
-        if found.is_none() && self.len() >= MAX_CLIENTS {
-            id = SHARED;
+        let is_closed = self.is_closed && generations == 0;
+        if found.is_none() && (is_closed || self.len() >= MAX_CLIENTS) {
+            id = SHARED - u64::from(client.lane);
             found = find(id);
         }
         let (mark, from) = found.unwrap_or_default();
@@ -226,6 +238,7 @@ impl Clients {
                 1 => before,
                 _ => Marks::default(),
             };
+            self.is_closed = false;
             self.shift = *shifts;
             self.generation = seen.generation;
         }
@@ -241,11 +254,15 @@ impl Clients {
         self.current.insert(seen.id, seen.mark);
     }
 
-    /// Forgets all clients.
+    /// Makes clients that are not known share a mark, until the next generation begins.
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    /// Forgets all clients. Epochs may have another length from now on, so they are counted anew.
     pub(super) fn clear(&mut self) {
         *self = Clients {
             generation: self.generation,
-            epoch: self.epoch,
             ..Clients::default()
         };
     }

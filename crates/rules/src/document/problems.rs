@@ -200,6 +200,11 @@ impl<'s> Problems<'s> {
         position(self.source, &self.lines, place.start)
     }
 
+    /// How many problems of the text were reported.
+    pub(crate) fn len(&self) -> usize {
+        self.found.len()
+    }
+
     /// Whether nothing was reported.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -16,7 +16,7 @@ fn takes(algorithm: RawAlgorithm) -> (&'static [&'static str], &'static [&'stati
     match algorithm {
         RawAlgorithm::FixedWindow | RawAlgorithm::SlidingLog => (&["limit", "window"], &[]),
         RawAlgorithm::SlidingCounter => (&["limit", "window"], &["buckets", "estimate"]),
-        RawAlgorithm::TokenBucket => (&["capacity", "refill"], &[]),
+        RawAlgorithm::TokenBucket => (&["capacity", "refill"], &["fair"]),
         RawAlgorithm::Gcra => (&["rate"], &["burst"]),
         RawAlgorithm::LeakyBucket => (&["rate"], &["queue", "shape", "max_wait"]),
         RawAlgorithm::Quota => (
@@ -125,6 +125,16 @@ fn stranger(name: &str, raw: RawAlgorithm) -> (String, String) {
         ("period" | "timezone" | "anchor" | "grace", _) => (
             format!("`{name}` is for quotas, and this is {own}"),
             format!("write `algorithm: quota`, or remove `{name}`: {takes}"),
+        ),
+        ("fair", RawAlgorithm::Gcra) => (
+            "only a token-bucket has fair shares, and this is gcra".to_owned(),
+            "write `algorithm: token-bucket` with `capacity` (the burst) and `refill` (the rate), which admits \
+             the same"
+                .to_owned(),
+        ),
+        ("fair", _) => (
+            format!("only a token-bucket has fair shares, and this is {own}"),
+            "write `algorithm: token-bucket` with `capacity` and `refill`, or remove `fair`".to_owned(),
         ),
         ("lease", _) => (
             format!("`lease` is for concurrency, and this is {own}"),

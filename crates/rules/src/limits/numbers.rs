@@ -8,6 +8,7 @@ use tollgate_core::{
 
 use super::{Counting, algorithm_of, taken, takes};
 use crate::document::{Amount, Duration, Field, Flag, Lease, Place, RateOrUnlimited, Whole};
+use crate::fairness::Fairness;
 use crate::period::{Every, Start};
 use crate::raw::{RawAlgorithm, RawAllowance, RawEstimate};
 use crate::share::{Carried, Grace, Share};
@@ -101,6 +102,7 @@ numbers! {
     queue: Whole,
     shape: Flag,
     max_wait: Duration,
+    fair: Fairness,
 }
 
 #[allow(clippy::option_option)] // The outer `None` means broken.
@@ -289,7 +291,10 @@ impl Numbers {
                 })
             }
             RawAlgorithm::TokenBucket => match (self.capacity?.0, self.refill?.0) {
-                (Some(capacity), Some(refill)) => Some(Limit::token_bucket(capacity, refill)),
+                (Some(capacity), Some(refill)) => Some(match &self.fair {
+                    Some(fair) => Limit::fair(capacity, refill, &fair.lanes()),
+                    None => Limit::token_bucket(capacity, refill),
+                }),
                 _ => unlimited,
             },
             RawAlgorithm::Gcra => {

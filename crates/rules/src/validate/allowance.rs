@@ -73,6 +73,16 @@ impl RawAllowance {
             problems,
         );
         self.check_shards(&counting.limit, ledgered, problems);
+        let is_local = match &store {
+            RuleStore::Local => true,
+            RuleStore::Default => !outside.shared,
+            RuleStore::Named(_) => false,
+        };
+        if let (Some(key), false) = (self.fair.key(), is_local) {
+            let message = "a store that instances share has no fair shares yet";
+            let help = "write `store: local`: each instance shares its own bucket fairly; or remove `fair`";
+            problems.report(key, message, help);
+        }
         if let (Some(at), Limit::Concurrency(slots)) = (self.max_lease.get(), &counting.limit)
             && at.value.0 < slots.lease()
         {
@@ -115,6 +125,10 @@ impl RawAllowance {
             Limit::LeakyBucket(it) if it.leaky() != Leaky::Police => (
                 "a queue cannot be split over several keys",
                 "choose another `placement`, or remove `shape`",
+            ),
+            Limit::Fair(_) => (
+                "a bucket with fair shares cannot be split over several keys",
+                "choose another `placement`, or remove `fair`",
             ),
             _ if ledgered => (
                 "a count that a ledger restores cannot be split over several keys",

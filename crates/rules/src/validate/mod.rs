@@ -8,6 +8,8 @@ pub(crate) mod tiers;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+pub(crate) use self::rule::check_attribute;
+
 use crate::document::{Field, Place, Problems, Short};
 use crate::expr::Declared;
 use crate::policy::Policy;
@@ -49,6 +51,8 @@ pub struct Outside<'c> {
     pub ledger: bool,
     /// The names of the stores beside the default store.
     pub stores: &'c [Arc<str>],
+    /// Whether the default store is shared by instances, and not the memory of one instance.
+    pub shared: bool,
 }
 
 impl RawPolicy {

@@ -160,6 +160,7 @@ fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<
         problems.report(key, message, help);
     }
     check_shards(raw, rule, start, problems);
+    check_fair(raw, rule, problems);
     let charged = raw.charge_denied.get().filter(|at| at.value.0);
     match (rule.algorithm(), charged) {
         (Algorithm::Concurrency, Some(at)) => {
@@ -208,6 +209,22 @@ fn check_rule(raw: &RawRule, rule: &Rule, start: Place, problems: &mut Problems<
         let message = format!("`{}` cannot be used for slots: {why}", at.value.name());
         let help = "write `fail-open`, `fail-closed` or `degraded`";
         problems.report(at.place, message, help);
+    }
+}
+
+/// Reports fields that do not go with fair shares.
+fn check_fair(raw: &RawRule, rule: &Rule, problems: &mut Problems<'_>) {
+    if rule.counting.numbers.fair.is_none() {
+        return;
+    }
+    if let (Some(key), true) = (raw.charge_denied.key(), rule.charge_denied) {
+        let message = "a denied request takes no share, so it cannot be charged";
+        problems.report(key, message, "remove `charge_denied`, or remove `fair`");
+    }
+    if let Some(key) = raw.limit_from.key() {
+        let message = "clients share one bucket, so a request cannot bring its limit";
+        let help = "remove `limit_from`, or remove `fair`; weights give clients different shares";
+        problems.report(key, message, help);
     }
 }
 
@@ -451,7 +468,7 @@ pub(super) fn names(raw: Option<&List<Text>>, problems: &mut Problems<'_>) -> Ve
     per
 }
 
-pub(super) fn check_attribute(name: &str, place: Place, problems: &mut Problems<'_>) {
+pub(crate) fn check_attribute(name: &str, place: Place, problems: &mut Problems<'_>) {
     if !is_attribute_name(name) {
         let message = format!("`{}` cannot be the name of an attribute", Short(name));
         let help = "use letters, digits, `_`, `.` and `-`, start with a letter or `_`, 64 characters at most";

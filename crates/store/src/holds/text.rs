@@ -15,6 +15,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use tollgate_core::backoff::Schedule;
+use tollgate_core::fair::{self, Client, Lane, MAX_LANES};
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
 use tollgate_core::{
@@ -43,6 +44,7 @@ const STATES: [(&str, HoldState); 4] = [
     ("expired", HoldState::Expired),
 ];
 const LEDGERED: [(&str, bool); 2] = [("ledgered", true), ("plain", false)];
+const LANES: [(&str, bool); 2] = [("lane", false), ("strict", true)];
 const TICKS: [(&str, Tick); 2] = [("us", Tick::Micro), ("ms", Tick::Milli)];
 
 type Read<T> = Result<T, RecordError>;
@@ -213,6 +215,16 @@ fn write_limit(to: &mut String, limit: &Limit) -> fmt::Result {
         }
         Limit::TokenBucket(it) => meter(to, "token-bucket", it),
         Limit::Gcra(it) => meter(to, "gcra", it),
+        Limit::Fair(it) => {
+            meter(to, "fair", it.meter())?;
+            let client = it.client();
+            write!(to, " {:016x} {} {}", client.id, client.weight, client.lane)?;
+            for lane in it.lanes() {
+                let kind = name(&LANES, lane.strict);
+                write!(to, " {kind}-{}", lane.share)?;
+            }
+            Ok(())
+        }
         Limit::LeakyBucket(it) => {
             meter(to, "leaky-bucket", it.meter())?;
             match it.leaky() {
@@ -359,6 +371,25 @@ impl<'t> Words<'t> {
             }
             "token-bucket" => self.meter()?.map(Limit::TokenBucket),
             "gcra" => self.meter()?.map(Limit::Gcra),
+            "fair" => {
+                let meter = self.meter()?;
+                let client = Client {
+                    id: self.hex("a client", 16)?,
+                    weight: self.number("a weight")?,
+                    lane: self.number("a lane")?,
+                };
+                let mut lanes = Vec::new();
+                while self.rest.is_some() && lanes.len() < MAX_LANES {
+                    lanes.push(self.one_of("a lane", |word| {
+                        let (kind, share) = word.split_once('-')?;
+                        let (_, strict) = LANES.into_iter().find(|(name, _)| *name == kind)?;
+                        let share = digits(share)?;
+                        Some(Lane { share, strict })
+                    })?);
+                }
+                let fair = meter.and_then(|meter| fair::of_parts(meter, &lanes));
+                fair.map(|it| Limit::Fair(it.for_client(client)))
+            }
             "leaky-bucket" => {
                 let meter = self.meter()?;
                 let modes = [("police", false), ("shape", true)];

@@ -13,7 +13,8 @@
 //! later gets its own state, this state starts as a copy of the shared state. So a subject gains nothing by
 //! being new.
 //!
-//! Holds have their own bound: `max_keys`, at most a million.
+//! Fair buckets have their own bound: 64 bytes times `max_keys`. At this bound, new clients of a bucket share a
+//! mark. Holds have their own bound too: `max_keys`, at most a million.
 //!
 //! # The end of time
 //! Instants are exact up to [`Time::MAX`], in the year 2112. A clock at or beyond this instant is wrong, and
@@ -39,7 +40,7 @@ use tollgate_core::{Admission, Balance, Charge, Denial, HoldId, Key, Outcome, Sp
 
 use self::all_charges::{Looks, all_allow, available_units, units_within, weight};
 use self::records::Records;
-use self::shard::Shard;
+use self::shard::{FairMemory, Shard};
 use crate::answer::Answer;
 use crate::clock::{Clock, SystemClock};
 use crate::contract::{
@@ -106,11 +107,12 @@ impl<C: Clock> MemoryStore<C> {
         let wanted = (max_keys / MIN_KEYS_PER_SHARD).clamp(1, MAX_SHARDS);
         let shards = 1 << wanted.ilog2();
         let records = Records::new(max_keys);
+        let fair_memory = Arc::new(FairMemory::new(max_keys));
         let max_keys = max_keys.div_ceil(shards);
         MemoryStore {
             clock,
             shards: (0..shards)
-                .map(|_| Padded(Mutex::new(Shard::new(max_keys))))
+                .map(|_| Padded(Mutex::new(Shard::new(max_keys, Arc::clone(&fair_memory)))))
                 .collect(),
             mask: shards - 1,
             records,

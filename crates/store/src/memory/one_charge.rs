@@ -42,6 +42,8 @@ pub(super) enum Write {
     Charge,
     /// The cost of a denied request that is counted all the same.
     ChargeDenied,
+    /// That the charge has denied a request.
+    NoteDenied,
     /// Nothing.
     Nothing,
 }
@@ -77,6 +79,7 @@ impl Write {
             // Only a hold takes a slot.
             _ if matches!(charge.limit, Limit::Concurrency(_)) => Write::Nothing,
             (false, OnDenied::Charge | OnDenied::Strike(_)) => Write::ChargeDenied,
+            (false, OnDenied::Note) => Write::NoteDenied,
             (true, OnDenied::Strike(_)) if result.struck => Write::ChargeDenied,
             // A request takes nothing from a back-off.
             (true, _) if charge.limit.is_companion() => Write::Nothing,
@@ -269,6 +272,11 @@ fn write_state<A: Kept>(
             let verdict = numbers.decide(state, asked, now);
             outcome_of(numbers, state, verdict, 0, now)
         }
+        Write::NoteDenied => {
+            numbers.note_denied(state, cost, now);
+            let verdict = numbers.decide(state, asked, now);
+            outcome_of(numbers, state, verdict, 0, now)
+        }
     }
 }
 
@@ -284,7 +292,7 @@ pub(super) fn outcome_of<A: Kept>(
     let outcome = Outcome {
         admission: verdict.admission,
         limit: numbers.capacity(),
-        remaining: verdict.available.saturating_sub(taken),
+        remaining: numbers.left(state, verdict.available, taken, now),
         reset_at: numbers.resets_at(state).max(now),
     };
     (outcome, numbers.expires_at(state))

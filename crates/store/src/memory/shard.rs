@@ -1,7 +1,11 @@
 //! A shard has the states of a part of the keys, in one table per algorithm, under one lock.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tollgate_core::backoff::Backoff;
 use tollgate_core::concurrency::Concurrency;
+use tollgate_core::fair::Fair;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -49,6 +53,32 @@ pub(super) struct Others {
     backoffs: Table<Backoff>,
     quotas: Table<Quota>,
     pub(super) slots: Table<Concurrency>,
+    fair: Table<Fair>,
+    /// The memory of fair buckets, in this shard as it was counted last, and in all shards.
+    fair_counted: usize,
+    fair_memory: Arc<FairMemory>,
+}
+
+/// The memory of all fair buckets of a store. One bucket may have many clients, and a shard has only a small
+/// part of the keys. So this memory has a bound of its own, for the whole store.
+#[derive(Debug)]
+pub(super) struct FairMemory {
+    used: AtomicUsize,
+    most: usize,
+}
+
+impl FairMemory {
+    /// Returns the bound of a store of `max_keys` states: as much as these states may have outside tables.
+    pub(super) fn new(max_keys: usize) -> FairMemory {
+        FairMemory {
+            used: AtomicUsize::new(0),
+            most: max_keys.saturating_mul(BYTES_PER_KEY),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.used.load(Ordering::Relaxed) >= self.most
+    }
 }
 
 /// Runs `$body` with the table and the numbers of `$limit`, for any algorithm.
@@ -91,13 +121,17 @@ macro_rules! with_table {
                 let $table = &mut $shard.others.slots;
                 $body
             }
+            Limit::Fair($numbers) => {
+                let $table = &mut $shard.others.fair;
+                $body
+            }
             Limit::Unlimited(_) => $unlimited,
         }
     };
 }
 
 impl Shard {
-    pub(super) fn new(max_keys: usize) -> Shard {
+    pub(super) fn new(max_keys: usize, fair_memory: Arc<FairMemory>) -> Shard {
         Shard {
             meters: Table::new(),
             others: Box::new(Others {
@@ -109,6 +143,9 @@ impl Shard {
                 backoffs: Table::new(),
                 quotas: Table::new(),
                 slots: Table::new(),
+                fair: Table::new(),
+                fair_counted: 0,
+                fair_memory,
             }),
             max_keys,
             shared_until: Time::default(),
@@ -222,10 +259,10 @@ impl Shard {
         }
         // A request that has looked at a state must find it again. So expired states are forgotten here
         // only if there is no room. Otherwise they are forgotten after the request.
-        if self.is_full() {
+        if self.is_full_for(charge.limit) {
             self.forget_expired(SWEEP_FULL, now);
         }
-        let place = if self.is_full() {
+        let place = if self.is_full_for(charge.limit) {
             Place::Shared
         } else {
             Place::New
@@ -285,7 +322,8 @@ impl Shard {
             write
         };
         let shared_is_live = now < self.shared_until;
-        let is_full = matches!(charge.limit, Limit::SlidingLog(_)) && self.is_full();
+        let grows = matches!(charge.limit, Limit::SlidingLog(_) | Limit::Fair(_));
+        let is_full = grows && self.is_full_for(charge.limit);
         let (own, overflow) = (Id::of(charge.key), Id::of(charge.overflow));
         let (outcome, expires_at) = with_table!(self, charge.limit, |table, numbers| {
             match look.place {
@@ -312,6 +350,9 @@ impl Shard {
                 },
             }
         }, unlimited: return unlimited_outcome(now));
+        if let Limit::Fair(_) = charge.limit {
+            self.count_fair_memory();
+        }
         if let Place::Shared = look.place {
             self.shared_until = self.shared_until.max(expires_at);
             self.shared += 1;
@@ -321,7 +362,7 @@ impl Shard {
 
     /// Returns the outcome of `charge`, and changes nothing.
     pub(super) fn peek(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> Outcome {
-        let is_full = self.is_full();
+        let is_full = self.is_full_for(charge.limit);
         let shared_is_live = now < self.shared_until;
         with_table!(self, charge.limit, |table, numbers| {
             let state = match table.find(Id::of(charge.key)) {
@@ -538,6 +579,7 @@ impl Shard {
         self.others.backoffs.shrink();
         self.others.quotas.shrink();
         self.others.slots.shrink();
+        self.others.fair.shrink();
     }
 
     fn forget_expired(&mut self, steps: usize, now: Time) {
@@ -550,6 +592,8 @@ impl Shard {
         self.others.backoffs.forget_expired(steps, now);
         self.others.quotas.forget_expired(steps, now);
         self.others.slots.forget_expired(steps, now);
+        self.others.fair.forget_expired(steps, now);
+        self.count_fair_memory();
     }
 
     pub(super) fn keys(&self) -> usize {
@@ -562,6 +606,7 @@ impl Shard {
             + self.others.backoffs.len()
             + self.others.quotas.len()
             + self.others.slots.len()
+            + self.others.fair.len()
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -574,7 +619,25 @@ impl Shard {
             + self.others.backoffs.bytes()
             + self.others.quotas.bytes()
             + self.others.slots.bytes()
+            + self.others.fair.bytes()
             + size_of::<Others>()
+    }
+
+    /// Returns whether there is no room for one more key of `limit`.
+    fn is_full_for(&self, limit: &Limit) -> bool {
+        let is_fair = matches!(limit, Limit::Fair(_));
+        self.is_full() || (is_fair && self.others.fair_memory.is_full())
+    }
+
+    /// Adds the memory of fair buckets that was taken or freed to that of all shards.
+    fn count_fair_memory(&mut self) {
+        let others = &mut *self.others;
+        let (before, now) = (others.fair_counted, others.fair.heap());
+        if before != now {
+            let used = &others.fair_memory.used;
+            used.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+            others.fair_counted = now;
+        }
     }
 
     /// Returns whether there is no room for one more key. Bytes outside the tables count as keys.

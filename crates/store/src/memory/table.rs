@@ -5,6 +5,7 @@ use std::hash::Hash;
 use hashbrown::{HashMap, HashTable};
 use tollgate_core::backoff::Backoff;
 use tollgate_core::concurrency::{self, Concurrency};
+use tollgate_core::fair::{self, Fair};
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
 use tollgate_core::meter::Meter;
@@ -95,6 +96,18 @@ impl Kept for Concurrency {
 
     fn heap_bytes(state: &concurrency::State) -> usize {
         state.heap_bytes()
+    }
+}
+
+impl Kept for Fair {
+    const GROWS: bool = true;
+
+    fn heap_bytes(state: &fair::State) -> usize {
+        state.heap_bytes()
+    }
+
+    fn relieve(state: &mut fair::State) {
+        state.close();
     }
 }
 
@@ -269,7 +282,7 @@ impl<A: Kept> Table<A> {
         let entry = self.entries.get_bucket_mut(index)?;
         let own = self.numbers.get(entry.numbers)?;
         let before = A::heap_bytes(&entry.state);
-        let changed = change(own, &mut entry.state);
+        let changed = change(&own.asked_by(limit), &mut entry.state);
         self.heap = self.heap + A::heap_bytes(&entry.state) - before;
         Some(changed)
     }

@@ -1,0 +1,346 @@
+//! The numbers of a fair bucket: capacity, refill, lanes, and the client that asks.
+//!
+//! Products stay below 2^53, so that a script with doubles computes the same numbers: see [`of_meter`].
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use super::{MAX_LANES, MAX_WEIGHT, MEMORY, WHOLE};
+use crate::limiting::Limiting as _;
+use crate::meter::{Meter, gcd};
+use crate::param::ParamProblem;
+use crate::units::{EXACT, Scale, Span, Tick};
+use crate::{Inexact, ParamError, Rate};
+
+/// The finest fraction of a token that marks and virtual times are counted in.
+const FINEST: u64 = 1 << 16;
+
+/// A lane: a class of requests with a guaranteed part of the bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lane {
+    /// The guaranteed part, in hundredths of a percent.
+    pub share: u32,
+    /// Whether the lane never gets more than its part.
+    pub strict: bool,
+}
+
+impl Lane {
+    /// The only lane of a bucket without lanes.
+    pub const ONLY: Lane = Lane {
+        share: WHOLE,
+        strict: false,
+    };
+}
+
+/// The client of a request, as a fair bucket sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Client {
+    /// A keyed hash of the client.
+    pub id: u64,
+    /// From 1 to [`MAX_WEIGHT`].
+    pub weight: u32,
+    /// The index of the lane.
+    pub lane: u8,
+}
+
+/// The numbers of a bucket.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Numbers {
+    meter: Meter,
+    lanes: Vec<Lane>,
+    /// The shares of the lanes in lowest terms, and their sum.
+    shares: Vec<u64>,
+    pub(super) whole: u64,
+    /// The capacity of each lane, in units of the meter.
+    full: Vec<u64>,
+    /// How many parts a token has in marks and virtual times.
+    pub(super) scale: u64,
+    /// What the bucket refills within [`MEMORY`], as virtual time of weight 1.
+    pub(super) earned: u64,
+}
+
+/// The numbers of a fair bucket, and the client that asks.
+#[derive(Clone, Debug)]
+pub struct Fair {
+    pub(super) numbers: Arc<Numbers>,
+    client: Client,
+}
+
+/// The numbers alone decide: limits of several clients are the same limit.
+impl PartialEq for Fair {
+    #[inline]
+    fn eq(&self, other: &Fair) -> bool {
+        Arc::ptr_eq(&self.numbers, &other.numbers) || self.numbers == other.numbers
+    }
+}
+
+impl Eq for Fair {}
+
+impl Hash for Fair {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.numbers.hash(state);
+    }
+}
+
+/// Returns a bucket of `capacity` tokens, refilled at `refill`, with one lane for everything.
+///
+/// # Errors
+/// If the numbers cannot be counted exactly, or take longer than 71 years to refill.
+pub fn new(capacity: u64, refill: Rate) -> Result<Fair, ParamError> {
+    with_lanes(capacity, refill, &[Lane::ONLY])
+}
+
+/// Returns a bucket with these lanes. Their shares must add up to [`WHOLE`].
+///
+/// # Errors
+/// As for [`new`], or if the shares are wrong.
+pub fn with_lanes(capacity: u64, refill: Rate, lanes: &[Lane]) -> Result<Fair, ParamError> {
+    let meter = Meter::new(capacity, refill, "capacity", "refill")?;
+    check_lanes(lanes)?;
+    let in_millis = || of_meter(Meter::reduced(capacity, refill, Tick::Milli)?, lanes);
+    let inexact =
+        || ParamProblem::NotExact(format!("{capacity} at a rate of {refill}"), Inexact::Fair);
+    let fair = of_meter(meter, lanes).or_else(in_millis);
+    fair.ok_or_else(|| inexact().of("capacity"))
+}
+
+/// Returns the bucket of these [parts of a meter](Meter::parts), with these lanes.
+///
+/// # Errors
+/// As for [`with_lanes`].
+pub fn of_parts(meter: Meter, lanes: &[Lane]) -> Result<Fair, ParamError> {
+    check_lanes(lanes)?;
+    let inexact = ParamProblem::NotExact("this bucket".to_owned(), Inexact::Fair);
+    of_meter(meter, lanes).ok_or_else(|| inexact.of("capacity"))
+}
+
+/// Fails unless there are one to [`MAX_LANES`] lanes, and their shares add up to [`WHOLE`].
+fn check_lanes(lanes: &[Lane]) -> Result<(), ParamError> {
+    let (sum, whole): (u64, _) = (
+        lanes.iter().map(|it| u64::from(it.share)).sum(),
+        u64::from(WHOLE),
+    );
+    match sum == whole && lanes.len() <= MAX_LANES && lanes.iter().all(|it| it.share > 0) {
+        true => Ok(()),
+        false => Err(ParamProblem::OutOfRange(sum, whole..=whole).of("shares")),
+    }
+}
+
+/// Returns the bucket, or `None` if it cannot be counted exactly. The lanes must be valid.
+///
+/// With `full` units in a full bucket, and `whole` as the sum of the shares in lowest terms, these stay
+/// below 2^53: `(full + whole) × whole`, for the parts of lanes; `full × scale`, for shares as virtual time;
+/// and `scale` times the tokens of two spans of memory, for virtual times.
+fn of_meter(meter: Meter, lanes: &[Lane]) -> Option<Fair> {
+    let (capacity, per_tick, token, tick) = meter.parts();
+    let divisor = lanes
+        .iter()
+        .fold(0, |sum, it| gcd(u64::from(it.share), sum));
+    let shares: Vec<u64> = lanes
+        .iter()
+        .map(|it| u64::from(it.share) / divisor)
+        .collect();
+    let whole: u64 = shares.iter().sum();
+    let full = capacity * token;
+    if full > most_units(whole) {
+        return None;
+    }
+    let ticks = MEMORY.as_micros() / tick.micros();
+    let refilled = ticks.saturating_mul(u64::from(per_tick)) / token;
+    let most = (2 * refilled).max(capacity) + 1;
+    let fits = |scale: u64| {
+        full.saturating_mul(scale) < EXACT / 2 && most.saturating_mul(scale) < EXACT / 4
+    };
+    let mut scale = FINEST;
+    while !fits(scale) {
+        scale /= 2;
+        if scale == 0 {
+            return None;
+        }
+    }
+    let part = |share: &u64| full * share / whole;
+    let numbers = Numbers {
+        lanes: lanes.to_vec(),
+        full: shares.iter().map(part).collect(),
+        shares,
+        whole,
+        scale,
+        earned: refilled * scale,
+        meter,
+    };
+    Some(Fair {
+        numbers: Arc::new(numbers),
+        client: Client {
+            id: 0,
+            weight: 1,
+            lane: 0,
+        },
+    })
+}
+
+/// Returns the most units of a bucket, or of its debt, with this sum of shares.
+fn most_units(whole: u64) -> u64 {
+    (EXACT - 1) / whole - whole - 2
+}
+
+/// The parts of a [`Fair`] that a script needs, beside those of its meter.
+#[derive(Clone, Copy, Debug)]
+pub struct FairParts<'f> {
+    /// The parts of a token in marks and virtual times.
+    pub scale: u64,
+    /// What the bucket refills within [`MEMORY`], as virtual time of weight 1.
+    pub earned: u64,
+    /// The microseconds in a contention epoch.
+    pub epoch: u64,
+    /// The shares of the lanes in lowest terms.
+    pub shares: &'f [u64],
+}
+
+impl Fair {
+    /// Returns the same limit for a request of `client`. A weight of 0 counts as 1, and a lane that does not
+    /// exist as the last one.
+    #[must_use]
+    pub fn for_client(&self, client: Client) -> Fair {
+        let last = self.numbers.lanes.len() - 1;
+        let lane = usize::from(client.lane).min(last);
+        Fair {
+            numbers: Arc::clone(&self.numbers),
+            client: Client {
+                id: client.id,
+                weight: client.weight.clamp(1, MAX_WEIGHT),
+                #[allow(clippy::cast_possible_truncation)] // There are at most eight lanes.
+                lane: lane as u8,
+            },
+        }
+    }
+
+    /// Scales capacity and refill, as far as the result can be counted exactly.
+    pub(crate) fn scaled(&self, scale: Scale) -> Fair {
+        let meter = self.numbers.meter.scaled(scale);
+        let (capacity, _, token, _) = meter.parts();
+        let most = most_units(self.numbers.whole) / token;
+        let fair = of_meter(meter.with_capacity(capacity.min(most)), self.lanes());
+        fair.map_or_else(|| self.clone(), |it| it.for_client(self.client))
+    }
+
+    /// Returns a bucket of other numbers, with the same lanes and client.
+    pub(crate) fn renumbered(&self, capacity: u64, refill: Rate) -> Result<Fair, ParamError> {
+        with_lanes(capacity, refill, self.lanes()).map(|it| it.for_client(self.client))
+    }
+
+    /// Returns the client of the request.
+    #[must_use]
+    pub fn client(&self) -> Client {
+        self.client
+    }
+
+    /// Returns the id under which the bucket knows the client. A client has a mark in each lane.
+    #[must_use]
+    pub fn mark_id(&self) -> u64 {
+        self.client.id ^ u64::from(self.client.lane).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+    }
+
+    /// Returns the bucket as a whole.
+    #[must_use]
+    pub fn meter(&self) -> &Meter {
+        &self.numbers.meter
+    }
+
+    /// Returns the lanes.
+    #[must_use]
+    pub fn lanes(&self) -> &[Lane] {
+        &self.numbers.lanes
+    }
+
+    /// Returns the other numbers.
+    #[must_use]
+    pub fn parts(&self) -> FairParts<'_> {
+        FairParts {
+            scale: self.numbers.scale,
+            earned: self.numbers.earned,
+            epoch: self.epoch(),
+            shares: &self.numbers.shares,
+        }
+    }
+
+    pub(super) fn lane(&self) -> usize {
+        usize::from(self.client.lane)
+    }
+
+    pub(super) fn weight(&self) -> u64 {
+        u64::from(self.client.weight)
+    }
+
+    pub(super) fn token(&self) -> u64 {
+        self.numbers.meter.parts().2
+    }
+
+    pub(super) fn tick(&self) -> Tick {
+        self.numbers.meter.parts().3
+    }
+
+    /// Returns the share of a lane, in lowest terms.
+    pub(super) fn share(&self, lane: usize) -> u64 {
+        self.numbers.shares[lane]
+    }
+
+    /// Returns the capacity of a lane in units.
+    pub(super) fn full(&self, lane: usize) -> u64 {
+        self.numbers.full[lane]
+    }
+
+    /// Returns the most units that may be missing in a lane if up to `most` tokens may be overdrawn.
+    pub(super) fn deepest(&self, lane: usize, most: u64) -> u64 {
+        let overdrawn = most.saturating_mul(self.token());
+        let deepest = self.full(lane).saturating_add(overdrawn);
+        let whole = self.numbers.whole;
+        deepest
+            .min(most_units(whole) / whole * self.share(lane))
+            .max(self.full(lane))
+    }
+
+    /// Returns the length of a contention epoch in microseconds: the time in which the bucket refills, from
+    /// one second to [`MEMORY`].
+    pub(super) fn epoch(&self) -> u64 {
+        let refill = self.numbers.meter.window();
+        refill.clamp(Span::SECOND, MEMORY).as_micros()
+    }
+
+    /// Returns the capacity of a lane in units, its reserve, and the level above which there is a surplus.
+    pub(super) fn levels(&self, lane: usize) -> (u64, u64, u64) {
+        let full = self.full(lane);
+        let reserve = (full / 4).max(self.token().min(full.saturating_sub(self.token())));
+        (full, reserve, (full / 2).max(reserve))
+    }
+
+    /// Returns `units` of a lane as virtual time of a client with this weight, rounded down.
+    pub(super) fn virtual_time(&self, units: u64, weight: u64) -> u64 {
+        units * self.numbers.scale / weight / self.token()
+    }
+
+    /// Returns the virtual time that `cost` tokens take, rounded up.
+    pub(super) fn virtual_cost(&self, cost: u64) -> u64 {
+        (cost * self.numbers.scale).div_ceil(self.weight())
+    }
+
+    /// Returns the largest distance between a virtual time and a mark.
+    pub(super) fn horizon(&self) -> u64 {
+        self.numbers.meter.parts().0 * self.numbers.scale
+    }
+
+    /// Returns the units that the whole bucket refills in `ticks`, but not more than can be missing.
+    pub(super) fn refill(&self, ticks: u64) -> u64 {
+        let (_, per_tick, _, _) = self.numbers.meter.parts();
+        let units = ticks.saturating_mul(u64::from(per_tick));
+        units.min(most_units(self.numbers.whole))
+    }
+
+    /// Returns the part of a lane of the `units` that the bucket refills from `tick` on. The parts of all lanes
+    /// add up to the whole over time, because what a part is short of is in the next one.
+    pub(super) fn refilled(&self, lane: usize, tick: u64, units: u64) -> u64 {
+        let (share, whole) = (self.share(lane), self.numbers.whole);
+        let per_tick = u64::from(self.numbers.meter.parts().1);
+        let remainder = tick % whole * (per_tick % whole) % whole;
+        (remainder + units) * share / whole - remainder * share / whole
+    }
+}

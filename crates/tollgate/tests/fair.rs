@@ -1,0 +1,199 @@
+//! Fair shares through the whole limiter, on a manual clock: who gets how much of a bucket under contention.
+
+#![allow(clippy::panic, clippy::unwrap_used)] // Helpers of tests fail as tests do.
+
+use std::collections::BTreeMap;
+
+use tollgate::{Ask, Attributes, Limiter, ManualClock, MemoryStore, Span, Time, Traced};
+
+const START: Time = Time::from_micros(1_800_000_000_000_000);
+const BUCKET: &str = "algorithm: token-bucket, capacity: 100, refill: 100/s";
+
+type MemoryLimiter = Limiter<Traced<MemoryStore<ManualClock>>>;
+
+fn limiter(text: &str) -> (MemoryLimiter, ManualClock) {
+    let text = format!("version: 1\n{text}");
+    let config = tollgate_config::parse("rules.yaml", &text, &|_| None);
+    let config = config.unwrap_or_else(|error| panic!("{error}"));
+    let clock = ManualClock::at(START);
+    (Limiter::with_clock(&config, clock.clone()).unwrap(), clock)
+}
+
+/// A client that asks `burst` times at once, at every multiple of `gap`.
+#[derive(Clone)]
+struct Asker {
+    attributes: Vec<(&'static str, String)>,
+    starts: Span,
+    gap: Span,
+    burst: u64,
+    units: u64,
+}
+
+fn asker(attributes: &[(&'static str, &str)], gap: Span) -> Asker {
+    let owned = attributes
+        .iter()
+        .map(|(name, value)| (*name, (*value).to_owned()));
+    Asker {
+        attributes: owned.collect(),
+        starts: Span::ZERO,
+        gap,
+        burst: 1,
+        units: 1,
+    }
+}
+
+/// Units that were admitted and requests that were denied, by client.
+type Got = BTreeMap<String, (u64, u64)>;
+
+/// Runs the askers for `seconds`. The value of the first attribute names a client in the result.
+fn run(text: &str, askers: &[Asker], seconds: u64) -> Got {
+    let (limiter, clock) = limiter(text);
+    let mut got = Got::new();
+    let mut events: Vec<(u64, usize)> = Vec::new();
+    for (place, asker) in askers.iter().enumerate() {
+        let gap = asker.gap.as_micros();
+        // Clients do not ask at the same instants.
+        let first = asker.starts.as_micros() + 1 + place as u64 * 2_654_435_761 % gap;
+        let instants = (0..).map(|n| first + n * gap);
+        let instants = instants.take_while(|at| *at < seconds * 1_000_000);
+        events.extend(instants.map(|at| (at, place)));
+    }
+    events.sort_unstable();
+    for (at, place) in events {
+        let asker = &askers[place];
+        clock.set(START + Span::from_micros(at));
+        let pairs = asker.attributes.iter();
+        let attributes: Attributes<'_> = pairs.map(|(name, value)| (*name, &**value)).collect();
+        let (admitted, denied) = got.entry(asker.attributes[0].1.clone()).or_default();
+        for _ in 0..asker.burst {
+            match limiter
+                .ask_now(&attributes, Ask::Exactly(asker.units))
+                .is_allowed()
+            {
+                true => *admitted += asker.units,
+                false => *denied += 1,
+            }
+        }
+    }
+    got
+}
+
+fn shared(fair: &str) -> String {
+    format!("rules:\n  - {{ id: matching, {BUCKET}{fair} }}")
+}
+
+/// The starvation experiment: a client in a loop, and one that asks ten times a second.
+fn loud_and_quiet() -> [Asker; 2] {
+    [
+        asker(&[("tenant", "loud")], Span::from_micros(500)),
+        asker(&[("tenant", "quiet")], Span::from_millis(100)),
+    ]
+}
+
+#[test]
+fn without_fair_shares_a_loud_client_starves_a_quiet_one() {
+    let got = run(&shared(""), &loud_and_quiet(), 10);
+    let (_, denied) = got["quiet"];
+    assert!(denied > 50, "{got:?}");
+}
+
+#[test]
+fn quiet_client_is_never_denied_and_the_loud_one_gets_the_rest() {
+    let got = run(&shared(", fair: { per: [tenant] }"), &loud_and_quiet(), 10);
+    assert_eq!(got["quiet"], (100, 0));
+    let (loud, _) = got["loud"];
+    // The refill of ten seconds, without the share of the quiet client. The capacity comes on top.
+    assert!((880..=1_000).contains(&loud), "{got:?}");
+}
+
+#[test]
+fn one_of_a_thousand_loud_clients_is_never_denied_below_its_share() {
+    let names: Vec<String> = (0..1_000).map(|n| format!("loud-{n}")).collect();
+    // The bucket knows the quiet client before the others come. A new client has saved up nothing yet.
+    let mut askers = vec![Asker {
+        burst: 3,
+        ..asker(&[("tenant", "quiet")], Span::from_secs(30))
+    }];
+    askers.extend(names.iter().map(|name| Asker {
+        starts: Span::from_millis(500),
+        ..asker(&[("tenant", name)], Span::from_millis(500))
+    }));
+    let got = run(&shared(", fair: { per: [tenant] }"), &askers, 61);
+    assert_eq!(got["quiet"], (9, 0));
+    let total: u64 = got.values().map(|(admitted, _)| admitted).sum();
+    assert!((5_978..=6_200).contains(&total), "{total}");
+}
+
+#[test]
+fn shares_follow_the_weights_of_plans() {
+    let plans = "plans: { free: {}, enterprise: {} }
+tenants: { big: { plan: enterprise }, small: { plan: free } }
+";
+    let fair = ", fair: { per: [tenant], weights: { plan: { free: 1, enterprise: 5 } } }";
+    let askers = [
+        asker(&[("tenant", "big")], Span::from_micros(2_500)),
+        asker(&[("tenant", "small")], Span::from_micros(300)),
+    ];
+    let warm = run(&format!("{plans}{}", shared(fair)), &askers, 5);
+    let got = run(&format!("{plans}{}", shared(fair)), &askers, 15);
+    let in_ten_seconds = |name: &str| got[name].0 - warm[name].0;
+    let (big, small) = (in_ten_seconds("big"), in_ten_seconds("small"));
+    assert!((808..=858).contains(&big), "{big} {small}");
+    assert!((161..=172).contains(&small), "{big} {small}");
+    assert!((980..=1_000).contains(&(big + small)), "{big} {small}");
+}
+
+#[test]
+fn lane_gets_its_share_and_borrows_what_is_idle() {
+    let fair =
+        ", fair: { per: [tenant], lanes: { by: priority, shares: { high: 60%, low: 40% } } }";
+    let of = |lane: &'static str| {
+        let attributes = [("priority", lane), ("tenant", "one")];
+        asker(&attributes, Span::from_micros(900))
+    };
+    let both = run(&shared(fair), &[of("high"), of("low")], 20);
+    assert!((1_176..=1_300).contains(&both["high"].0), "{both:?}");
+    assert!((784..=900).contains(&both["low"].0), "{both:?}");
+    // A request of an unknown priority is in the last lane.
+    let alone = run(&shared(fair), &[of("unknown")], 20);
+    assert!((1_960..=2_100).contains(&alone["unknown"].0), "{alone:?}");
+    let strict = fair.replace("low: 40% }", "low: 40% }, strict: [low]");
+    let alone = run(&shared(&strict), &[of("low")], 20);
+    assert!((784..=840).contains(&alone["low"].0), "{alone:?}");
+}
+
+#[test]
+fn shares_go_by_units_and_not_by_requests() {
+    let few = Asker {
+        units: 7,
+        ..asker(&[("tenant", "few")], Span::from_millis(5))
+    };
+    let many = asker(&[("tenant", "many")], Span::from_micros(700));
+    let got = run(&shared(", fair: { per: [tenant] }"), &[few, many], 30);
+    let (few, many) = (got["few"].0, got["many"].0);
+    assert!(few.abs_diff(many) <= 120, "{got:?}");
+}
+
+#[test]
+fn denial_by_another_rule_takes_no_share() {
+    let text = format!(
+        "{}\n  - {{ id: own, per: [tenant], algorithm: fixed-window, limit: 3, window: 1h }}",
+        shared(", fair: { per: [tenant] }")
+    );
+    let got = run(&text, &loud_and_quiet(), 2);
+    assert_eq!((got["loud"].0, got["quiet"].0), (3, 3));
+}
+
+#[test]
+fn explain_tells_the_weight_and_the_lane_of_a_request() {
+    let fair = ", fair: { per: [tenant], weights: { plan: { pro: 5 } }, lanes: { by: priority, shares: { high: 60%, low: 40% } } }";
+    let (limiter, _) = limiter(&shared(fair));
+    let attributes = Attributes::from([("tenant", "a"), ("plan", "pro"), ("priority", "high")]);
+    let told = limiter.explain(&attributes)[0].to_string();
+    assert_eq!(
+        told,
+        "matching: applies, cost 1, one allowance for all: capacity 100 (rule), refill 100/s (rule), fair per tenant, \
+         weights by plan: pro 5, lanes by priority: high 60% low 40%, otherwise low (rule), weight 5 (this client, by \
+         plan), lane high (this request, by priority)"
+    );
+}
