@@ -329,7 +329,7 @@ impl Limiting for Fair {
         let (pool, _, _, _) = self.look(state, 0, now);
         let token = i64::try_from(self.token()).unwrap_or(i64::MAX);
         let lane = self.lane();
-        difference(self.numbers.full[lane], pool.lanes[lane].missing).div_euclid(token)
+        difference(self.full(lane), pool.lanes[lane].missing).div_euclid(token)
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
