@@ -29,12 +29,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "URL")]
     live: Option<String>,
 
-    #[command(flatten)]
-    connect: ConnectArgs,
-
     /// Print the findings as a JSON array of {level, check, found, help}
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
 }
 
 pub(crate) async fn run(args: &Args) -> CommandResult {

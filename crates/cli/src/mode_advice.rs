@@ -227,6 +227,7 @@ mod tests {
 
     const RULES: &str = "
 version: 1
+subjects: { hash_secret: a secret of the tests of doctor }
 store: { redis: { url: 'redis://127.0.0.1:1' } }
 rules:
   - { id: api, per: [user], algorithm: gcra, rate: 1000/s, burst: 2000 }
