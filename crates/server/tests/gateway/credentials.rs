@@ -19,10 +19,7 @@ fn gate_with_keys(rows: &[&str], columns: &str, more: &str) -> Gate {
         writeln!(table, ",{rest}").unwrap();
     }
     std::fs::write(folder.path().join("keys.csv"), table).unwrap();
-    let yaml = format!(
-        "version: 1\nserver: {{ http: \"127.0.0.1:0\", gateway: \"127.0.0.1:0\" }}\n\
-         authentication: {{ api_keys: {{ file: keys.csv }} }}\n{more}"
-    );
+    let yaml = format!("{more}server: {{ http: \"127.0.0.1:0\", gateway: \"127.0.0.1:0\" }}\n");
     let file = folder.path().join("rules.yaml");
     std::fs::write(&file, yaml).unwrap();
     Gate::of_config(tollgate_config::load(&file).unwrap_or_else(|error| panic!("{error}")))
