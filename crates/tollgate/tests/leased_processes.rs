@@ -1,4 +1,4 @@
-//! Three processes in leased mode on one Redis, on a cluster, and behind Sentinels. They are killed and stopped while they work. All
+//! Three processes in leased mode on one Redis, and on a cluster. They are killed and stopped while they work. All
 //! together never admit more than the limit, in any span of time.
 //!
 //! Each process is this test program again, with the variable `WORKER` set. It writes the instant of each admitted
@@ -20,7 +20,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tollgate::{Attributes, Engine, Limit, Rate, Span, Time};
-use tollgate_rig::{Cluster, Redis, Sentinels, wait};
+use tollgate_rig::{Cluster, Redis, wait};
 
 const WORKER: &str = "TOLLGATE_TEST_WORKER";
 /// A request that took longer was stopped in between, so the instant of its admission is not known.
@@ -184,39 +184,6 @@ fn hammer(store: &str, rule: &str, limit: &Limit) {
     assert!(covered > 100, "{covered} of {}", uses.len());
     let forgotten = Vec::new();
     judge::check(limit, &world::Outcomes { uses, forgotten }).unwrap();
-}
-
-/// The master dies, and a replica takes its place. What the master had not sent to the replica is forgotten: at most
-/// the whole state, which is the capacity. Slices of the old master are used to their end and no longer.
-#[test]
-fn processes_behind_sentinels_exceed_a_limit_by_at_most_what_a_failover_forgot() {
-    let sentinels = Sentinels::start();
-    let urls = sentinels.urls().join("\", \"");
-    let name = Sentinels::MASTER;
-    let store = format!("mode: sentinel, urls: [\"{urls}\"], sentinel_master: {name}");
-    let (limit, rule) = rate();
-    let folder = tempfile::tempdir().unwrap();
-    let mut fleet = Fleet::new(folder.path(), &store, rule);
-    for _ in 0..3 {
-        fleet.start_worker();
-    }
-    wait::until("the processes use slices", Duration::from_secs(60), || {
-        fleet.uses().1 > 100
-    });
-    let killed_at = Time::from_micros(micros());
-    sentinels.kill_primary();
-    sentinels.wait_for_failover();
-    let before = fleet.uses().1;
-    wait::until("slices of the new master", Duration::from_secs(60), || {
-        fleet.uses().1 > before + 200
-    });
-    for worker in &mut fleet.workers {
-        worker.kill().unwrap();
-        worker.wait().unwrap();
-    }
-    let (uses, _) = fleet.uses();
-    let forgotten = vec![(killed_at, limit.capacity())];
-    judge::check(&limit, &world::Outcomes { uses, forgotten }).unwrap();
 }
 
 fn rate() -> (Limit, &'static str) {
