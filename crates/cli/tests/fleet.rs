@@ -98,7 +98,12 @@ fn blocks_and_rollbacks_at_one_instance_hold_at_the_other() {
     wait::until("the new file is in force", LIMIT, || {
         (one.limit(), other.limit()) == (7, 7)
     });
-    let versions = one.run(&["config", "versions"]);
+    // A version is recorded after it was put in force.
+    let versions = || one.run(&["config", "versions"]);
+    wait::until("both versions are listed", LIMIT, || {
+        versions().lines().count() == 2
+    });
+    let versions = versions();
     let older = versions.lines().nth(1).unwrap().split(' ').next().unwrap();
     let shown = other.run(&["config", "show", older]);
     assert!(
