@@ -24,8 +24,8 @@ use tollgate_core::{Charge, HoldId, Key, Limit, Span, Tag, Time, Token};
 use tollgate_redis::{Options, RedisStore, Servers};
 use tollgate_rig::{Cluster, wait};
 use tollgate_store::{
-    Answer, Applied, Ask, Balance, Extended, Guarantee, Held, HoldRecord, ManualClock, NewHold,
-    Reply, Settle, Settled, Store, StoreError, Usage,
+    AllowanceLevel, Answer, Applied, Ask, Balance, Extended, Guarantee, Held, HoldRecord,
+    ManualClock, NewHold, Reply, Settle, Settled, Store, StoreError, Usage,
 };
 
 use common::{LIMIT, LONG, RUNTIME, block_on, charge, take};
@@ -459,6 +459,17 @@ impl Store for Spread {
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
         Answer::later(async move { self.0.balance(&Spread::spread(&[*charge])[0]).await })
+    }
+
+    fn report<'a>(
+        &'a self,
+        charge: &'a Charge<'a>,
+        units: u64,
+    ) -> Reply<'a, Option<AllowanceLevel>> {
+        Answer::later(async move {
+            let charge = Spread::spread(&[*charge])[0];
+            self.0.report(&charge, units).await
+        })
     }
 
     fn usage<'a>(&'a self) -> Reply<'a, Usage> {
