@@ -1,24 +1,28 @@
 //! `tollgate advise`: ten questions lead to a rule, with reasons, its cost and its promise. A log gives the numbers.
 
 use std::io::{BufRead, IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde_json::json;
-use tollgate::{Config, Span, parse};
+use tollgate::{Config, Span, parse, wait_in_words};
 use tollgate_rules::document::duration;
 use tollgate_rules::is_attribute_name;
-use tollgate_simulate::advise::{Advice, Answers, Bursts, CostKind, Failure, What, advise};
+use tollgate_simulate::advise::{
+    Advice, AdviceError, Answers, Bursts, CostKind, Failure, What, advise,
+};
 use tollgate_simulate::demand::{Demand, DemandFigures};
-use tollgate_simulate::log::{Fields, Progress, Replay, Source};
+use tollgate_simulate::log::{Fields, Format, Progress, Replay, Source};
 use tollgate_simulate::report::Report;
 use tollgate_simulate::{Simulation, offline};
 
+use crate::connect::ConnectArgs;
+use crate::live_demand::{self, LiveRule};
 use crate::request::attribute;
 use crate::{CommandResult, config};
 
-/// Asks ten questions, and answers with a rule, the reasons, what it costs and what it promises. Each question is
-/// a flag too. Without a terminal, flags that are not given have their defaults.
+/// Asks ten questions, and proposes a rule, with the reasons for it, its cost and its promise. A flag answers each
+/// question in advance. Without a terminal, flags that are not given have their defaults.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// What to limit: requests per time, an amount in a calendar period, or work at the same time
@@ -69,9 +73,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     limit: Option<u64>,
 
-    /// The time that the limit is for
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = window)]
-    window: Span,
+    /// The time that the limit is for [default: 1m, or a month for a quota]
+    #[arg(long, value_name = "DURATION", value_parser = window)]
+    window: Option<Span>,
 
     /// Propose the limit from access logs, as `simulate` reads them, and show who would be denied
     #[arg(long, short, value_name = "FILE", num_args = 1..)]
@@ -81,6 +85,23 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ATTRIBUTE=FIELD", value_parser = attribute, requires = "log")]
     map: Vec<(String, String)>,
 
+    /// The format of the logs [default: guessed from the first lines]
+    #[arg(long, value_name = "FORMAT", value_parser = ["combined", "json", "envoy", "alb"], requires = "log")]
+    format: Option<String>,
+
+    /// Give all requests of the log an attribute, such as tenant=acme
+    #[arg(long, value_name = "ATTRIBUTE=VALUE", value_parser = attribute, requires = "log")]
+    set: Vec<(String, String)>,
+
+    /// Propose the limit from the counts of the instance with this admin door: what --rule denies there, or would deny in
+    /// shadow
+    #[arg(long, value_name = "URL", requires = "rule", conflicts_with = "log")]
+    live: Option<String>,
+
+    /// The rule whose counts --live reads
+    #[arg(long, value_name = "ID", requires = "live")]
+    rule: Option<String>,
+
     /// Print only the config
     #[arg(long, conflicts_with = "json")]
     only_config: bool,
@@ -88,7 +109,13 @@ pub(crate) struct Args {
     /// Print the advice as JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    connect: ConnectArgs,
 }
+
+/// The window of a quota, if none is given.
+const MONTH: Span = Span::from_secs(30 * 86_400);
 
 #[derive(Clone, Copy, ValueEnum)]
 enum WhatArg {
@@ -175,13 +202,32 @@ fn is_yes(answer: Answer) -> bool {
 }
 
 pub(crate) fn run(args: &Args) -> CommandResult {
+    if args.log.iter().any(|path| path == Path::new("-")) {
+        return Err("error: `advise` reads a log twice, so it cannot read the standard input: write the log to a file first".to_owned());
+    }
     let asks = std::io::stdin().is_terminal() && !args.json && !args.only_config;
+    let what = answer(args.what, "What is limited?", WhatArg::Rate, asks)?;
+    let window = args.window.unwrap_or(match what {
+        WhatArg::Quota => MONTH,
+        WhatArg::Rate | WhatArg::Concurrency => Span::MINUTE,
+    });
     let demand = match args.log.is_empty() {
         true => None,
-        false => Some(demand(args)?),
+        false => Some(demand(args, window)?),
     };
-    let answers = answers(args, demand, asks)?;
-    let advice = advise(&answers).map_err(|error| config::render(&error))?;
+    let live = match args.live.as_deref().zip(args.rule.as_deref()) {
+        Some((live, rule)) => Some(live_demand::read(live, rule, &args.connect)?),
+        None => None,
+    };
+    let proposed = demand
+        .map(|it| it.proposed())
+        .or(live.as_ref().map(|it| it.counts.proposed(window)));
+    let subjects = demand.map(|it| it.subjects);
+    let answers = answers(args, what, window, (proposed, subjects), asks)?;
+    let advice = advise(&answers).map_err(|error| match error {
+        AdviceError::Invalid(error) => config::render(&error),
+        error => format!("error: {error}"),
+    })?;
     let replayed = match args.log.is_empty() {
         true => None,
         false => Some(replay(args, &advice)?),
@@ -189,20 +235,27 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     if args.only_config {
         print!("{}", advice.config);
     } else if args.json {
-        let all =
-            json!({ "advice": advice, "demand": demand, "log": replayed.as_ref().map(denied) });
+        let all = json!({ "advice": advice, "demand": demand, "log": replayed.as_ref().map(denied), "live": live.as_ref().map(|live| counted(live, window)) });
         println!(
             "{}",
             serde_json::to_string_pretty(&all).map_err(crate::failed)?
         );
     } else {
         print!("{}", text(&advice, &answers, demand, replayed.as_ref()));
+        if let Some(live) = &live {
+            print!("{}", live_text(live, window));
+        }
     }
     Ok(true)
 }
 
-fn answers(args: &Args, demand: Option<DemandFigures>, asks: bool) -> Result<Answers, String> {
-    let what = answer(args.what, "What is limited?", WhatArg::Rate, asks)?;
+fn answers(
+    args: &Args,
+    what: WhatArg,
+    window: Span,
+    (proposed, subjects): (Option<u64>, Option<u64>),
+    asks: bool,
+) -> Result<Answers, String> {
     let exact = answer(
         args.exact,
         "Must no window ever exceed the limit?",
@@ -214,7 +267,7 @@ fn answers(args: &Args, demand: Option<DemandFigures>, asks: bool) -> Result<Ans
     let memory = answer(args.small_memory, "Is memory scarce?", Answer::No, asks)?;
     let failure = answer(
         args.failure,
-        "While the store is down?",
+        "What happens while the store is down?",
         FailureArg::Local,
         asks,
     )?;
@@ -248,10 +301,7 @@ fn answers(args: &Args, demand: Option<DemandFigures>, asks: bool) -> Result<Ans
             CostArg::Varies => CostKind::Varies,
             CostArg::Later => CostKind::Later,
         },
-        subjects: args
-            .subjects
-            .or(demand.map(|it| it.subjects))
-            .unwrap_or(10_000),
+        subjects: args.subjects.or(subjects).unwrap_or(10_000),
         small_memory: is_yes(memory),
         failure: match failure {
             FailureArg::Open => Failure::Open,
@@ -262,8 +312,8 @@ fn answers(args: &Args, demand: Option<DemandFigures>, asks: bool) -> Result<Ans
         fleet: is_yes(fleet),
         together: is_yes(together),
         per: args.per.clone(),
-        limit: args.limit.or(demand.map(|it| it.proposed())).unwrap_or(100),
-        window: args.window,
+        limit: args.limit.or(proposed).unwrap_or(100),
+        window,
     })
 }
 
@@ -278,10 +328,11 @@ fn each_request(
         let failed = |error| format!("error: failed to read {}: {error}", path.display());
         Source::open(path, &progress).map_err(failed)
     });
+    let format = args.format.as_deref();
     let fields = Fields {
-        format: None,
+        format: format.and_then(Format::named),
         mapped: args.map.clone(),
-        fixed: Vec::new(),
+        fixed: args.set.clone(),
     };
     let sources = sources.collect::<Result<Vec<Source>, String>>()?;
     let replayed = Replay::new(config, fields, sources).run(each);
@@ -291,10 +342,10 @@ fn each_request(
 }
 
 /// Counts the demand of the subjects in the logs.
-fn demand(args: &Args) -> Result<DemandFigures, String> {
+fn demand(args: &Args, window: Span) -> Result<DemandFigures, String> {
     let empty = parse("rules", "{ version: 1, rules: [] }", &|_| None);
     let empty = empty.map_err(|error| config::render(&error))?;
-    let mut demand = Demand::new(args.window);
+    let mut demand = Demand::new(window);
     each_request(args, &empty, &mut |time, attributes| {
         if let Some(subject) = attributes.get(&args.per) {
             demand.add(subject, time);
@@ -322,6 +373,38 @@ fn replay(args: &Args, advice: &Advice) -> Result<Report, String> {
     Ok(simulation.finish())
 }
 
+fn counted(live: &LiveRule, window: Span) -> serde_json::Value {
+    let counts = live.counts;
+    json!({
+        "rule": live.id,
+        "state": live.state,
+        "checks": counts.checks,
+        "denied": counts.denied,
+        "busiestInWindow": counts.busiest_in(window),
+    })
+}
+
+/// Writes what the instance counts. It knows its busiest subjects only, so there are no percentiles.
+fn live_text(live: &LiveRule, window: Span) -> String {
+    let (counts, is_shadow) = (live.counts, live.state == "shadow");
+    let verb = if is_shadow { "would deny" } else { "denied" };
+    let busiest = match counts.busiest_in(window) {
+        0 => "not known yet, because an instance looks at a sample of its checks".to_owned(),
+        most => format!("about {most} requests in {window}"),
+    };
+    format!(
+        "live     {} ({}, limit {}) {verb} {} of {} checks in {}\n\
+        \x20        busiest subject: {busiest}\n\
+        \x20        an instance does not know the demand of all subjects: a log does\n",
+        live.id,
+        live.state,
+        counts.limit,
+        counts.denied,
+        counts.checks,
+        wait_in_words(counts.counted_for)
+    )
+}
+
 fn denied(report: &Report) -> serde_json::Value {
     let rule = report.new.rules.first();
     let rows = rule.map(|rule| &rule.most_denied);
@@ -339,13 +422,23 @@ fn text(
         text += &format!("why      {reason}\n");
     }
     text += &format!("promise  {}\n", advice.promise);
-    let mebibytes = advice.bytes as f64 / f64::from(1 << 20);
+    let in_words = |bytes: u64| match bytes {
+        0..1_048_576 => format!("{} KiB", bytes.div_ceil(1024)),
+        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+    };
     text += &match answers.fleet {
         true => format!(
-            "cost     {} bytes of Redis for a subject, {mebibytes:.1} MiB for {}; {} us of Redis CPU for a check\n",
-            advice.bytes_per_subject, answers.subjects, advice.redis_micros
+            "cost     {} bytes of Redis for a subject, {} for {}; {} us of Redis CPU for a check\n",
+            advice.bytes_per_subject,
+            in_words(advice.bytes),
+            answers.subjects,
+            advice.redis_micros
         ),
-        false => "cost     no Redis: the state is in memory\n".to_owned(),
+        false => format!(
+            "cost     no Redis: {} of memory for {} subjects\n",
+            in_words(advice.memory_bytes),
+            answers.subjects
+        ),
     };
     if let Some(check) = advice.simulation {
         text += &format!(
@@ -356,6 +449,9 @@ fn text(
             Some((most, millis)) => format!(", at most {most} in {}\n", Span::from_millis(millis)),
             None => "\n".to_owned(),
         };
+        if check.scale < 1.0 {
+            text += &format!("         simulated at {} of the limit\n", check.scale);
+        }
     }
     if let Some(demand) = demand {
         text += &format!(

@@ -1,4 +1,4 @@
-//! `tollgate audit`: prints the audit trail of all instances, or that in the file of one of them.
+//! `tollgate audit`: prints the audit trail of all instances, or the file of one instance.
 
 use std::path::{Path, PathBuf};
 

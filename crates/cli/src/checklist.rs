@@ -270,7 +270,8 @@ fn timeout(redis: &Redis) -> Finding {
     )
 }
 
-/// Compares the memory that the rules need for so many subjects each with what the servers of the store may use.
+/// Compares two amounts: the memory that the rules need if each has `subjects` subjects, and the `maxmemory` of the
+/// store's servers.
 pub(crate) fn memory(config: &Config, subjects: u64, found: &[Finding]) -> Option<Finding> {
     if config.store == Store::Memory && config.stores.is_empty() {
         return None;

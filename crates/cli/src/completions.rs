@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "tollgate", &mut script);
     match std::io::stdout().write_all(&script) {
-        // The reader may have read as much as it wanted.
+        // A reader such as `head` may have closed the pipe.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(crate::failed(error)),
         _ => Ok(true),
     }

@@ -52,6 +52,8 @@ pub(crate) const SHORT: Duration = Duration::from_secs(10);
 pub(crate) enum Call<'c> {
     Get(&'c [(&'c str, &'c str)]),
     Post(&'c Value),
+    /// A query whose secrets are in the body: proxies log addresses.
+    Search(&'c [(&'c str, &'c str)], &'c Value),
     Delete(&'c [(&'c str, &'c str)]),
 }
 
@@ -134,6 +136,7 @@ impl Door<'_> {
         let sent = match call {
             Call::Get(query) => self.request(agent.get(&url), query).call(),
             Call::Post(body) => self.request(agent.post(&url), &[]).send_json(body),
+            Call::Search(query, body) => self.request(agent.post(&url), query).send_json(body),
             Call::Delete(query) => self.request(agent.delete(&url), query).call(),
         };
         sent.map_err(|error| self.failed(path, &error))

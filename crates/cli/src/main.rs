@@ -5,8 +5,9 @@
 //! * 0: success.
 //! * 1: a negative result. `check`, `explain`: denied. `validate`: a file has problems. `diff`: the configs
 //!   differ. `doctor`: a finding is bad. `health`: the server is not ready, or does not answer. `why`: no denial
-//!   was found. `test`: a test failed. `simulate`: more is denied than `--max-denied`. `reconcile`: counters differ from the ledger. `import`: nothing could be converted. `serve`: a
-//!   second signal ended the server before it had answered all requests.
+//!   was found. `test`: a test failed. `simulate`: more is denied than `--max-denied`. `reconcile`:
+//!   counters differ from the ledger. `import`: nothing could be converted. `serve`: a second signal ended the
+//!   server before it had answered all requests.
 //! * 2: a failure, such as wrong usage, no usable config, or no server.
 
 #![allow(
@@ -32,6 +33,7 @@ mod explain;
 mod export;
 mod health;
 mod import;
+mod live_demand;
 mod logs;
 mod mode_advice;
 mod overrides;

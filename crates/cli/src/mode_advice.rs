@@ -12,10 +12,10 @@ use crate::failed;
 /// The time between the two readings.
 const BETWEEN: Duration = Duration::from_secs(2);
 const HELP: &str = "give the address of the instance's admin door with --live; `server.admin` in the config opens it";
-/// From this many decisions per second on, a subject has enough in each slice of 100 ms to be leased.
+/// From this many decisions per second on, a subject has enough requests in each slice of 100 ms for leased mode.
 const BUSY: f64 = 100.0;
-/// From this many store calls per second on, one key is better split. One thread of Redis serves about ten times as
-/// many.
+/// From this many store calls per second on, one key should be split. One thread of Redis serves about ten times as
+/// many calls.
 const HOT: f64 = 10_000.0;
 /// With a p99 of the store above this, in microseconds, a slow store is felt in every answer.
 const SLOW: u64 = 20_000;
@@ -91,7 +91,7 @@ pub(crate) fn find(
     std::thread::sleep(BETWEEN);
     let after = read()?;
     if config.is_local() && config.stores.is_empty() {
-        let found = "the store is in memory: every mode decides here";
+        let found = "the store is in memory: all modes decide in this process";
         return Ok(vec![Finding::ok("modes", found)]);
     }
     Ok(advise(&before, &after, config))

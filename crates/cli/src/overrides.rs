@@ -27,7 +27,7 @@ enum Command {
 #[derive(clap::Args)]
 #[command(
     group(ArgGroup::new("scope").required(true).args(["subject", "tenant", "plan", "everyone"])),
-    group(ArgGroup::new("change").required(true).args(["numbers", "scale", "state", "mode"])),
+    group(ArgGroup::new("change").required(true).args(["numbers", "scale", "state", "rollout", "mode"])),
 )]
 struct SetArgs {
     /// Change the limits of this subject, such as user=ann or ip=10.0.0.0/8. Needs --for or --forever
@@ -61,6 +61,10 @@ struct SetArgs {
     /// Set the state of the rule: enforce, shadow or disabled; only with --everyone
     #[arg(long, value_name = "STATE")]
     state: Option<String>,
+
+    /// Apply the rule to this share of its subjects, such as 25%; only with --everyone and --rule
+    #[arg(long, value_name = "PERCENT")]
+    rollout: Option<String>,
 
     /// Set where the rule's requests are decided: exact, leased or async
     #[arg(long, value_name = "MODE")]
@@ -123,6 +127,7 @@ fn set(args: &SetArgs) -> CommandResult {
         ("rule", &args.rule),
         ("scale", &args.scale),
         ("state", &args.state),
+        ("rollout", &args.rollout),
         ("mode", &args.mode),
         ("for", &args.lasts),
     ];

@@ -228,8 +228,8 @@ impl StopSignals {
         }
     }
 
-    /// Waits for a signal. Returns how long the server goes on: not at all after Ctrl-C, because nobody
-    /// waits for load balancers then.
+    /// Waits for a signal. Returns the drain time: zero after Ctrl-C, because a person who presses it wants the
+    /// server to end now.
     async fn drain_time(&mut self, configured: Span) -> Duration {
         let drain = match self.next().await {
             StopSignal::Terminate => configured,
@@ -341,6 +341,7 @@ fn describe_door_error(error: &DoorError) -> String {
             format!("check server.{door} in the config")
         }
         ListenError::Upstream(_) => "check upstreams in the config".to_owned(),
+        ListenError::Threads(_) => "raise the limit of threads (ulimit -u)".to_owned(),
     };
     format!("error: {error}\nhelp: {help}")
 }
@@ -521,7 +522,7 @@ mod tests {
         assert_eq!(lines(&format!("{doors}, {tokens}")), none);
         let mutual = "tls: { cert: c, key: k, client_ca: a }";
         assert_eq!(lines(&format!("{doors}, {mutual}")), none);
-        // TLS alone keeps nobody away.
+        // TLS without a token or a client certificate admits every client.
         assert_eq!(
             lines(&format!("{doors}, tls: {{ cert: c, key: k }}")).len(),
             2

@@ -52,7 +52,7 @@ pub(crate) struct FilterArgs {
     #[arg(long, value_name = "RULE")]
     rule: Option<String>,
 
-    /// Show only denials at this door: http, auth, grpc or resp
+    /// Show only denials at this door: http, auth, grpc, resp or gateway
     #[arg(long, value_name = "DOOR")]
     door: Option<String>,
 
@@ -84,8 +84,22 @@ pub(crate) fn ask(
     query: &[(&'static str, String)],
     timeout: Option<std::time::Duration>,
 ) -> Result<Value, String> {
-    let query: Vec<(&str, &str)> = query.iter().map(|(name, text)| (*name, &**text)).collect();
-    let call = Call::Get(&query);
+    let mut attributes = serde_json::Map::new();
+    let mut rest = Vec::new();
+    for (name, text) in query {
+        match text.split_once('=').filter(|_| *name == "subject") {
+            Some((attribute, value)) => {
+                attributes.insert(attribute.to_owned(), value.into());
+            }
+            None => rest.push((*name, text.as_str())),
+        }
+    }
+    let has_subject = !attributes.is_empty();
+    let body = serde_json::json!({ "attributes": attributes });
+    let call = match has_subject {
+        true => Call::Search(&rest, &body),
+        false => Call::Get(&rest),
+    };
     match timeout {
         Some(timeout) => admin.call_within(timeout, "/v1/denials", &call),
         None => admin.call("/v1/denials", &call),

@@ -85,5 +85,5 @@ fn http_examples_give_the_shown_output() {
 
 #[test]
 fn admin_examples_give_the_shown_output() {
-    examples_give_the_shown_output(include_str!("../../../docs/admin.md"), 12);
+    examples_give_the_shown_output(include_str!("../../../docs/admin.md"), 15);
 }

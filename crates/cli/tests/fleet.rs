@@ -202,6 +202,15 @@ fn instances_on_one_store_are_listed() {
     let address = other.admin.strip_prefix("http://").unwrap();
     assert_eq!(instances[1]["admin"], address);
     assert_eq!(instances[1]["state"], "up");
+    // The health of the other instance shows here too.
+    assert_eq!(instances[1]["health"]["store"], "redis");
+    assert!(instances[1]["health"]["configRejected"].is_null());
+    let wrong = rules(&redis, 5).replace("limit:", "limmit:");
+    std::fs::write(&path, wrong).unwrap();
+    wait::until("the other instance tells its problem", LIMIT, || {
+        let told = list()[1]["health"]["configRejected"].clone();
+        !told.is_null()
+    });
     // An instance that stops takes its line along.
     assert_eq!(other.serving.interrupt().1, Some(0));
     assert_eq!(list().len(), 1);

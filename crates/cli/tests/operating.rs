@@ -95,6 +95,14 @@ fn commands_of_the_guide_give_the_shown_output() {
         if let Some(block) = block.strip_prefix("yaml\n") {
             guide.write(block);
         }
+        if let Some(block) = block.strip_prefix("sh\n") {
+            // Only the start of a server, and the address of another machine.
+            let starts = ["tollgate serve ", "export TOLLGATE_ADMIN_URL=https://10."];
+            assert!(
+                starts.iter().any(|start| block.starts_with(start)),
+                "{block}"
+            );
+        }
         for example in block
             .strip_prefix("console\n")
             .unwrap_or_default()

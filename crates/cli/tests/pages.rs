@@ -64,6 +64,21 @@ fn every_pattern_is_valid_and_passes_its_tests() {
 }
 
 #[test]
+fn fair_example_is_valid_and_passes_its_tests() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/fair");
+    for (command, file) in [("validate", "fair.yaml"), ("test", "fair.test.yaml")] {
+        let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args([command, file])
+            .current_dir(&folder)
+            .output()
+            .unwrap();
+        let printed = String::from_utf8_lossy(&output.stdout);
+        let failed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command}: {printed}{failed}");
+    }
+}
+
+#[test]
 fn exit_codes_tell_failed_tests_from_wrong_files() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
@@ -126,11 +141,4 @@ fn exit_codes_tell_failed_tests_from_wrong_files() {
         (Some(2), true),
         "{printed}"
     );
-}
-
-#[test]
-fn choosing_page_gives_the_shown_output() {
-    let folder = tempfile::tempdir().unwrap();
-    let page = include_str!("../../../docs/choosing.md");
-    assert_eq!(page::run(page, folder.path()), 8);
 }

@@ -1,6 +1,6 @@
 //! Runs the commands of `docs/production.md` that have an output, with a real Redis and PostgreSQL, and compares
-//! the output. A block of YAML that names a file starts a server. Of the `sh` blocks, the test runs the restart of
-//! the server, and the commands that restore a ledger.
+//! the output. A block of YAML that names a file starts a server. Of the `sh` blocks, the test runs all but the start of
+//! a server: commands of `tollgate`, the restart of the server, and the commands that restore a ledger.
 
 #![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
 
@@ -19,6 +19,13 @@ const ALERTS: &str = include_str!("../../../deploy/prometheus/tollgate.rules.yml
 const TOKEN: &str = "test2";
 /// The commands that restore a ledger are run while the server is stopped.
 const RESTORE: &str = "mkdir lost && mv ledger.db*";
+/// Follows the denials until there is one. Denials in the same second would be left out of the journal.
+const FOLLOW: &str = "\
+    timeout 60 LINE >tail.out & \
+    while kill -0 $! && ! [ -s tail.out ]; do \
+        sleep 1.1; tollgate check --server http://127.0.0.1:8080 action=search tenant=acme api_key=k1 >check.out; \
+    done; \
+    kill $!; cat tail.out; rm tail.out";
 const RESTART: &str = "systemctl restart tollgate";
 /// The environment of the config.
 const SECRETS: [(&str, &str); 2] = [
@@ -94,6 +101,20 @@ impl Guide {
         }
     }
 
+    /// Runs commands whose output the page does not show. Returns their number.
+    fn run_block(&self, block: &str) -> usize {
+        for line in block.lines() {
+            let line = line.split(" #").next().unwrap();
+            if line.starts_with("tollgate tail") {
+                let printed = self.run_line(&FOLLOW.replace("LINE", line));
+                assert!(printed.contains("api"), "{line}: {printed}");
+            } else {
+                self.run_line(line);
+            }
+        }
+        block.lines().count()
+    }
+
     fn run_line(&self, line: &str) -> String {
         let mut line = self.with_servers(line);
         let mut admin = String::new();
@@ -131,7 +152,7 @@ fn commands_of_the_page_give_the_shown_output() {
     let mut guide = Guide::new();
     let mut commands = 0;
     let mut wrong = String::new();
-    let (mut restored, mut restarts) = (false, 0);
+    let (mut restored, mut restarts, mut commands_without_output) = (false, 0, 0);
     for block in DOCS.split("\n```").skip(1).step_by(2) {
         if let Some(block) = block.strip_prefix("yaml\n") {
             guide.write(block);
@@ -144,10 +165,16 @@ fn commands_of_the_page_give_the_shown_output() {
             guide.start();
             restored = true;
         }
-        if block.strip_prefix("sh\n") == Some(RESTART) {
-            guide.stop();
-            guide.start();
-            restarts += 1;
+        if let Some(block) = block.strip_prefix("sh\n") {
+            if block == RESTART {
+                guide.stop();
+                guide.start();
+                restarts += 1;
+            } else if block.starts_with("tollgate ") {
+                commands_without_output += guide.run_block(block);
+            } else {
+                assert!(block.starts_with(RESTORE) || block.starts_with("export "));
+            }
         }
         let Some(examples) = block.strip_prefix("console\n") else {
             continue;
@@ -163,7 +190,7 @@ fn commands_of_the_page_give_the_shown_output() {
     }
     assert!(wrong.is_empty(), "the page shows another output:\n{wrong}");
     assert_eq!(commands, DOCS.matches("\n$ ").count());
-    assert!(commands >= 20 && restored && restarts == 2);
+    assert!(commands >= 20 && restored && restarts == 2 && commands_without_output == 3);
 }
 
 #[test]

@@ -47,6 +47,61 @@ fn one_reading_shows_rules_and_instances() {
     assert!(text.contains(&admin) && text.contains(&also), "{text}");
 }
 
+/// Three rules apply to a login, and two to another request. The third one is a shadow rule.
+const SEVERAL: &str = "
+version: 1
+rules:
+  - { id: login, match: { action: login }, per: [user], algorithm: fixed-window, limit: 2, window: 300d }
+  - { id: all, algorithm: fixed-window, limit: 1000000, window: 300d }
+  - { id: trial, algorithm: fixed-window, limit: 1, window: 300d, state: shadow }
+";
+
+#[test]
+fn request_under_several_rules_is_counted_once() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("rules.yaml"), SEVERAL).unwrap();
+    let args = [
+        "--config",
+        "rules.yaml",
+        "--admin",
+        "127.0.0.1:0",
+        "--log",
+        "off",
+    ];
+    let mut serving = Serving::start_in(folder.path(), &args);
+    let admin = serving.admin();
+    for _ in 0..5 {
+        let body = serde_json::json!({ "attributes": { "action": "login", "user": "ann" } });
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .build();
+        let agent = ureq::Agent::from(agent);
+        agent
+            .post(&format!("{}/v1/check", serving.url))
+            .send_json(body)
+            .unwrap();
+    }
+    let read = |path: &str| -> serde_json::Value {
+        let mut answer = ureq::get(&format!("{admin}{path}")).call().unwrap();
+        answer.body_mut().read_json().unwrap()
+    };
+    let overview = read("/v1/overview");
+    let expected = serde_json::json!({ "allowed": 2, "denied": 3, "storeFailed": 0 });
+    assert_eq!(overview["requests"], expected);
+    let doors = overview["doors"].as_array().unwrap();
+    let http = doors.iter().find(|it| it["door"] == "http").unwrap();
+    assert_eq!(http["requests"], expected);
+    let line = &read("/v1/fleet")["instances"][0];
+    assert_eq!(
+        (&line["allowed"], &line["denied"]),
+        (&expected["allowed"], &expected["denied"])
+    );
+    let health = serde_json::json!({
+        "store": "memory", "storeProblem": null, "breakers": {}, "ledger": null, "configRejected": null,
+    });
+    assert_eq!(line["health"], health);
+}
+
 #[test]
 fn silent_instance_is_shown_beside_the_others() {
     let (_serving, admin) = start();

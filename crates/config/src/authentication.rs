@@ -173,7 +173,7 @@ const RESERVED: [&str; 10] = [
     "authentication",
 ];
 
-/// The prefix of a claim in the `limit_from` of a rule.
+/// The prefix of a claim in the `limit_from` of a rule, and in `plan_from`.
 const CLAIM: &str = "jwt.claims.";
 
 const JWKS_URL_HELP: &str =
@@ -208,18 +208,15 @@ impl Authentication {
         self.jwt.is_some() || self.api_keys.is_some() || certificates
     }
 
-    /// Adds the claims that rules take limits from (`limit_from: jwt.claims.NAME`). Returns the first such
-    /// rule if there are no tokens.
-    fn add_claims<'r>(
-        &mut self,
-        attributes: impl Iterator<Item = (&'r str, &'r str)>,
-    ) -> Option<&'r str> {
-        for (rule, attribute) in attributes {
+    /// Adds the claims that limits and plans come from (`limit_from: jwt.claims.NAME`). Returns the first user
+    /// of a claim if there are no tokens.
+    fn add_claims<'r, T>(&mut self, attributes: impl Iterator<Item = (T, &'r str)>) -> Option<T> {
+        for (user, attribute) in attributes {
             let Some(claim) = attribute.strip_prefix(CLAIM) else {
                 continue;
             };
             let Some(jwt) = &mut self.jwt else {
-                return Some(rule);
+                return Some(user);
             };
             if !jwt.claims.iter().any(|(name, _)| &**name == attribute) {
                 jwt.claims.push((attribute.into(), claim.to_owned()));
@@ -258,15 +255,21 @@ pub(crate) fn authentication(
     authentication
 }
 
-/// Adds the claims that rules take limits from, and reports rules that need tokens if there are none.
+/// Adds the claims that limits and plans come from, and reports rules that need tokens if there are none.
 pub(crate) fn add_claims(config: &mut Config, start: Place, problems: &mut Problems<'_>) {
     let rules = config.policy.rules.iter();
-    let attributes = rules.filter_map(|rule| Some((rule.id(), rule.limit_attribute()?)));
-    if let Some(rule) = config.authentication.add_claims(attributes) {
-        let message =
-            format!("the rule `{rule}` takes its limit from a token, and there are no tokens");
-        let help =
-            "add `authentication.jwt`, or take the limit from an attribute: `attributes.NAME`";
+    let limits = rules.filter_map(|rule| Some((Some(rule.id()), rule.limit_attribute()?)));
+    let plan = config.policy.tiers.plan_attribute();
+    let attributes = limits.chain(plan.map(|attribute| (None, attribute)));
+    if let Some(user) = config.authentication.add_claims(attributes) {
+        let (who, what) = match user {
+            Some(rule) => (format!("the rule `{rule}` takes its limit"), "limit"),
+            None => ("`plan_from` takes the plan".to_owned(), "plan"),
+        };
+        let message = format!("{who} from a token, and there are no tokens");
+        let help = format!(
+            "add `authentication.jwt`, or take the {what} from an attribute: `attributes.NAME`"
+        );
         problems.report(start, message, help);
     }
 }

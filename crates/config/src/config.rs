@@ -419,7 +419,6 @@ impl RawConfig {
         let outside = Outside {
             ledger: has_ledger,
             stores: &names,
-            shared: store != Store::Memory,
         };
         let policy = self.policy.validate(start, outside, problems);
         let mut config = Config {

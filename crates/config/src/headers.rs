@@ -11,7 +11,7 @@ use tollgate_rules::{DenialBody, RawDenialBody};
 pub struct Headers {
     /// Which families of rate limit headers to send (default `ratelimit`).
     pub families: Families,
-    /// How much an answer to a check tells, unless the request asks for another form (default full).
+    /// The form of the answer to a check, unless the request asks for another form (default full).
     pub answers: AnswerForm,
     /// Whether denials have a problem+json body.
     pub problem_json: bool,
@@ -24,7 +24,7 @@ pub struct Headers {
 }
 
 words! {
-    /// How a header tells when the limit is back.
+    /// How a header says when the limit is back.
     pub enum ResetForm is "`seconds` or `epoch`" {
         /// Seconds from now.
         Seconds = "seconds",
@@ -34,7 +34,7 @@ words! {
 }
 
 words! {
-    /// How much an answer to a check tells.
+    /// The form of the answer to a check.
     pub enum AnswerForm is "`full` or `minimal`" {
         /// The deciding rule, every other rule, and rate limit headers.
         Full = "full",
@@ -59,7 +59,7 @@ section! {
     pub(crate) struct RawHeaders is "`headers`" {
         /// Which families of rate limit headers to send (default ratelimit).
         families: List<RawFamily> = "families",
-        /// Whether answers to checks over HTTP tell everything, or only the figures of the deciding rule (default full). A request may ask for the other form.
+        /// Whether answers to checks over HTTP have all fields, or only the figures of the deciding rule (default full). A request may ask for the other form.
         answers: AnswerForm = "answers",
         /// Whether denials have a problem+json body.
         problem_json: Flag = "problem_json",

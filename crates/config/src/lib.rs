@@ -37,9 +37,11 @@ mod headers;
 mod ledger;
 mod mask;
 mod path;
+mod priorities;
 mod route;
 mod secrets;
 mod server;
+mod shedding;
 mod store;
 mod subjects;
 mod telemetry;
@@ -61,6 +63,7 @@ pub use headers::{AnswerForm, Families, Headers, ResetForm};
 pub use ledger::{Ledger, LedgerDatabase, PostgresUrl};
 pub use mask::{mask, unmask};
 pub use path::{MAX_PATH, normal_path, strict_path};
+pub use priorities::Priorities;
 pub use route::{RequestField, Route, Routes};
 pub use secrets::Secret;
 pub use server::{
@@ -68,6 +71,7 @@ pub use server::{
     MAX_CONNECTIONS_PER_CLIENT, Resp, Role, Server, ThrottleFailure, TlsFiles, Token, TokenScope,
     TokenScopes, UnknownDomain,
 };
+pub use shedding::Adaptive;
 pub use store::{
     CircuitBreaker, ClockSource, Login, Mode, NamedStore, Password, Redis, RedisUrl, Store,
     UrlError,
@@ -76,12 +80,13 @@ pub use subjects::{ClientHeader, SubjectHeaders, Subjects};
 pub use telemetry::{Denials, OtlpUrl, Telemetry};
 #[doc(no_inline)]
 pub use tollgate_rules::{
-    AttributeType, Attributes, Blocks, Ceiling, CompileOptions, ConfigError, Counter, DenialBody,
-    DenialField, Difference, Durability, Effect, Explanation, FailurePolicy, FieldValue,
-    LimitSource, LogDenials, Missing, ModeName, NamedSubject, NumberFrom, Overridden, Override,
-    Placement, Policy, Problem, RequestLimits, RequestSource, Resolution, Rollout, Rule,
-    RuleBuilder, RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState,
-    RuleStore, Scope, Tiers, is_attribute_name, summary,
+    AttributeType, Attributes, Blocks, Ceiling, CompileOptions, ConfigError, Counter,
+    DEFAULT_MAX_WAITING, DenialBody, DenialField, Difference, Durability, Effect, Explanation,
+    FailurePolicy, FieldValue, LARGEST_MAX_WAITING, LONGEST_MAX_WAIT, LimitSource, LogDenials,
+    Missing, ModeName, NamedSubject, NumberFrom, Overridden, Override, Placement, Policy, Problem,
+    RequestLimits, RequestSource, Resolution, Rollout, Rule, RuleBuilder, RuleDenial,
+    RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, RuleStore, Scope, Tiers, Waiting,
+    address_text, fair_classes, is_attribute_name, summary,
 };
 pub use upstream::{
     HealthCheck, Upstream, UpstreamHost, UpstreamProtocol, UpstreamServer, Upstreams,

@@ -9,6 +9,7 @@ use tollgate_rules::document::{
 };
 
 use crate::fields::{Env, MIN_SECRET, duration_in, expand, number_in, secret_help};
+use crate::priorities::{Priorities, priorities};
 use crate::secrets::Secret;
 
 words! {
@@ -38,6 +39,8 @@ pub struct Subjects {
     pub client_header: Option<ClientHeader>,
     /// The headers that name the caller of a request.
     pub headers: SubjectHeaders,
+    /// The classes of requests by priority.
+    pub priorities: Priorities,
     /// Networks of internal clients: see [`Subjects::is_internal`].
     pub internal: Vec<IpNet>,
     /// The header that marks test traffic, accepted from trusted proxies, in lower case.
@@ -69,6 +72,11 @@ pub struct SubjectHeaders {
     pub service_account: Option<String>,
     /// The tenant, accepted from trusted proxies (default `x-tenant-id`).
     pub tenant: Option<String>,
+    /// The priority, accepted from trusted proxies (default `x-gateway-inference-objective`).
+    pub priority: Option<String>,
+    /// The client that fair shares go by, accepted from trusted proxies (default
+    /// `x-gateway-inference-fairness-id`).
+    pub fairness_id: Option<String>,
 }
 
 impl Default for SubjectHeaders {
@@ -79,6 +87,8 @@ impl Default for SubjectHeaders {
             user: named("x-user-id"),
             service_account: named("x-service-account"),
             tenant: named("x-tenant-id"),
+            priority: named("x-gateway-inference-objective"),
+            fairness_id: named("x-gateway-inference-fairness-id"),
         }
     }
 }
@@ -91,6 +101,7 @@ impl Default for Subjects {
             trusted_proxies: Vec::new(),
             client_header: None,
             headers: SubjectHeaders::default(),
+            priorities: Priorities::default(),
             internal: Vec::new(),
             test_header: None,
             time_header: None,
@@ -148,6 +159,8 @@ section! {
         client_header: ClientHeader = "client_header",
         /// The headers that name the caller of a request.
         headers: RawSubjectHeaders = "headers",
+        /// The classes of requests by their attribute priority, the most important first (default [high, normal, low]). Requests without one are in the middle class.
+        priorities: List<Text> = "priorities",
         /// Networks whose clients carry the attribute traffic = internal.
         internal: List<Text> = "internal",
         /// A request with this header, from a trusted proxy, carries the attribute traffic = test.
@@ -178,6 +191,10 @@ section! {
         service_account: TextOrOff = "service_account",
         /// The tenant, accepted from trusted proxies (default x-tenant-id).
         tenant: TextOrOff = "tenant",
+        /// The priority, accepted from trusted proxies: the name of a class, or an urgency as in RFC 9218, such as u=1 (default x-gateway-inference-objective).
+        priority: TextOrOff = "priority",
+        /// The attribute fairness_id, accepted from trusted proxies (default x-gateway-inference-fairness-id).
+        fairness_id: TextOrOff = "fairness_id",
     }
 }
 
@@ -228,6 +245,7 @@ pub(crate) fn subjects(
     subjects.previous_hash_secrets = previous_secrets(raw, &subjects, env, problems);
     subjects.trusted_proxies = networks(&raw.trusted_proxies, problems);
     subjects.client_header = raw.client_header.value().copied();
+    subjects.priorities = priorities(&raw.priorities, problems);
     subjects.internal = networks(&raw.internal, problems);
     if let Some(raw) = raw.headers.value() {
         read_headers(raw, &mut subjects.headers, problems);
@@ -354,12 +372,21 @@ fn read_headers(
     problems: &mut Problems<'_>,
 ) {
     let account = &mut headers.service_account;
-    let fields = [&raw.api_key, &raw.user, &raw.service_account, &raw.tenant];
+    let fields = [
+        &raw.api_key,
+        &raw.user,
+        &raw.service_account,
+        &raw.tenant,
+        &raw.priority,
+        &raw.fairness_id,
+    ];
     let read = [
         &mut headers.api_key,
         &mut headers.user,
         account,
         &mut headers.tenant,
+        &mut headers.priority,
+        &mut headers.fairness_id,
     ];
     for (field, header) in fields.iter().zip(read) {
         if let Some(at) = field.get() {
@@ -386,12 +413,14 @@ fn read_headers(
     }
 }
 
-fn named(headers: &SubjectHeaders) -> [(&'static str, Option<&String>); 4] {
+fn named(headers: &SubjectHeaders) -> [(&'static str, Option<&String>); 6] {
     [
         ("api_key", headers.api_key.as_ref()),
         ("user", headers.user.as_ref()),
         ("service_account", headers.service_account.as_ref()),
         ("tenant", headers.tenant.as_ref()),
+        ("priority", headers.priority.as_ref()),
+        ("fairness_id", headers.fairness_id.as_ref()),
     ]
 }
 

@@ -13,6 +13,7 @@ use tollgate_rules::document::{
 use tollgate_rules::{ID_HELP, is_id};
 
 use crate::fields::{Env, duration_in, expand, number_in, text};
+use crate::shedding::{Adaptive, GivenAdaptive};
 use crate::store::{Parts, UrlError, address, host_port};
 
 /// The upstreams of a config, by name.
@@ -45,6 +46,8 @@ pub struct Upstream {
     pub max_connections: usize,
     /// How servers are asked whether they work; `None` if they are not asked.
     pub health: Option<HealthCheck>,
+    /// The limit on requests in flight that follows the latency; `None` if there is no such limit.
+    pub adaptive: Option<Adaptive>,
 }
 
 /// The address of a server.
@@ -133,6 +136,7 @@ impl Upstream {
             retries: 1,
             max_connections: 1000,
             health: None,
+            adaptive: None,
         }
     }
 }
@@ -194,6 +198,8 @@ section! {
         max_connections: Whole = "max_connections",
         /// How servers are asked whether they work (default: they are not asked).
         health: RawHealth = "health",
+        /// A limit on requests in flight that follows the latency: true, or its fields (default false).
+        adaptive: GivenAdaptive = "adaptive",
     }
 }
 
@@ -274,6 +280,7 @@ fn upstream(
     let most = &mut upstream.max_connections;
     number_in(&raw.max_connections, most, 1..=10_000, problems);
     upstream.health = health(&raw.health, problems);
+    upstream.adaptive = raw.adaptive.value().and_then(|it| it.0);
     upstream
 }
 

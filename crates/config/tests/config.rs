@@ -198,7 +198,10 @@ fn the_schema_knows_every_field_of_the_example() {
 
 #[test]
 fn the_whole_configs_of_the_docs_are_valid() {
-    let docs = include_str!("../../../docs/rules.md");
+    let docs = concat!(
+        include_str!("../../../docs/rules.md"),
+        include_str!("../../../docs/shedding.md")
+    );
     let env = |_: &str| Some("0123456789abcdef".to_owned());
     let mut count = 0;
     for block in docs.split("```yaml\n").skip(1) {

@@ -46,8 +46,13 @@
 //! `block_on` runs a future to its end. If the store needs a runtime, pass the `block_on` of that runtime.
 //! If the servers behind a store start slowly, use the `one_test` form of the macro.
 
-// This library is test code: it may panic.
-#![allow(clippy::panic, clippy::expect_used, clippy::missing_panics_doc)]
+// This library is test code: it may panic and print.
+#![allow(
+    clippy::panic,
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    clippy::print_stdout
+)]
 
 pub mod cases;
 mod kind;
@@ -56,6 +61,7 @@ pub mod random_holds;
 pub mod reference;
 
 use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -71,6 +77,20 @@ pub const START: Time = Time::from_micros(1_700_000_000_000_000);
 
 /// The number of steps of a random sequence in an ordinary run.
 pub const STEPS: usize = 2_000;
+
+/// Returns the seed of a random test: `usual`, or a new one in a long run, which sets `TOLLGATE_PROOF_CASES`. Prints
+/// the seed, so that a failure shows it. `TOLLGATE_SEED` replays a run.
+#[must_use]
+pub fn seed(usual: u64) -> u64 {
+    let is_long = std::env::var_os("TOLLGATE_PROOF_CASES").is_some();
+    let seed = match std::env::var("TOLLGATE_SEED") {
+        Ok(seed) => seed.parse().expect("TOLLGATE_SEED is a whole number"),
+        Err(_) if is_long => RandomState::new().hash_one(usual),
+        Err(_) => usual,
+    };
+    println!("TOLLGATE_SEED={seed}");
+    seed
+}
 
 /// An empty store under test, with room for at least 10,000 keys, and its clock.
 pub trait Fixture {
@@ -259,6 +279,7 @@ macro_rules! conformance_suite {
             a_refund_of_an_earlier_period_gives_nothing_back
             keys_are_independent
             a_report_counts_although_the_limit_denies
+            late_calls_under_old_numbers_carry_nothing_over
             a_report_to_a_limit_without_an_amount_does_nothing
             a_commit_of_less_gives_back_the_rest
             a_commit_of_all_changes_nothing
@@ -309,6 +330,7 @@ macro_rules! conformance_suite {
             a_recorded_quota_is_not_decided_without_a_state
             a_request_that_needs_a_restore_leaves_no_trace
             a_shadow_that_needs_a_restore_denies_nothing
+            a_balance_of_another_calendar_has_a_retry_time
             a_state_of_an_earlier_period_is_a_state
             a_restored_balance_counts
             an_existing_state_is_not_restored
@@ -343,6 +365,8 @@ macro_rules! conformance_suite {
                 Quota, Gcra, LedgeredQuota, FixedWindow, Backoff, SlidingLog
             ]
             random_requests_to_back_offs => [Backoff, FixedWindow, Backoff, Gcra]
+            random_requests_to_fair_buckets => [Fair]
+            random_requests_to_fair_buckets_and_rates => [Fair, Gcra, Backoff, FixedWindow]
         }
         $crate::conformance_suite! { @holds $form $fixture, $block_on, $steps;
             random_holds_match_the_reference random_holds_leak_nothing

@@ -2,7 +2,8 @@
 //!
 //! There are few subjects, so that requests interact. The numbers of limits change. The clock jumps to
 //! promised instants, to the microsecond before a promised instant, far ahead, and back. All random
-//! numbers come from a generator with a fixed seed, so that a failure is the same on every machine.
+//! numbers come from a generator whose [`seed`](super::seed) is fixed, so that a failure is the same on every
+//! machine. A long run draws new numbers each time, and a failure prints their seed.
 
 use tollgate_core::fair::Client;
 use tollgate_core::{CarryOver, Charge, Enforcement, Limit, OnDenied, Recorded, Span, Time};
@@ -30,6 +31,18 @@ impl Range {
     #[must_use]
     pub fn judges_together(self) -> bool {
         self == Range::All
+    }
+
+    /// Returns a random limit. If charges are on different servers, a request that one of them denies opens the
+    /// new period of a quota on the others. This changes what is carried over, so nothing is.
+    fn limit(self, random: &mut Random, kind: Kind) -> Limit {
+        match random.limit(kind) {
+            Limit::Quota(it) if self == Range::Steady => {
+                let quota = Limit::quota(it.limit(), it.grace(), 0, it.calendar().clone());
+                quota.expect("a valid quota")
+            }
+            limit => limit,
+        }
     }
 }
 
@@ -60,6 +73,7 @@ pub async fn same_answers(fixture: &impl Fixture, kinds: &[Kind], steps: usize) 
                 script.now, script.subjects
             );
             if let Ok(Reply::Applied(applied)) = expected {
+                script.assert_denial_is_told(&operation, &applied);
                 script.remember(&operation, &applied);
             }
         }
@@ -159,13 +173,13 @@ impl Subject {
 impl Script {
     fn new(range: Range, kinds: &[Kind]) -> Script {
         let seed = |seed: u64, kind: &Kind| spread(seed.wrapping_add(*kind as u64));
-        let mut random = Random(kinds.iter().fold(0, seed));
+        let mut random = Random(kinds.iter().fold(super::seed(0), seed));
         let subjects = (0..).zip(kinds.iter().cycle());
         let subjects = subjects.take(SUBJECTS.max(kinds.len()));
         let subjects = subjects.map(|(number, kind)| Subject {
             number,
             kind: *kind,
-            limit: random.limit(*kind),
+            limit: range.limit(&mut random, *kind),
             carry_over: CarryOver::Keep,
         });
         Script {
@@ -225,6 +239,10 @@ impl Script {
         subjects.any(|it| matches!(it.limit, Limit::Quota(_)))
     }
 
+    fn has_fair_buckets(&self) -> bool {
+        self.subjects.iter().any(|it| it.kind == Kind::Fair)
+    }
+
     /// Restores, adjusts or reads a balance. Sometimes the limit is not a quota.
     fn balance_operation(&mut self) -> Operation {
         let items = self.items();
@@ -255,6 +273,8 @@ impl Script {
     fn items(&mut self) -> Vec<Item> {
         let count = match self.range {
             Range::OneCharge => 1,
+            // A fair bucket remembers a client whose charge was given back.
+            Range::Steady if self.has_fair_buckets() => 1,
             Range::All | Range::Steady => [1, 1, 2, 2, 3, 4][self.random.index(6)],
         };
         let mut items: Vec<Item> = Vec::new();
@@ -308,7 +328,7 @@ impl Script {
         match self.random.below(14) {
             0 | 1 if apart => OnDenied::Nothing,
             0 | 1 => OnDenied::Charge,
-            2..11 if self.subjects[subject].kind == Kind::Fair => OnDenied::Note,
+            _ if self.subjects[subject].kind == Kind::Fair => OnDenied::Note,
             2.. if watches && self.range.judges_together() => {
                 OnDenied::Strike([0, 0, 1, 1, 2, 3, 9][self.random.index(7)])
             }
@@ -360,6 +380,22 @@ impl Script {
             Operation::MoveTo(_) => return Ok(Reply::Nothing),
         };
         Ok(Reply::Applied(Box::new(applied)))
+    }
+
+    /// Panics if a denied request has no outcome that denies it.
+    fn assert_denial_is_told(&self, operation: &Operation, applied: &Applied) {
+        let Operation::Apply(items, _) = operation else {
+            return;
+        };
+        let mut both = items.iter().zip(&applied.outcomes);
+        let is_told = both.any(|(item, outcome)| {
+            item.enforcement == Enforcement::Enforce && !outcome.is_allowed()
+        });
+        assert!(
+            applied.allowed || is_told,
+            "no outcome denies: {operation:?} of {:?}: {applied:?}",
+            self.subjects
+        );
     }
 
     fn remember(&mut self, operation: &Operation, applied: &Applied) {

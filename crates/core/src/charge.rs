@@ -211,8 +211,8 @@ impl StoreId {
 pub enum Enforcement {
     /// The charge can deny.
     Enforce,
-    /// The charge never denies. The store decides it all the same. If the request passes, and the limit of
-    /// this charge also allows it, the store takes the cost.
+    /// The charge never denies, but the store decides it. If the request passes, and the limit of this charge
+    /// also allows it, the store takes the cost.
     Shadow,
     /// The charge never denies. It is a candidate that would replace the charge at this index of the
     /// request. The cost is taken if the candidate's limit and all other enforcing charges allow the

@@ -47,8 +47,8 @@ pub enum HoldStores {
 }
 
 impl HoldStores {
-    /// Returns the stores of a hold with charges in these stores. The deciding part is in the default store
-    /// if that has a charge, and never in the memory of one instance if another store has a charge.
+    /// Returns the stores of a hold with charges in these stores. The main part is in the default store if that
+    /// has a charge. It is in the memory of this instance only if no other store has a charge.
     #[must_use]
     pub fn of(charges: impl Iterator<Item = StoreId>) -> HoldStores {
         // The default store is first, and the memory of this instance last.

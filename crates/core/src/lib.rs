@@ -16,6 +16,7 @@
 //! | fair shares | [`fair`] | `capacity + refill × t` in any span `t`, divided by weight under contention: exact |
 //! | quota | [`quota`] | `limit + grace` in each calendar period, plus the amounts carried over or granted |
 //!
+//! [`adaptive`] moves a limit on the requests in flight to a service, by the latency of the service.
 //! [`backoff`] watches another limit, and blocks subjects that keep asking after a denial.
 //!
 //! Property tests check each promise against a reference model that keeps every event
@@ -40,11 +41,13 @@
 //! # Ok::<(), tollgate_core::ParamError>(())
 //! ```
 
+pub mod adaptive;
 pub mod backoff;
 pub mod calendar;
 mod carry_over;
 mod charge;
 pub mod concurrency;
+mod divisor;
 pub mod fair;
 pub mod fixed_window;
 pub mod gcra;

@@ -72,6 +72,11 @@ pub trait Limiting: Clone + PartialEq {
     /// charged. A store must keep the state until this instant, and may forget the state afterwards.
     fn expires_at(&self, state: &Self::State) -> Time;
 
+    /// Returns the instant from which a state of this limit counts as missing, if the caller has the limit `_asks`.
+    fn expires_for(&self, state: &Self::State, _asks: &Self) -> Time {
+        self.expires_at(state)
+    }
+
     /// Returns the instant at which the whole allowance is back, if nothing more is charged. For most
     /// algorithms, the state expires at this instant.
     #[inline]
@@ -130,6 +135,16 @@ impl Verdict {
     #[must_use]
     pub fn is_unrestored(&self) -> bool {
         self.admission == Admission::Denied(Denial::Unrestored)
+    }
+
+    /// Returns this verdict for a request that was denied and whose denial was noted since. The note can make
+    /// room at once: the request stays denied, and may try again in the next instant.
+    #[must_use]
+    pub fn after_denial(self, now: Time) -> Verdict {
+        match self.is_allowed() {
+            true => Verdict::denied(Denial::Until(now + Span::from_micros(1)), self.available),
+            false => self,
+        }
     }
 
     pub(crate) fn allowed(available: u64) -> Verdict {

@@ -35,6 +35,7 @@ use std::hash::{Hash, Hasher};
 
 use crate::ParamError;
 use crate::carry_over::CarryOver;
+use crate::divisor::Divisor;
 use crate::limiting::{Denial, Limiting, Verdict, difference};
 use crate::param::{Inexact, ParamProblem, check_amount};
 use crate::units::{EXACT, Rate, Scale, Span, Tick, Time};
@@ -50,9 +51,11 @@ pub struct Meter {
     /// Units in a token.
     token: u64,
     tick: Tick,
-    /// How long an empty meter takes to refill. It is kept, because every answer tells it, and a division is
+    /// How long an empty meter takes to refill. It is stored, because every answer needs it, and a division is
     /// slow.
     window: Span,
+    /// Divides units by `token`, for the same reason.
+    by_token: Divisor,
 }
 
 /// The other numbers follow from these.
@@ -140,6 +143,7 @@ impl Meter {
             token,
             tick,
             window: tick.span(full.div_ceil(u64::from(per_tick))),
+            by_token: Divisor::new(token),
         })
     }
 
@@ -165,6 +169,7 @@ impl Meter {
             token,
             tick: self.tick,
             window: self.tick.span(full.div_ceil(u64::from(per_tick))),
+            by_token: Divisor::new(token),
         }
     }
 
@@ -304,7 +309,7 @@ impl Limiting for Meter {
             return Verdict::allowed(available);
         }
         let missing = self.debt(*state, self.tick.of(now));
-        let available = (self.full - missing) / self.token;
+        let available = self.by_token.divide(self.full - missing);
         match self.capacity.checked_sub(cost) {
             None => Verdict::denied(Denial::Never, available),
             Some(left) => {
@@ -314,14 +319,14 @@ impl Limiting for Meter {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn admits(&self, state: &State, cost: u64, now: Time) -> Option<u64> {
         let missing = self.missing(*state, self.tick.of(now));
         let left = self.capacity.checked_sub(cost)?;
-        (missing <= left * self.token).then(|| (self.full - missing) / self.token)
+        (missing <= left * self.token).then(|| self.by_token.divide(self.full - missing))
     }
 
-    #[inline]
+    #[inline(always)]
     fn charge(&self, state: &mut State, cost: u64, now: Time) {
         let tick = self.tick.of(now);
         let from = match state.full_at < tick {
@@ -344,7 +349,8 @@ impl Limiting for Meter {
     }
 
     fn level(&self, state: &State, now: Time) -> i64 {
-        let missing = self.missing(*state, self.tick.of(now));
+        // After a change to a much faster rate, the debt in the new units may be too large to be counted exactly.
+        let missing = self.missing(*state, self.tick.of(now)).min(EXACT - 1);
         let token = i64::try_from(self.token).unwrap_or(i64::MAX);
         difference(self.full, missing).div_euclid(token)
     }

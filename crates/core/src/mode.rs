@@ -125,8 +125,8 @@ impl Limit {
         (slice >= MIN_SLICE && limit.capacity() > 0).then_some((limit, slice))
     }
 
-    /// Returns whether instances can decide by themselves and report their use later. Slots, queues and back-offs
-    /// are decided at one instant by the store.
+    /// Returns whether instances can decide by themselves and report their use later. Only the store can decide
+    /// slots, queues and back-offs.
     #[must_use]
     pub fn can_be_async(&self) -> bool {
         match self {
@@ -134,6 +134,15 @@ impl Limit {
             Limit::Backoff(_) | Limit::Concurrency(_) | Limit::Unlimited(_) => false,
             _ => true,
         }
+    }
+
+    /// Returns whether the allowance refills all the time, as that of a bucket does.
+    #[must_use]
+    pub const fn refills(&self) -> bool {
+        matches!(
+            self,
+            Limit::Gcra(_) | Limit::TokenBucket(_) | Limit::LeakyBucket(_)
+        )
     }
 
     /// Returns whether usage counts in aligned periods, so that a slice must not outlive its period.

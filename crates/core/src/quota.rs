@@ -248,8 +248,7 @@ impl Quota {
         if now.as_micros() < state.ends_at {
             return Some(match cost <= self.capacity() + self.carried(state) {
                 true => Time::from_micros(state.ends_at),
-                // One unused period carries over the whole rollover.
-                false => self.next(state).end,
+                false => self.unused_until(Time::from_micros(state.ends_at)),
             });
         }
         let [_, before, start, end, next_end, _] = self.calendar.around(now).starts;
@@ -263,14 +262,15 @@ impl Quota {
         Some(if ended_at > start { next_end } else { end })
     }
 
-    /// Returns the first period that begins at or after the end of the state's period. The state may be of
-    /// another calendar.
-    fn next(&self, state: State) -> Period {
-        let ended_at = Time::from_micros(state.ends_at);
+    /// Returns the end of the first whole period after `ended_at`. If this period is unused, the whole rollover is
+    /// carried over at its end.
+    #[must_use]
+    pub fn unused_until(&self, ended_at: Time) -> Time {
         let period = self.period_at(ended_at);
         match period.start < ended_at {
-            true => self.period_at(period.end),
-            false => period,
+            // `ended_at` is of another calendar.
+            true => self.period_at(period.end).end,
+            false => period.end,
         }
     }
 }
@@ -327,11 +327,21 @@ impl Limiting for Quota {
         }
     }
 
+    /// A caller with another calendar does not know the periods after the present one, so it does not know how long an
+    /// amount may be carried over.
+    fn expires_for(&self, state: &State, asks: &Quota) -> Time {
+        match self.calendar == asks.calendar {
+            true => self.expires_at(state),
+            false => Time::from_micros(state.ends_at),
+        }
+    }
+
     fn expires_at(&self, state: &State) -> Time {
         if self.rollover == 0 || state.ends_at == 0 {
             return Time::from_micros(state.ends_at);
         }
-        self.period_at(self.next(*state).end).end
+        let ended_at = Time::from_micros(state.ends_at);
+        self.period_at(self.unused_until(ended_at)).end
     }
 
     #[inline]

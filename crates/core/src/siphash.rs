@@ -1,9 +1,9 @@
 //! SipHash with 128 bits of output, for hashes that live as long as a process.
 //!
-//! The input is a list of texts. Each text begins a word of 8 bytes: its length in a byte, and its first
-//! seven bytes. The following words have the other bytes, and zeros after the last one. A text of 255 bytes
-//! or more begins with a word of its own: a byte of 255, and its length. So two different lists never give
-//! the same words. The function is SipHash-1-3 of these words, with the key of the caller.
+//! The input is a list of texts. The first word of a text has 8 bytes: its length in a byte, and its first
+//! seven bytes. The following words have the other bytes, and zeros after the last one. For a text of 255 bytes
+//! or more, the first word has a byte of 255 and the length. So two different lists never give the same words.
+//! The function is SipHash-1-3 of these words, with the key of the caller.
 //!
 //! Reading words is the reason for this file: a general implementation takes bytes, which would have to be
 //! copied together first. The steps are inlined by force, so that the four words of the state stay in
@@ -50,7 +50,7 @@ impl<const C: usize, const D: usize> SipHash<C, D> {
         SipHash {
             v: [
                 k0 ^ 0x736f_6d65_7073_6575,
-                // 0xee stands for the long output.
+                // 0xee selects the output of 128 bits.
                 k1 ^ 0x646f_7261_6e64_6f6d ^ 0xee,
                 k0 ^ 0x6c79_6765_6e65_7261,
                 k1 ^ 0x7465_6462_7974_6573,
@@ -60,7 +60,7 @@ impl<const C: usize, const D: usize> SipHash<C, D> {
     }
 
     #[inline(always)]
-    fn rounds(&mut self, rounds: usize) {
+    fn rounds(mut self, rounds: usize) -> Self {
         let [mut v0, mut v1, mut v2, mut v3] = self.v;
         for _ in 0..rounds {
             v0 = v0.wrapping_add(v1);
@@ -74,24 +74,27 @@ impl<const C: usize, const D: usize> SipHash<C, D> {
             v2 = v2.rotate_left(32);
         }
         self.v = [v0, v1, v2, v3];
+        self
     }
 
     #[inline(always)]
-    fn absorb(&mut self, word: u64) {
+    fn absorb(mut self, word: u64) -> Self {
         self.v[3] ^= word;
-        self.rounds(C);
+        self = self.rounds(C);
         self.v[0] ^= word;
+        self
     }
 
     #[inline(always)]
-    fn word(&mut self, word: u64) {
+    fn word(mut self, word: u64) -> Self {
         self.words += 1;
-        self.absorb(word);
+        self.absorb(word)
     }
 
-    /// Adds a text.
+    /// Adds a text. Takes and returns the hash by value, and is inlined: a reference or a call would keep the
+    /// words of the state in memory.
     #[inline(always)]
-    pub(crate) fn part(&mut self, bytes: &[u8]) {
+    pub(crate) fn part(mut self, bytes: &[u8]) -> Self {
         let length = bytes.len() as u64;
         let Some(first) = bytes.first_chunk::<8>() else {
             return self.word(short(bytes) << 8 | length);
@@ -100,42 +103,44 @@ impl<const C: usize, const D: usize> SipHash<C, D> {
             return self.long(bytes);
         }
         // The eighth byte is shifted out.
-        self.word(u64::from_le_bytes(*first) << 8 | length);
+        self = self.word(u64::from_le_bytes(*first) << 8 | length);
         let (words, rest) = bytes[7..].as_chunks::<8>();
         for word in words {
-            self.word(u64::from_le_bytes(*word));
+            self = self.word(u64::from_le_bytes(*word));
         }
-        if let (1.., Some(last)) = (rest.len(), bytes.last_chunk::<8>()) {
-            self.word(u64::from_le_bytes(*last) >> (64 - 8 * rest.len()));
+        match (rest.len(), bytes.last_chunk::<8>()) {
+            (1.., Some(last)) => self.word(u64::from_le_bytes(*last) >> (64 - 8 * rest.len())),
+            _ => self,
         }
     }
 
-    #[cold]
-    fn long(&mut self, bytes: &[u8]) {
-        self.word((bytes.len() as u64) << 8 | 255);
+    #[inline(always)]
+    fn long(mut self, bytes: &[u8]) -> Self {
+        self = self.word((bytes.len() as u64) << 8 | 255);
         let (words, rest) = bytes.as_chunks::<8>();
         for word in words {
-            self.word(u64::from_le_bytes(*word));
+            self = self.word(u64::from_le_bytes(*word));
         }
-        if !rest.is_empty() {
-            self.word(short(rest));
+        match rest.is_empty() {
+            true => self,
+            false => self.word(short(rest)),
         }
     }
 
     /// Returns the hash.
-    #[inline]
-    pub(crate) fn finish(mut self) -> u128 {
-        self.absorb((self.words * 8) << 56);
-        self.output()
+    #[inline(always)]
+    pub(crate) fn finish(self) -> u128 {
+        let length = (self.words * 8) << 56;
+        self.absorb(length).output()
     }
 
-    #[inline]
+    #[inline(always)]
     fn output(mut self) -> u128 {
         self.v[2] ^= 0xee;
-        self.rounds(D);
+        self = self.rounds(D);
         let low = self.v[0] ^ self.v[1] ^ self.v[2] ^ self.v[3];
         self.v[1] ^= 0xdd;
-        self.rounds(D);
+        self = self.rounds(D);
         let high = self.v[0] ^ self.v[1] ^ self.v[2] ^ self.v[3];
         u128::from(high) << 64 | u128::from(low)
     }
@@ -175,10 +180,9 @@ mod tests {
     ) -> SipHash<C, D> {
         let (words, rest) = bytes.as_chunks::<8>();
         for word in words {
-            hash.absorb(u64::from_le_bytes(*word));
+            hash = hash.absorb(u64::from_le_bytes(*word));
         }
-        hash.absorb(short(rest) | (bytes.len() as u64) << 56);
-        hash
+        hash.absorb(short(rest) | (bytes.len() as u64) << 56)
     }
 
     /// The vectors of the reference implementation: the bytes 0, 1, 2 and so on, with the key 0 to 15.
@@ -202,38 +206,35 @@ mod tests {
             hash.v[1] ^= 0xee;
             let mut hash = of_bytes(hash, &bytes[..length]);
             hash.v[2] ^= 0xff;
-            hash.rounds(3);
-            let [a, b, c, d] = hash.v;
+            let [a, b, c, d] = hash.rounds(3).v;
             let mut standard = std::hash::DefaultHasher::new();
             standard.write(&bytes[..length]);
             assert_eq!(a ^ b ^ c ^ d, standard.finish(), "{length}");
         }
     }
 
-    /// A text of each length, and where the texts are cut, gives a hash of its own.
+    /// Texts of different lengths have different hashes, and so have texts that are cut at different places.
     #[test]
     fn length_and_cut_matter() {
         let text = [b'x'; 600];
         let mut seen = HashSet::new();
         for length in 0..text.len() {
-            let mut hash = key().start();
-            hash.part(&text[..length]);
+            let hash = key().start().part(&text[..length]);
             assert!(seen.insert(hash.finish()), "{length}");
         }
         for cut in 0..=300 {
-            let mut hash = key().start();
-            hash.part(&text[..cut]);
-            hash.part(&text[cut..300]);
+            let hash = key().start().part(&text[..cut]);
+            let hash = hash.part(&text[cut..300]);
             assert!(seen.insert(hash.finish()), "{cut}");
         }
     }
 
-    /// Bytes that look like the beginning of a text do not make another list the same.
+    /// Two different lists give different words, even if the bytes of one text look like the length of the next.
     #[test]
     fn bytes_like_a_length_do_not_move_the_cut() {
         let hash = |parts: &[&[u8]]| {
-            let mut hash = key().start();
-            parts.iter().for_each(|part| hash.part(part));
+            let start = key().start();
+            let hash = parts.iter().fold(start, |hash, part| hash.part(part));
             hash.finish()
         };
         let seven = b"abcdefg";
@@ -248,11 +249,7 @@ mod tests {
     fn each_byte_of_a_text_matters() {
         for length in [1, 3, 7, 8, 9, 15, 16, 23, 254, 255, 300] {
             let text = vec![b'x'; length];
-            let hash = |text: &[u8]| {
-                let mut hash = key().start();
-                hash.part(text);
-                hash.finish()
-            };
+            let hash = |text: &[u8]| key().start().part(text).finish();
             for at in 0..length {
                 let mut other = text.clone();
                 other[at] = b'y';

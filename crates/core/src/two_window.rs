@@ -25,7 +25,7 @@ use crate::param::{Inexact, ParamProblem, check_window};
 use crate::units::{Scale, Span, Tick, Time};
 
 /// The product of limit and window is below two to this power, so that sums of products are exact.
-/// `Inexact::Window` tells this power.
+/// The message of `Inexact::Window` has this power.
 const BITS: u32 = 52;
 
 /// The numbers of a two-window counter.

@@ -239,6 +239,104 @@ fn a_lane_gets_its_share_and_borrows_what_is_idle() {
     assert!(got["low"].admitted >= 68 * 30, "{got:?}");
 }
 
+/// A lane that sends three quarters of its part at once is not denied because another lane asks for more.
+#[test]
+fn bursts_within_the_part_of_a_lane_are_not_denied() {
+    let high = Asker {
+        gap: Gap::Bursts(45, 1.0),
+        ..in_lane("high", 1, 0, 0.0)
+    };
+    let (got, _) = run(&lanes(false), &[high, in_lane("low", 2, 1, 5000.0)], 30.0);
+    assert_eq!(got["high"].denied, 0, "{got:?}");
+    assert!(got["low"].admitted >= 54 * 30, "{got:?}");
+}
+
+/// A full lane passes its refill on, although one of its requests was denied lately.
+#[test]
+fn refill_of_a_full_lane_is_not_lost_after_a_denial() {
+    let high = Asker {
+        gap: Gap::Bursts(61, 2.0),
+        ..in_lane("high", 1, 0, 0.0)
+    };
+    let (got, _) = run(&lanes(false), &[high, in_lane("low", 2, 1, 5000.0)], 60.0);
+    assert!(got["high"].denied > 0, "{got:?}");
+    assert!(got["high"].admitted >= 60 * 30, "{got:?}");
+    let all = got["high"].admitted + got["low"].admitted;
+    assert!((98 * 60..=100 * 60 + 100).contains(&all), "{all}: {got:?}");
+}
+
+/// What a full lane leaves goes to the other lanes by their shares, but not to a strict one.
+#[test]
+fn idle_part_is_divided_by_the_shares_of_the_other_lanes() {
+    let lane = |share, strict| Lane { share, strict };
+    let lanes = [
+        lane(5000, false),
+        lane(3000, false),
+        lane(1000, false),
+        lane(1000, true),
+    ];
+    let limit = fair::with_lanes(100, Rate::new(100, Span::SECOND).unwrap(), &lanes).unwrap();
+    let askers = [
+        in_lane("second", 2, 1, 2000.0),
+        in_lane("third", 3, 2, 2000.0),
+        in_lane("strict", 4, 3, 2000.0),
+    ];
+    let (got, _) = run(&limit, &askers, 30.0);
+    let (second, third) = (got["second"].admitted, got["third"].admitted);
+    assert!(second.abs_diff(3 * third) * 20 <= second, "{got:?}");
+    assert!(got["strict"].admitted <= 10 * 30 + 10, "{got:?}");
+    assert!(second + third >= 88 * 30, "{got:?}");
+}
+
+/// A request for more than half of the bucket finds it, although a client with small requests asks in a loop.
+#[test]
+fn large_requests_get_their_share_beside_small_ones() {
+    for cost in [30, 60, 80, 90] {
+        let large = Asker {
+            cost,
+            ..hammer("large", 1, 1, 20.0)
+        };
+        let (got, _) = run(
+            &hundred_a_second(),
+            &[large, hammer("small", 2, 1, 2000.0)],
+            60.0,
+        );
+        let (large, small) = (got["large"].admitted, got["small"].admitted);
+        assert!(large >= 42 * 60, "cost {cost}: {got:?}");
+        assert!(large + small >= 98 * 60, "cost {cost}: {got:?}");
+    }
+}
+
+/// Each retry time is true if nobody else asks. Here another client does, so it takes a few of them.
+#[test]
+fn large_request_that_comes_back_at_its_retry_time_is_admitted() {
+    let (limit, mut state) = (hundred_a_second(), State::default());
+    let [large, small] = [1, 2].map(|id| limit.for_client(client(id, 1, 0)));
+    let (mut admitted, mut asked, mut due) = (Vec::new(), 0, instant(5.0));
+    for milli in 0..30_000_u64 {
+        let now = instant(0.0) + Span::from_millis(milli);
+        match small.decide(&state, 1, now).is_allowed() {
+            true => small.charge(&mut state, 1, now),
+            false => small.note_denied(&mut state, 1, now),
+        }
+        if now < due {
+            continue;
+        }
+        asked += 1;
+        let verdict = large.decide(&state, 60, now);
+        if verdict.is_allowed() {
+            large.charge(&mut state, 60, now);
+            admitted.push(milli);
+        } else {
+            large.note_denied(&mut state, 60, now);
+            due = verdict.retry_at().expect("a time");
+        }
+    }
+    // Its share is a request every 1.2 s, from 5 s on.
+    assert!(admitted.len() >= 19, "{admitted:?}");
+    assert!(asked <= 20 * admitted.len(), "{asked} for {admitted:?}");
+}
+
 #[test]
 fn a_denied_client_is_admitted_at_its_retry_time_at_the_latest() {
     let limit = hundred_a_second();
@@ -270,6 +368,75 @@ fn a_refund_gives_tokens_and_share_back() {
     limit.charge(&mut state, 60, now);
     limit.refund(&mut state, 60, now, now);
     assert!(limit.decide(&state, 100, now).is_allowed());
+}
+
+/// Units that a client reserves, and gives back when the bucket has refilled them, were missing for the others. So
+/// they count as its share: reserving again and again does not take the shares of others.
+#[test]
+fn reservations_that_are_given_back_late_do_not_take_shares_of_others() {
+    let (limit, mut state) = (hundred_a_second(), State::default());
+    let reserves = limit.for_client(client(100, 1, 0));
+    let others: Vec<Fair> = (0..3)
+        .map(|id| limit.for_client(client(id, 1, 0)))
+        .collect();
+    let (mut taken, mut open) = ([0; 3], Vec::new());
+    for milli in 0..60_000_u64 {
+        let now = instant(0.0) + Span::from_millis(milli);
+        for _ in 0..3 {
+            match reserves.decide(&state, 1, now).is_allowed() {
+                true => {
+                    reserves.charge(&mut state, 1, now);
+                    open.push(now);
+                }
+                false => reserves.note_denied(&mut state, 1, now),
+            }
+        }
+        open.retain(|at| {
+            let is_open = now < *at + Span::from_millis(100);
+            if !is_open {
+                reserves.refund(&mut state, 1, *at, now);
+            }
+            is_open
+        });
+        let other = usize::try_from(milli % 3).unwrap();
+        match others[other].decide(&state, 1, now).is_allowed() {
+            true => {
+                others[other].charge(&mut state, 1, now);
+                taken[other] += 1;
+            }
+            false => others[other].note_denied(&mut state, 1, now),
+        }
+    }
+    // A quarter of the refill each.
+    assert!(taken.iter().all(|it| *it >= 24 * 60), "{taken:?}");
+}
+
+/// Units that come back at once count neither for the bucket nor for the client.
+#[test]
+fn units_that_are_given_back_at_once_do_not_count_as_the_share() {
+    let (limit, mut state) = (hundred_a_second(), State::default());
+    let [reserves, takes] = [1, 2].map(|id| limit.for_client(client(id, 1, 0)));
+    let (mut settled, mut taken) = (0, 0);
+    for milli in 0..60_000_u64 {
+        let now = instant(0.0) + Span::from_millis(milli);
+        match takes.decide(&state, 1, now).is_allowed() {
+            true => {
+                takes.charge(&mut state, 1, now);
+                taken += 1;
+            }
+            false => takes.note_denied(&mut state, 1, now),
+        }
+        match reserves.decide(&state, 20, now).is_allowed() {
+            true => {
+                reserves.charge(&mut state, 20, now);
+                reserves.refund(&mut state, 16, now, now);
+                settled += 4;
+            }
+            false => reserves.note_denied(&mut state, 20, now),
+        }
+    }
+    assert!(settled * 10 >= taken * 9, "{settled} and {taken}");
+    assert!(taken * 10 >= settled * 9, "{settled} and {taken}");
 }
 
 proptest! {

@@ -449,7 +449,7 @@ impl Writer {
         strict.append(&mut self.backlog);
         self.backlog = strict;
         self.report(batch);
-        // That no spill file is configured is not reported: the error of the database is enough.
+        // If no spill file is configured, report nothing here: the error of the database is enough.
         let error = error.filter(|error| !matches!(error, SpillError::Nowhere));
         let text: Option<Arc<str>> = error.map(|error| error.to_string().into());
         if self.shared.report.spill(text.clone())

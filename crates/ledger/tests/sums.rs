@@ -152,10 +152,10 @@ async fn exported(ledger: &Ledger, number: u64) -> Vec<u128> {
     }
 }
 
-/// Returns the number of cases: up to 20 times as many in a long run. Each case makes a database.
+/// Returns the number of cases: up to 8 times as many in a long run. Each case makes a database.
 fn cases(usual: u32) -> u32 {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
-    times.map_or(usual, |times| usual * times.parse::<u32>().unwrap().min(20))
+    times.map_or(usual, |times| usual * times.parse::<u32>().unwrap().min(8))
 }
 
 fn property(cases: u32, make: impl Fn() -> Fixture) {

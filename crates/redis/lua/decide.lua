@@ -4,7 +4,8 @@
 local verdicts, whens, lefts, resets = {}, {}, {}, {}
 
 local function reset_at(k, n)
-  local at = n.quota and n.quota.resets(k) or expires(k, n)
+  local special = n.quota or n.fair
+  local at = special and special.resets(k, n) or expires(k, n)
   return at > now and at or now
 end
 
@@ -93,10 +94,19 @@ local function take(units, allowed, elsewhere)
       charge(k, n, cost)
       touch(k)
     elseif cost > 0 and chosen[i] == COUNT and (not n.companion or counts_strikes(i, k)) then
-      overdraw(k, n, cost, 0)
+      local notes = n.fair and flags[i] % 32 >= 16
+      if notes then
+        n.fair.note(k, n, cost)
+      else
+        overdraw(k, n, cost, 0)
+      end
       -- If the request is allowed, the charges that allowed it keep their verdicts.
       if not allowed or flags[i] % 2 == 0 then
         verdicts[i], whens[i] = judge(i, totals[i] * units)
+      end
+      if notes and verdicts[i] == ALLOWED then
+        -- The note has made room. The request stays denied, and may try again in the next instant.
+        verdicts[i], whens[i] = UNTIL, now + 1
       end
       touch(k)
     end

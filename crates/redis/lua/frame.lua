@@ -11,7 +11,8 @@
 -- only in their keys too, are a column. One loop decides a column.
 --
 -- KEYS     The keys of the states, each once, all in one cluster slot: first the keys of the runs, in order; then the
---          other keys with states that are read whole; then the keys of sliding logs and of slots, which are not.
+--          other keys with states that are read whole, and the marks of clients of fair buckets; then the keys of
+--          sliding logs and of slots, which are not read whole.
 -- ARGV[1]  The plan:
 --            now        7 bytes  microseconds since the epoch, or 0 for the time of the server
 --            margin     7 bytes  how long a state is kept after it has expired, in microseconds
@@ -48,7 +49,8 @@
 --            limit      2 bytes
 --            flags      1 byte   1: may deny. 2: denied requests are charged too. For a state that was written
 --                                under other numbers, 4: its share is kept, 8: it is dropped. 16: a back-off that
---                                counts its own denials and those of the charge that it watches. 32: a ledger has
+--                                counts its own denials and those of the charge that it watches, or a fair bucket
+--                                that notes which clients it denies. 32: a ledger has
 --                                the usage; without a state, the ledger must restore the state first. 64: the subject
 --                                is anonymous
 --            instead    2 bytes  the position in this request of the charge that it may replace; 0 for none

@@ -21,9 +21,8 @@ local function div(a, b)
   return quotient
 end
 
--- How to carry over a state that was written under other numbers. By default its usage is kept. When a hold
--- is settled, nothing is carried over: with AS_WRITTEN, a state stays in the numbers that it was written
--- under.
+-- How to carry over a state that was written under other numbers. By default its usage is kept. A refund, a report and
+-- the end of a hold carry nothing over: with AS_WRITTEN, a state stays in the numbers that it was written under.
 local SHARE, FORGET, AS_WRITTEN = 1, 2, 3
 
 -- Returns `used / from * to`, rounded up; neither `from` nor `to` is 0. If the product would not be exact,
@@ -99,11 +98,14 @@ end
 local undoing = operation == 2 and ARGV[3]
 
 -- The hold of this call: see holds.lua.
-local APPLY, PEEK, RESTORE, HOLD, SETTLE, EXTEND, REPORT = 0, 1, 4, 7, 8, 9, 10
+local APPLY, PEEK, REFUND, RESTORE, HOLD, SETTLE, EXTEND, REPORT = 0, 1, 2, 4, 7, 8, 9, 10
 local hold = {}
 
 -- Whether the operation decides for a subject without a state: with a new state, or with the shared state.
 local makes_states = operation == APPLY or operation == PEEK or operation == HOLD or operation == REPORT
+
+-- Whether states stay in the numbers that they were written under.
+local stays = operation == REFUND or operation == SETTLE or operation == REPORT
 
 -- Each algorithm has the functions below, for key number k and the numbers n of a limit.
 --
@@ -113,6 +115,7 @@ local makes_states = operation == APPLY or operation == PEEK or operation == HOL
 --              a limit does not bound an amount
 -- n.quota      the functions that only quotas have
 -- n.slots      the functions that only concurrency limits have
+-- n.fair       the functions that only fair buckets have
 --
 -- read(l)                     returns the numbers of the limit at position l of the plan
 -- load(k, n, value, how)      reads the state. Returns nil if another program wrote it; true if it was

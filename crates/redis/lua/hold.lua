@@ -102,7 +102,12 @@ if is_plain then
       charge(k, n, cost)
       touch(k)
     end
-    local reset = n.quota and n.quota.resets(k) or expires(k, n)
+    if n.fair then
+      -- The client may be ahead now.
+      _, _, lefts[i] = decide(k, n, 0)
+    end
+    local special = n.quota or n.fair
+    local reset = special and special.resets(k, n) or expires(k, n)
     reply[filled + 1], reply[filled + 2], reply[filled + 3] = ALLOWED, 0, lefts[i]
     reply[filled + 4], filled = math.max(reset, now), filled + 4
   end

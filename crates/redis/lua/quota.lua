@@ -9,6 +9,8 @@
 --        in the usage (7 bytes each).
 
 local HEAD, MOST_USED, MOST_EXTRA = 29, 9007199254740991, 4503599627370495
+-- A verdict that only quotas have: the caller knows the calendar, and computes the time.
+local UNUSED_AFTER = 5
 
 local starts_at, ends_at, used, extra = {}, {}, {}, {}
 -- The functions that only quotas have.
@@ -112,7 +114,8 @@ local function load(k, n, value, how)
   return adopt(k, n, from, how)
 end
 
--- Returns the time at which a denied cost would be allowed; nil if there is none, or if it is not known.
+-- Returns the time at which a denied cost would be allowed; nil if there is none. If that time is beyond the known
+-- boundaries, returns nil and the end of the state's period: the cost is allowed after the next whole unused period.
 local function admitted_at(k, n, cost)
   local starts, ending = n.starts, ends_at[k]
   if n.closed then
@@ -136,6 +139,7 @@ local function admitted_at(k, n, cost)
       return starts[i + 1]
     end
   end
+  return nil, ending
 end
 
 local function decide(k, n, cost)
@@ -144,9 +148,12 @@ local function decide(k, n, cost)
   if cost <= available then
     return ALLOWED, 0, available
   end
-  local at = admitted_at(k, n, cost)
+  local at, ending = admitted_at(k, n, cost)
   if at then
     return UNTIL, at, available
+  end
+  if ending then
+    return UNUSED_AFTER, ending, available
   end
   return NEVER, 0, available
 end

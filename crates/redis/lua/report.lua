@@ -7,10 +7,15 @@ local DEEPEST = 4503599627370495
 local function answer(units)
   local k, n, cost = keys[1], limits[1], math.min(costs[1] * units, 2 * DEEPEST)
   local known = flags[1] % 64 < 32 or expires(k, n) > 0
-  local before = level(k, n)
+  -- The answer is in the numbers of the caller.
+  local other = others[1]
+  local before = other and level(converted(1), other) or level(k, n)
   if known and cost > 0 then
     overdraw(k, n, cost, DEEPEST)
     touch(k)
+  end
+  if other then
+    k, n = converted(1), other
   end
   local excess = math.max(cost - math.max(before, 0), 0)
   reply[filled + 1], reply[filled + 2], reply[filled + 3] = -1, known and 1 or 0, 0

@@ -1,6 +1,6 @@
 -- Answers the requests, one after the other.
 
-local REFUND, RESET, ADJUST, BALANCE = 2, 3, 5, 6
+local RESET, ADJUST, BALANCE = 3, 5, 6
 local taking = operation == APPLY
 local writing = taking or operation == REFUND or operation == RESTORE or operation == ADJUST
 
@@ -13,6 +13,11 @@ local function take_all(units)
       if cost > 0 then
         charge(k, n, cost)
         touch(k)
+      end
+      if n.fair then
+        -- The client may be ahead now.
+        local _
+        _, _, left = decide(k, n, 0)
       end
     end
     reply[filled + 1], reply[filled + 2] = left, reset_at(k, n)
@@ -46,9 +51,15 @@ end
 local function refund_all(units, charged_at)
   for i = 1, count do
     local k, n = keys[i], limits[i]
-    if expires(k, n) > 0 then
+    if expires(k, n) > 0 and not was_reset(i) then
       refund(k, n, costs[i] * units, charged_at)
       touch(k)
+    end
+  end
+  -- The answer is in the numbers of the caller.
+  for i = 1, count do
+    if others[i] then
+      keys[i], limits[i] = converted(i), others[i]
     end
   end
 end
@@ -85,6 +96,9 @@ local function answer(units, up_to, elsewhere)
   if operation == RESET then
     for i = 1, count do
       call('DEL', KEYS[keys[i]])
+      if limits[i].fair then
+        call('DEL', KEYS[limits[i].mark])
+      end
     end
     count = 0
     return report(0, true)

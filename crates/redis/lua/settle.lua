@@ -39,8 +39,7 @@ for _ = 1, charges do
       return { now, UNRESTORED, '', 0 }
     end
     if known and due < had then
-      -- A state that was dropped by a change of numbers is not refunded.
-      if not (n.changed and floor(flags[place] / 4) % 4 == FORGET) then
+      if not was_reset(place) then
         refund(k, n, had - due, charged)
         touch(k)
       end

@@ -189,9 +189,7 @@ end
 local function load(k, n, copied, how)
   seen[k], gone_sum[k], gone[k], count[k] = 0, 0, 0, 0
   blocks[k], written[k], source[k] = {}, {}, copied or KEYS[k]
-  if copied then
-    replaced[k] = 1
-  end
+  replaced[k] = copied and 1 or nil
   local head = redis.pcall('GETRANGE', source[k], 0, HEADER + BLOCK * ENTRY - 1)
   if type(head) == 'table' then
     return nil

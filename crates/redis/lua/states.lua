@@ -43,6 +43,8 @@ end
 -- request needs a state that has no room, and the shared state is not among KEYS.
 local places, crowded = {}, false
 local prepare
+-- By key: whether the state had expired under other numbers. It counts as missing.
+local expired = {}
 
 -- Finds a place for a state that does not exist yet. If there is no room, the shared state takes its place. If there
 -- is room, the new state starts as a copy of the shared state, because the subject may have used the shared state
@@ -75,9 +77,9 @@ function prepare(k, l, flag, shared)
     return n
   end
   local moved, own
-  local how = operation == SETTLE and AS_WRITTEN or floor(flag / 4) % 4
+  local how = floor(flag / 4) % 4
   if from then
-    if how == AS_WRITTEN then
+    if stays then
       return from
     end
     -- Two limits of a call may have the same numbers, and so the same head.
@@ -87,15 +89,15 @@ function prepare(k, l, flag, shared)
     if not value and k <= whole and is_hidden(k) then
       return nil
     end
-    moved, own = load(k, n, value, how)
+    moved, own = load(k, n, value, stays and AS_WRITTEN or how)
     if moved == nil then
       return nil
     end
     if own and expires(k, own) > now then
-      own.changed, n = true, own
+      n = own
     elseif own then
-      -- The state has expired.
       adopt(k, n, own, FORGET)
+      expired[k] = true
     end
     -- Back-offs and slots are not shared. Neither are quotas that a ledger has to restore.
     if
@@ -124,6 +126,8 @@ end
 local count = 0
 local keys, limits, flags, costs, totals = {}, {}, {}, {}, {}
 local insteads, watches = {}, {}
+-- By charge: the numbers of its limit, if its state stays in other numbers.
+local others = {}
 
 -- Lets the shared state decide charge i, whose own key is k.
 local function use_shared(i, k)
@@ -148,6 +152,20 @@ local function prepare_charge(i, k, l, shared)
   elseif not n then
     return k
   end
+  if stays then
+    local own, its = limits[i], numbers[l]
+    local is_same = own == its
+      or own.slots
+      or own.head and own.head == its.head
+      or own.numbers and own.numbers == its.numbers and own.kind == its.kind
+    others[i] = (expired[keys[i]] or not is_same) and its or nil
+  end
+end
+
+-- Returns whether there is nothing to give back of what charge i has taken: a change of numbers has reset it, or it has
+-- expired.
+local function was_reset(i)
+  return expired[keys[i]] or others[i] and floor(flags[i] / 4) % 4 == FORGET
 end
 
 -- Reads the next request of the plan. Returns its units, its manner, and the position of a key with a foreign value.
@@ -167,15 +185,35 @@ local function next_request()
   return units, manner, foreign
 end
 
+local function write(k)
+  local n = under[k]
+  local ends = expires(k, n)
+  if ends > 0 and ends + margin > now then
+    store(k, n, ends)
+  else
+    call('DEL', KEYS[k])
+  end
+  dirty[k] = nil
+end
+
 local function write_changes()
   for i = 1, changes do
-    local k = changed[i]
-    local n = under[k]
-    local ends = expires(k, n)
-    if ends > 0 and ends + margin > now then
-      store(k, n, ends)
-    else
-      call('DEL', KEYS[k])
+    if dirty[changed[i]] then
+      write(changed[i])
     end
   end
+end
+
+-- Returns the key number of a copy of the state of charge i, in the numbers `others[i]`. The copy is never written.
+local function converted(i)
+  local k = keys[i]
+  if dirty[k] then
+    write(k)
+    -- Later requests read the state again.
+    under[k], values[k] = nil, k <= whole and call('GET', KEYS[k])
+  end
+  local copy = #KEYS + k
+  values[copy] = values[k]
+  load(copy, others[i], k > whole and KEYS[k] or values[k], floor(flags[i] / 4) % 4)
+  return copy
 end

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use tollgate_core::fair::Fair;
 use tollgate_core::leaky_bucket::Leaky;
 use tollgate_core::meter::Meter;
 use tollgate_core::quota::Quota;
@@ -38,8 +39,18 @@ pub(crate) struct CallPlan {
 pub(crate) struct PlanKey {
     pub(crate) request: usize,
     pub(crate) charge: usize,
-    /// Whether this is the state that new subjects of the charge's rule share.
-    pub(crate) is_shared: bool,
+    pub(crate) role: Role,
+}
+
+/// What a key of a call is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The state of the charge.
+    State,
+    /// The state that new subjects of the charge's rule share.
+    Shared,
+    /// The mark of the client with this id, beside the state of a fair bucket.
+    Mark(u64),
 }
 
 impl PlanKey {
@@ -47,7 +58,7 @@ impl PlanKey {
         PlanKey {
             request,
             charge,
-            is_shared: false,
+            role: Role::State,
         }
     }
 }
@@ -88,7 +99,7 @@ impl CallPlan {
             request.makes_states() && item.may_share() && (sharing.names_shared)(item)
         };
         let mut plan = CallPlan::default();
-        let mut known = Vec::new();
+        let mut known = KnownLimits::default();
         let mut runs: Vec<Run<'_>> = Vec::new();
         let mut others = Vec::new();
         let mut next = 0;
@@ -128,7 +139,7 @@ impl CallPlan {
             put(&mut plan.requests, run.members.len() as u64, 2);
             put(&mut plan.requests, run.first.charges.len() as u64, 2);
             for (column, item) in run.first.charges.iter().enumerate() {
-                let limit = plan.limit(&mut known, item, now);
+                let limit = plan.limit(&mut known, item, (0, 0), now);
                 put(&mut plan.requests, limit, 2);
                 plan.requests.push(item.flags);
                 put(&mut plan.requests, item.cost * run.first.ask.units(), 7);
@@ -142,6 +153,12 @@ impl CallPlan {
             let charges = requests[*number].charges.len();
             *first..*first + charges
         };
+        let places = |(number, first): &(usize, usize)| {
+            let number = *number;
+            let charges = others_charges(&(number, *first)).enumerate();
+            charges.map(move |(index, charge)| (charge, (number, index)))
+        };
+        let mut marks: HashMap<(usize, u64), usize> = HashMap::new();
         let mut shared: HashMap<KeyName, usize> = HashMap::new();
         for is_whole in [true, false] {
             for charge in others.iter().flat_map(others_charges) {
@@ -160,13 +177,25 @@ impl CallPlan {
                             plan.keys.push(PlanKey {
                                 request: *number,
                                 charge,
-                                is_shared: true,
+                                role: Role::Shared,
                             });
                         }
                     }
                 }
             }
             if is_whole {
+                for (charge, (request, index)) in others.iter().flat_map(places) {
+                    if let Some(id) = requests[request].charges[index].mark() {
+                        marks.entry((of_charges[charge], id)).or_insert_with(|| {
+                            plan.keys.push(PlanKey {
+                                request,
+                                charge: index,
+                                role: Role::Mark(id),
+                            });
+                            plan.keys.len() - 1
+                        });
+                    }
+                }
                 plan.whole = plan.keys.len();
             }
         }
@@ -180,7 +209,11 @@ impl CallPlan {
             for (charge, item) in request.charges.iter().enumerate() {
                 let used = &used_keys[of_charges[first + charge]];
                 let position = used.position.unwrap_or_default();
-                let limit = plan.limit(&mut known, item, now);
+                let mark = item
+                    .mark()
+                    .and_then(|id| marks.get(&(of_charges[first + charge], id)));
+                let keys = (position, mark.copied().unwrap_or_default());
+                let limit = plan.limit(&mut known, item, keys, now);
                 put(&mut plan.requests, position as u64 + 1, 2);
                 let shared = names_shared(request, item)
                     .then(|| shared.get(&sharing.naming.shared(&item.name, sharing.slot)))
@@ -228,19 +261,47 @@ impl CallPlan {
         }
     }
 
-    /// Returns the offset of the limit of `item` in the plan, and adds the limit if it is new.
+    /// Returns the offset of the limit of `item` in the plan, and adds the limit if it is new. `keys` are the
+    /// indexes of the bucket and of the mark, for a fair bucket.
     fn limit<'r>(
         &mut self,
-        known: &mut Vec<(&'r Limit, u64)>,
+        known: &mut KnownLimits<'r>,
         item: &'r Item,
+        keys: (usize, usize),
         now: &dyn Fn() -> Time,
     ) -> u64 {
-        if let Some((_, at)) = known.iter().rev().find(|(it, _)| **it == item.limit) {
-            return *at;
+        let next = |limits: &Vec<u8>| (HEADER + limits.len() + 1) as u64;
+        let numbers = known.numbers.iter().rev();
+        let numbers = numbers.clone().find(|(it, _)| **it == item.limit);
+        let mut at = next(&self.limits);
+        match numbers {
+            Some((_, numbers)) => at = *numbers,
+            None => {
+                match &item.limit {
+                    Limit::Fair(bucket) => put_fair(&mut self.limits, bucket),
+                    other => put_limit(&mut self.limits, other, item.family, now),
+                }
+                known.numbers.push((&item.limit, at));
+            }
         }
-        let at = (HEADER + self.limits.len() + 1) as u64;
-        put_limit(&mut self.limits, &item.limit, item.family, now);
-        known.push((&item.limit, at));
+        let Limit::Fair(bucket) = &item.limit else {
+            return at;
+        };
+        // The limit of a client refers to the numbers, which are the same for all clients.
+        let (client, anonymous) = (bucket.client(), u8::from(item.is_anonymous()));
+        let of_client = (at, keys, client.weight, anonymous);
+        if let Some(known) = known.clients.get(&of_client) {
+            return *known;
+        }
+        let numbers = at;
+        let at = next(&self.limits);
+        known.clients.insert(of_client, at);
+        self.limits.push(item.family as u8);
+        put(&mut self.limits, numbers, 2);
+        put(&mut self.limits, keys.0 as u64 + 1, 2);
+        put(&mut self.limits, keys.1 as u64 + 1, 2);
+        put(&mut self.limits, client.weight.into(), 2);
+        self.limits.push(client.lane | anonymous << 7);
         at
     }
 
@@ -276,6 +337,15 @@ impl CallPlan {
         bytes.extend_from_slice(&self.requests);
         bytes
     }
+}
+
+/// The limits of a plan, each with its offset.
+#[derive(Default)]
+struct KnownLimits<'r> {
+    numbers: Vec<(&'r Limit, u64)>,
+    /// Of each client of a fair bucket: the offset of the numbers, the indexes of bucket and mark, the weight,
+    /// and whether the subject is anonymous.
+    clients: HashMap<(u64, (usize, usize), u32, u8), u64>,
 }
 
 /// Returns all keys, and for each charge the index of its key.
@@ -343,7 +413,6 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family, now: &dyn Fn() 
     bytes.push(family as u8);
     match limit {
         Limit::TokenBucket(meter) | Limit::Gcra(meter) => put_meter(bytes, meter),
-        Limit::Fair(bucket) => put_meter(bytes, bucket.meter()),
         Limit::LeakyBucket(bucket) => {
             put_meter(bytes, bucket.meter());
             let (shapes, wait) = match bucket.leaky() {
@@ -385,8 +454,32 @@ fn put_limit(bytes: &mut Vec<u8>, limit: &Limit, family: Family, now: &dyn Fn() 
         }
         Limit::Quota(quota) => put_quota(bytes, quota, now()),
         Limit::Concurrency(slots) => put(bytes, slots.limit(), 7),
-        Limit::Unlimited(_) => {}
+        // `CallPlan::limit` puts the numbers and the client apart.
+        Limit::Fair(_) | Limit::Unlimited(_) => {}
     }
+}
+
+/// Appends the numbers of a fair bucket, as `fair.lua` describes them.
+fn put_fair(bytes: &mut Vec<u8>, bucket: &Fair) {
+    put(bytes, fastrand::u32(..).into(), 4);
+    let at = bytes.len();
+    bytes.extend([0, b'p']);
+    let ((capacity, per_tick, token, tick), parts) = (bucket.meter().parts(), bucket.parts());
+    put(bytes, tick.micros(), 2);
+    put(bytes, capacity, 7);
+    put(bytes, token, 7);
+    put(bytes, per_tick.into(), 4);
+    put(bytes, parts.scale, 3);
+    put(bytes, parts.epoch, 4);
+    put(bytes, parts.earned, 7);
+    // At most eight lanes.
+    put(bytes, parts.shares.len() as u64, 1);
+    for (share, lane) in parts.shares.iter().zip(bucket.lanes()) {
+        put(bytes, share | u64::from(lane.strict) << 15, 2);
+    }
+    let size = bytes.len() - at - 1;
+    // At most 52.
+    bytes[at] = u8::try_from(size).unwrap_or(u8::MAX);
 }
 
 fn put_quota(bytes: &mut Vec<u8>, quota: &Quota, now: Time) {

@@ -67,7 +67,7 @@ pub struct Census {
     /// The servers that were counted.
     pub servers: Vec<ServerCensus>,
     /// The keys of each rule on all servers, by the rule's name. Other keys of Tollgate have a name in parentheses,
-    /// such as `(holds)`.
+    /// such as `(holds)`. A server that cannot be counted has the keys of its last count.
     pub rules: BTreeMap<String, RuleCensus>,
     /// The open reservations and leases of all instances; `None` if they could not be counted. A hold that
     /// has expired counts until an instance ends it.
@@ -239,6 +239,8 @@ pub(crate) async fn follow(shared: Weak<Shared>) {
 #[derive(Default)]
 pub(crate) struct Counting {
     servers: HashMap<String, (Address, MultiplexedConnection, Tally)>,
+    /// The last successful count of each server, by rule.
+    counted: HashMap<String, BTreeMap<String, RuleCensus>>,
     /// How many counts of a server have failed in a row.
     failures: HashMap<String, u32>,
     /// How many decisions shared states had made at the last count.
@@ -280,6 +282,14 @@ impl Counting {
         let names: HashSet<String> = map.nodes.iter().map(|node| node.name()).collect();
         self.servers.retain(|name, _| names.contains(name));
         self.failures.retain(|name, _| names.contains(name));
+        self.counted.retain(|name, _| names.contains(name));
+        // If the keys of a server that is down were left out, its return would look like a flood of new subjects.
+        for (rule, counted) in self.counted.values().flatten() {
+            let sum = census.rules.entry(rule.clone()).or_default();
+            sum.keys += counted.keys;
+            sum.bytes += counted.bytes;
+            sum.is_anonymous = counted.is_anonymous;
+        }
         if let Ok(node) = map.node(shared.slot(Tag::default())) {
             let now = shared.time_of(&node.room);
             self.exchange_shared_states(shared, node, now).await;
@@ -347,6 +357,7 @@ impl Counting {
         let (used_memory, max_memory) = (number("used_memory"), number("maxmemory"));
         sample(&mut connection, &shared.naming, size, &mut tally).await?;
 
+        let mut rules = BTreeMap::new();
         let mut own = RuleCensus::default();
         let mut anonymous = 0;
         for (rule, mut counted) in tally.rules(size) {
@@ -358,10 +369,7 @@ impl Counting {
             } else {
                 0
             };
-            let sum = census.rules.entry(rule.to_owned()).or_default();
-            sum.keys += counted.keys;
-            sum.bytes += counted.bytes;
-            sum.is_anonymous = counted.is_anonymous;
+            rules.insert(rule.to_owned(), counted);
         }
         // A server that evicts keys does not reject writes for lack of memory, so it may use all of its
         // memory.
@@ -393,6 +401,7 @@ impl Counting {
             clock_ahead,
             is_full: node.room.is_full(),
         });
+        self.counted.insert(name.clone(), rules);
         self.servers.insert(name, (address, connection, tally));
         Ok(())
     }

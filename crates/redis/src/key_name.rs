@@ -54,6 +54,14 @@ impl KeyNames {
         name
     }
 
+    /// Returns the name of the mark of a client, given the name of the fair bucket.
+    pub(crate) fn mark(bucket: &[u8], id: u64) -> KeyName {
+        let mut name = KeyName::from_slice(bucket);
+        name.push(b':');
+        name.extend_from_slice(&digits::<16>(id));
+        name
+    }
+
     /// Returns the name of the state that new subjects share, given the name of the state of a subject. There is one
     /// for each rule, algorithm and cluster slot. Its subject is zero, and its tag is the first one of the cluster
     /// slot.
@@ -163,7 +171,11 @@ impl KeyNames {
         }
         let mut parts = rest.split(':');
         let (rule, id) = (parts.next()?, parts.next()?);
-        let content = match (parts.next(), parts.next()) {
+        let (third, fourth) = (parts.next(), parts.next());
+        if parts.next().is_some() {
+            return None;
+        }
+        let content = match (third, fourth) {
             (None, None) if rule == "overrides" => Content::Overrides,
             (None, None) if rule == "configs" => Content::Configs,
             (None, None) if rule == "instances" => Content::Instances,
@@ -172,6 +184,9 @@ impl KeyNames {
             (None, None) if rule == "shared" => Content::SharedIndex,
             (Some("s"), None) => Content::Slots(rule),
             (Some(letter), None) if letter.len() == 1 => Content::State(rule),
+            (Some("p"), Some(client)) if client.len() == 16 && is_hex(client) => {
+                Content::Mark(rule)
+            }
             (None, None) if rule == "undone" => Content::Undone,
             (None, None) if rule == "hold" => Content::Hold,
             (None, None) if rule == "open" => Content::Open,
@@ -198,6 +213,8 @@ pub(crate) enum Content<'n> {
     State(&'n str),
     /// The slots of a concurrency limit of the rule: a sorted set.
     Slots(&'n str),
+    /// The mark of a client of a fair bucket of the rule.
+    Mark(&'n str),
     /// The record of a hold.
     Hold,
     /// The index of due holds: a sorted set of ids, by the time at which an instance has to end each hold.
@@ -224,7 +241,7 @@ impl<'n> Content<'n> {
     /// Returns the rule, or a name in parentheses for a key that belongs to no rule.
     pub(crate) fn rule(self) -> &'n str {
         match self {
-            Content::State(rule) | Content::Slots(rule) => rule,
+            Content::State(rule) | Content::Slots(rule) | Content::Mark(rule) => rule,
             Content::Hold => "(holds)",
             Content::Due => "(due holds)",
             Content::Open => "(open holds)",
@@ -240,10 +257,15 @@ impl<'n> Content<'n> {
 }
 
 fn tag_digits(tag: Tag) -> [u8; 8] {
+    digits(tag.number().into())
+}
+
+/// Returns the lowest `N` hexadecimal digits of a number.
+fn digits<const N: usize>(number: u64) -> [u8; N] {
     const HEX: [u8; 16] = *b"0123456789abcdef";
-    let mut digits = [0; 8];
-    for (digit, shift) in digits.iter_mut().zip((0..32).step_by(4).rev()) {
-        *digit = HEX[(tag.number() >> shift & 15) as usize];
+    let mut digits = [0; N];
+    for (place, digit) in digits.iter_mut().rev().enumerate() {
+        *digit = HEX[(number >> (4 * place) & 15) as usize];
     }
     digits
 }
@@ -301,6 +323,7 @@ mod tests {
         let naming = KeyNames::new("tg");
         let state = b"tg:v1:{0000beef}:login:00000000000000000000000000000abc:f";
         let slots = b"tg:v1:{0000beef}:jobs:00000000000000000000000000000abc:s";
+        let bucket = b"tg:v1:{0000beef}:jobs:00000000000000000000000000000abc:p";
         for (name, tag, content) in [
             (
                 KeyName::from_slice(state),
@@ -318,6 +341,11 @@ mod tests {
                 Content::Undone,
             ),
             (naming.hold(Tag::new(0xbeef), 7), "0000beef", Content::Hold),
+            (
+                KeyNames::mark(&bucket[..], u64::MAX),
+                "0000beef",
+                Content::Mark("jobs"),
+            ),
             (naming.open(Tag::new(0xbeef), 7), "0000beef", Content::Open),
             (naming.overrides("prod"), "00000000", Content::Overrides),
             (naming.configs("prod"), "00000000", Content::Configs),
@@ -333,6 +361,8 @@ mod tests {
             "tg:users",
             "tg:v1:{beef}:login:00000000000000000000000000000abc:f",
             "tg:v1:{0000beef}:login:abc:f",
+            "tg:v1:{0000beef}:login:00000000000000000000000000000abc:f:00000000000000ff",
+            "tg:v1:{0000beef}:login:00000000000000000000000000000abc:p:ff",
             "tg:v1:{0000beef}:login:00000000000000000000000000000abc",
             "tg:v2:{0000beef}:login:00000000000000000000000000000abc:f",
             "other:v1:{0000beef}:login:00000000000000000000000000000abc:f",

@@ -12,7 +12,7 @@ const LATENCY_BOUNDS: [u64; 12] = [
 const BATCH_BOUNDS: [u64; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 
 /// The names of the scripts. Their index is the index of their counters.
-const SCRIPTS: [&str; 10] = [
+const SCRIPTS: [&str; 11] = [
     "meter",
     "leaky-bucket",
     "fixed-window",
@@ -21,6 +21,7 @@ const SCRIPTS: [&str; 10] = [
     "sliding-log",
     "quota",
     "concurrency",
+    "fair",
     "holds",
     "mixed",
 ];

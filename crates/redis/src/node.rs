@@ -16,10 +16,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tollgate_core::Time;
 use tollgate_store::{Applied, Breaker, BreakerState, GRACE, StoreError};
 
-use crate::call_plan::{CallPlan, PlanKey, Sharing};
+use crate::call_plan::{CallPlan, PlanKey, Role, Sharing};
 use crate::connect::{ConnectError, ping, send};
 use crate::error::Failure;
-use crate::key_name::KeyName;
+use crate::key_name::{KeyName, KeyNames};
 use crate::metrics::Metrics;
 use crate::options::{Address, ClockSource, Options};
 use crate::reply::{Answer, Reply};
@@ -174,12 +174,12 @@ impl Worker {
     async fn next_batch(&self) -> Option<Vec<Pending>> {
         let mut waiting = self.waiting.lock().await;
         let mut batch = vec![waiting.recv().await?];
-        let mut keys = batch[0].request.charges.len();
+        let mut keys = batch[0].request.keys();
         while batch.len() < self.options.batch
             && keys < MAX_KEYS
             && let Ok(more) = waiting.try_recv()
         {
-            keys += more.request.charges.len();
+            keys += more.request.keys();
             batch.push(more);
         }
         drop(waiting);
@@ -505,12 +505,16 @@ impl Call<'_> {
 
     /// Returns the name of a key.
     fn name(&self, key: PlanKey) -> Cow<'_, [u8]> {
-        let name = &self.group[key.request].request.charges[key.charge].name;
-        if key.is_shared {
-            let slot = self.group[key.request].slot;
-            return Cow::Owned(self.shared.naming.shared(name, slot).into_vec());
+        let pending = &self.group[key.request];
+        let name = &pending.request.charges[key.charge].name;
+        match key.role {
+            Role::State => Cow::Borrowed(name),
+            Role::Shared => {
+                let shared = self.shared.naming.shared(name, pending.slot);
+                Cow::Owned(shared.into_vec())
+            }
+            Role::Mark(id) => Cow::Owned(KeyNames::mark(name, id).into_vec()),
         }
-        Cow::Borrowed(name)
     }
 
     /// Answers each request from the reply of the script.

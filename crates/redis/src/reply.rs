@@ -1,6 +1,6 @@
 //! Reads the replies of the script. `frame.lua` describes their layout.
 
-use tollgate_core::{Admission, Balance, Charge, Denial, Outcome, Span, Time};
+use tollgate_core::{Admission, Balance, Charge, Denial, Limit, Outcome, Span, Time};
 use tollgate_store::{AllowanceLevel, Applied, Ask};
 
 use crate::request::{Operation, Request};
@@ -171,6 +171,13 @@ impl<I: Iterator<Item = i64>> Reply<I> {
                 2 => Admission::Denied(Denial::QueueFull(Time::from_micros(when))),
                 3 => Admission::Denied(Denial::Never),
                 4 => Admission::Denied(Denial::Unrestored),
+                // The script does not know the calendar so far ahead.
+                5 => match &item.limit {
+                    Limit::Quota(quota) => Admission::Denied(Denial::Until(
+                        quota.unused_until(Time::from_micros(when)),
+                    )),
+                    _ => return None,
+                },
                 _ => return None,
             };
             applied.outcomes.push(Outcome {

@@ -86,6 +86,7 @@ pub(crate) struct Item {
 
 const ENFORCES: u8 = 1;
 const CHARGED_WHEN_DENIED: u8 = 2;
+/// A back-off counts strikes, and a fair bucket notes which clients it denies.
 const STRIKES: u8 = 16;
 const NEEDS_STATE: u8 = 32;
 const ANONYMOUS: u8 = 64;
@@ -96,6 +97,18 @@ impl Item {
     pub(crate) fn may_share(&self) -> bool {
         let is_shared = !matches!(self.family, Family::Concurrency | Family::Backoff);
         is_shared && self.flags & NEEDS_STATE == 0
+    }
+
+    /// Returns the id of the mark of the client, if the limit is a fair bucket.
+    pub(crate) fn mark(&self) -> Option<u64> {
+        match &self.limit {
+            Limit::Fair(bucket) => Some(bucket.mark_id()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.flags & ANONYMOUS != 0
     }
 }
 
@@ -127,7 +140,8 @@ impl Request {
                 Enforcement::Instead(index) => (0, index_of(index)),
             };
             let (counts, watches) = match charge.on_denied {
-                OnDenied::Nothing | OnDenied::Note => (0, None),
+                OnDenied::Nothing => (0, None),
+                OnDenied::Note => (STRIKES, None),
                 OnDenied::Charge => (CHARGED_WHEN_DENIED, None),
                 OnDenied::Strike(index) => (STRIKES, index_of(index)),
             };
@@ -180,6 +194,12 @@ impl Request {
             .hold_arguments
             .as_ref()
             .is_none_or(|it| it.script.is_none())
+    }
+
+    /// Returns how many keys the charges need.
+    pub(crate) fn keys(&self) -> usize {
+        let marks = self.charges.iter().filter(|it| it.mark().is_some());
+        self.charges.len() + marks.count()
     }
 
     /// Whether the operation decides for a subject without a state: with a new state, or with a shared state.

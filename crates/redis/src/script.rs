@@ -13,6 +13,8 @@ use crate::request::Operation;
 
 const BACKOFF: &str = include_str!("../lua/backoff.lua");
 const CONCURRENCY: &str = include_str!("../lua/concurrency.lua");
+const FAIR: &str = include_str!("../lua/fair.lua");
+const FAIR_PLAIN: &str = include_str!("../lua/fair_plain.lua");
 const FIXED_WINDOW: &str = include_str!("../lua/fixed_window.lua");
 const FIXED_WINDOW_COLUMN: &str = include_str!("../lua/fixed_window_column.lua");
 const FRAME: &str = include_str!("../lua/frame.lua");
@@ -58,10 +60,11 @@ pub(crate) enum Family {
     Backoff = 7,
     Quota = 8,
     Concurrency = 9,
+    Fair = 10,
 }
 
 impl Family {
-    const ALL: [Family; 9] = [
+    const ALL: [Family; 10] = [
         Family::Meter,
         Family::LeakyBucket,
         Family::FixedWindow,
@@ -71,6 +74,7 @@ impl Family {
         Family::Backoff,
         Family::Quota,
         Family::Concurrency,
+        Family::Fair,
     ];
 
     /// Returns the family of a limit; `None` if it is unlimited.
@@ -80,12 +84,12 @@ impl Family {
             Limit::SlidingLog(_) => Some(Family::SlidingLog),
             Limit::SlidingCounter(_) => Some(Family::SlidingCounter),
             Limit::TwoWindow(_) => Some(Family::TwoWindow),
-            // Redis does not share a bucket fairly: a config cannot ask for it. The total still holds.
-            Limit::TokenBucket(_) | Limit::Gcra(_) | Limit::Fair(_) => Some(Family::Meter),
+            Limit::TokenBucket(_) | Limit::Gcra(_) => Some(Family::Meter),
             Limit::LeakyBucket(_) => Some(Family::LeakyBucket),
             Limit::Backoff(_) => Some(Family::Backoff),
             Limit::Quota(_) => Some(Family::Quota),
             Limit::Concurrency(_) => Some(Family::Concurrency),
+            Limit::Fair(_) => Some(Family::Fair),
             Limit::Unlimited(_) => None,
         }
     }
@@ -107,7 +111,7 @@ impl Family {
         match self {
             Family::Meter | Family::LeakyBucket => {
                 "local function level(k, n)\n  \
-                   return div(n.full - missing_at(k, n, n.here), n.token)\n\
+                   return div(n.full - math.min(missing_at(k, n, n.here), 2 ^ 53 - 1), n.token)\n\
                  end\n"
             }
             Family::FixedWindow => {
@@ -140,6 +144,7 @@ impl Family {
                    return (n.closed and 0 or n.capacity + more) - spent\n\
                  end\n"
             }
+            Family::Fair => "local level = fair.level\n",
             // Without an amount, nothing is reported.
             Family::Backoff | Family::Concurrency => "local function level() return 0 end\n",
         }
@@ -157,6 +162,7 @@ impl Family {
             Family::Backoff => (b'o', "backoff", &[BACKOFF]),
             Family::Quota => (b'q', "quota", &[QUOTA]),
             Family::Concurrency => (b's', "concurrency", &[CONCURRENCY]),
+            Family::Fair => (b'p', "fair", &[FAIR]),
         }
     }
 }
@@ -262,8 +268,11 @@ impl Script {
     }
 }
 
-/// Returns the fast path for runs; "" if a family of the script cannot be in a run.
+/// Returns the fast path of a script: for runs, or for fair buckets; "" if the families have none.
 fn runs(families: Families) -> String {
+    if families.only() == Some(Family::Fair) {
+        return FAIR_PLAIN.to_owned();
+    }
     let (mut has_meter, mut has_window) = (false, false);
     for family in families.iter() {
         match family {

@@ -33,7 +33,7 @@ impl SharedLog {
     /// Adds `texts`, the oldest first, and keeps the newest `most` texts.
     ///
     /// # Errors
-    /// If the server does not confirm the change. The texts may have been added all the same.
+    /// If the server does not confirm the change. The texts may still have been added.
     pub async fn append(&self, texts: &[String], most: usize) -> Result<(), StoreError> {
         let mut command = redis::cmd("EVAL");
         command.arg(APPEND).arg(1).arg(&*self.0.key).arg(most);

@@ -131,7 +131,7 @@ impl SharedValues {
     /// Sets the text of this name. Returns false and changes nothing if there would be more than `most` texts.
     ///
     /// # Errors
-    /// If the server does not confirm the change. The text may have been set all the same.
+    /// If the server does not confirm the change. The text may still have been set.
     pub async fn put(&self, name: &str, text: &str, most: usize) -> Result<bool, StoreError> {
         let mut command = redis::cmd("EVAL");
         command.arg(PUT).arg(1).arg(&*self.key);
@@ -143,7 +143,7 @@ impl SharedValues {
     /// whether a text was removed.
     ///
     /// # Errors
-    /// If the server does not confirm the change. The text may have been removed all the same.
+    /// If the server does not confirm the change. The text may still have been removed.
     pub async fn remove(&self, name: &str, only: Option<&str>) -> Result<bool, StoreError> {
         let mut command = redis::cmd("EVAL");
         command.arg(REMOVE).arg(1).arg(&*self.key);

@@ -70,7 +70,7 @@ impl From<ConnectError> for StartError {
             ),
             Cause::Database => (
                 "store.redis.urls",
-                "choose a database that the server has; a cluster has only 0",
+                "choose a database that the server has; a cluster has only database 0",
             ),
             Cause::Protocol => (
                 "store.redis.urls",

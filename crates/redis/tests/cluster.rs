@@ -2,12 +2,14 @@
 //! that are being moved, and masters that stop answering or die.
 //!
 //! If no other client interferes, a store with keys in several slots answers like one atomic store. There are
-//! two exceptions, so random sequences across slots keep to [`Range::Steady`]:
+//! three exceptions, so random sequences across slots keep to [`Range::Steady`]:
 //!
 //! * A refund undoes a charge only while the clock does not go back. A state remembers the latest time it has seen,
 //!   and a charge before that time cannot be found again.
 //! * A denied request does not reach the slots after the one that denies. If limits have changed, the states
 //!   in these slots are carried over later, by the next request that reaches them.
+//! * A fair bucket remembers a client whose charge was refunded. So there are no fair buckets in requests with several
+//!   charges.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -131,6 +133,28 @@ fn a_silent_master_does_not_delay_other_requests() {
     for request in waiting {
         assert!(block_on(request).unwrap().unwrap().allowed);
     }
+}
+
+#[test]
+fn a_silent_master_keeps_its_count_of_keys() {
+    let cluster = common::cluster_that_bears_pauses();
+    let store = common::connect(common::cluster_options(&cluster));
+    let limit = Kind::Gcra.limit(1_000, LONG);
+    for tag in (0..60).map(Tag::new) {
+        assert!(block_on(ask(store.clone(), tag, limit.clone())).is_ok());
+    }
+    wait::until("a count of all keys", LIMIT, || store.census().keys() == 60);
+    let silent = cluster.master_of_slot(slot_of(&cluster, Tag::new(0)));
+    cluster.nodes()[silent].pause();
+    wait::until("a count without the silent master", LIMIT, || {
+        store.census().servers.len() == 2
+    });
+    assert_eq!(store.census().keys(), 60);
+    cluster.nodes()[silent].resume();
+    wait::until("a count of all masters", LIMIT, || {
+        store.census().servers.len() == 3
+    });
+    assert_eq!(store.census().keys(), 60);
 }
 
 /// Charges one unit to a subject with this tag.

@@ -8,7 +8,8 @@ mod common;
 use common::{LONG, block_on, charge, connect, errors, left, options, take};
 use futures_util::future::join_all;
 use tollgate_conformance::{Kind, hold_id, reservation};
-use tollgate_core::{Charge, Limit, OnDenied, Outcome, Span};
+use tollgate_core::fair::{Client, Lane};
+use tollgate_core::{Charge, Limit, OnDenied, Outcome, Rate, Span};
 use tollgate_redis::{BreakerState, RedisStore};
 use tollgate_rig::versions::{Version, fetch};
 use tollgate_rig::{Redis, Reply, wait};
@@ -239,6 +240,78 @@ fn a_flood_of_subjects_stays_within_max_keys() {
             });
         });
     }
+}
+
+fn fair(client: u64, capacity: u64) -> Limit {
+    let rate = Rate::new(capacity, LONG).unwrap();
+    match Limit::fair(capacity, rate, &[Lane::ONLY]).unwrap() {
+        Limit::Fair(bucket) => Limit::Fair(bucket.for_client(Client {
+            id: client,
+            weight: 1,
+            lane: 0,
+        })),
+        other => other,
+    }
+}
+
+/// A flood of clients of one fair bucket makes no more keys than `max_keys`. Further clients share a mark, and the total
+/// stays exact.
+#[test]
+fn a_flood_of_clients_of_a_fair_bucket_stays_within_max_keys() {
+    const LARGE: u64 = 100_000;
+    let redis = Redis::start();
+    let mut options = options(&redis);
+    options.max_keys = 1000;
+    let store = connect(options);
+    block_on(async {
+        let mut admitted = 0;
+        for round in 0..40 {
+            let limits: Vec<Limit> = (0..100).map(|it| fair(100 * round + it, LARGE)).collect();
+            let asked = join_all(limits.iter().map(|limit| take(&store, 1, limit))).await;
+            let asked = asked.into_iter();
+            admitted += asked.filter(|it| it.as_ref().unwrap().allowed).count() as u64;
+        }
+        let keys = redis.connect().keys().len();
+        assert!((1000..=1100).contains(&keys), "{keys} keys");
+        assert!(admitted >= 2000, "{admitted}");
+        let limit = fair(7, LARGE);
+        let level = store.report(&charge(1, &limit), 0).await.unwrap().unwrap();
+        assert_eq!(level.left, i64::try_from(LARGE - admitted).unwrap());
+        assert_eq!(store.shared_decisions(), 0);
+        wait::until("a count of the keys", common::LIMIT, || {
+            let census = store.census();
+            let rule = census.rules.get("rule");
+            rule.is_some_and(|rule| rule.keys >= 900)
+        });
+        // A reset deletes the bucket. The marks that are left mean nothing to the next one.
+        store.reset(&[charge(1, &limit)]).await.unwrap();
+        let level = store.report(&charge(1, &limit), 0).await.unwrap().unwrap();
+        assert_eq!(level.left, i64::try_from(LARGE).unwrap());
+    });
+    common::every_key_expires(&redis);
+}
+
+#[test]
+fn clients_of_a_fair_bucket_share_a_mark_while_the_server_is_out_of_memory() {
+    let redis = Redis::start();
+    let store = connect(options(&redis));
+    block_on(async {
+        let known = fair(1, CAPACITY);
+        assert!(take(&store, 1, &known).await.unwrap().allowed);
+        fill(&redis);
+        let mut admitted = 1;
+        for client in 2..20 {
+            let applied = take(&store, 1, &fair(client, CAPACITY)).await.unwrap();
+            admitted += i64::from(applied.allowed);
+        }
+        let level = store.report(&charge(1, &known), 0).await.unwrap().unwrap();
+        assert_eq!(level.left, i64::try_from(CAPACITY).unwrap() - admitted);
+        assert!(admitted > 1);
+        assert_eq!(redis.connect().keys().len(), 2);
+        assert_eq!(errors(&store, "unavailable") + errors(&store, "full"), 0);
+        assert!(is_calm(&store));
+    });
+    common::every_key_expires(&redis);
 }
 
 #[test]

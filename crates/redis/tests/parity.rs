@@ -5,9 +5,10 @@
 mod common;
 
 use fastrand::Rng;
-use tollgate_conformance::Kind;
+use tollgate_conformance::{Kind, seed};
+use tollgate_core::fair::{Client, Fair};
 use tollgate_core::{
-    Admission, CarryOver, Charge, Limit, Limiting, MAX_AMOUNT, Outcome, Span, Time,
+    Admission, CarryOver, Charge, Limit, Limiting, MAX_AMOUNT, OnDenied, Outcome, Span, Time,
 };
 use tollgate_rig::{Redis, Resp};
 use tollgate_store::{AllowanceLevel, Ask, ManualClock, Store};
@@ -22,6 +23,13 @@ struct Model<A: Limiting> {
 }
 
 impl<A: Limiting> Model<A> {
+    fn copy(&self) -> Model<A> {
+        Model {
+            kept: self.kept.clone(),
+            numbers_of: self.numbers_of,
+        }
+    }
+
     fn forget_expired(&mut self, now: Time) {
         let expired = |(limit, state): &(A, A::State)| limit.expires_at(state) <= now;
         if self.kept.as_ref().is_some_and(expired) {
@@ -58,21 +66,28 @@ impl<A: Limiting> Model<A> {
         charged_at: Time,
         now: Time,
     ) -> Outcome {
-        let is_known = self.kept.is_some();
-        let state = self.state(limit, how, now);
-        if is_known {
-            limit.refund(state, cost, charged_at, now);
+        // The state stays in the numbers that it was written under, and the answer is in those of the caller.
+        if let Some((from, state)) = &mut self.kept
+            && (from == limit || how != CarryOver::Reset)
+        {
+            from.asked_by(limit).refund(state, cost, charged_at, now);
         }
-        let admission = limit.decide(state, 0, now).admission;
-        self.outcome(limit, admission, now)
+        let mut copy = self.copy();
+        let admission = limit.decide(copy.state(limit, how, now), 0, now).admission;
+        let outcome = copy.outcome(limit, admission, now);
+        self.forget_expired(now);
+        outcome
     }
 
     fn report(&mut self, limit: &A, how: CarryOver, cost: u64, now: Time) -> AllowanceLevel {
-        let state = self.state(limit, how, now);
-        let before = limit.level(state, now);
+        let before = limit.level(self.copy().state(limit, how, now), now);
+        let fresh = || (limit.clone(), A::State::default());
+        let (from, state) = self.kept.get_or_insert_with(fresh);
         if cost > 0 {
-            limit.overdraw(state, cost, MAX_AMOUNT, now);
+            from.asked_by(limit).overdraw(state, cost, MAX_AMOUNT, now);
         }
+        let mut copy = self.copy();
+        let state = copy.state(limit, how, now);
         let (left, reset_at) = (limit.level(state, now), limit.resets_at(state).max(now));
         self.forget_expired(now);
         AllowanceLevel::after(cost, before, left, now, reset_at)
@@ -108,7 +123,7 @@ fn same_in_both<A: Limiting>(
     let clock = ManualClock::at(Time::from_micros(1_700_000_000_000_000));
     let store = common::connect(common::by_clock(common::options(&redis), &clock));
     let mut resp = redis.connect();
-    let mut random = Rng::with_seed(kind as u64);
+    let mut random = Rng::with_seed(seed(kind as u64));
     let mut limit = random_limit(kind, &mut random);
     let mut how = CarryOver::Keep;
     let mut model = Model {
@@ -293,6 +308,96 @@ mod meter {
     );
 }
 
+/// A fair bucket and its clients are several keys, so only the replies are compared. Each reply shows what the state
+/// has: the level of the lane, the share of the client, and when the bucket is full.
+#[test]
+fn fair_bucket() {
+    let redis = Redis::start();
+    let clock = ManualClock::at(Time::from_micros(1_700_000_000_000_000));
+    let store = common::connect(common::by_clock(common::options(&redis), &clock));
+    let mut random = Rng::with_seed(seed(Kind::Fair as u64));
+    let fair = |random: &mut Rng| match random_limit(Kind::Fair, random) {
+        Limit::Fair(it) => it,
+        other => panic!("{other:?}"),
+    };
+    let (mut numbers, mut how) = (fair(&mut random), CarryOver::Keep);
+    let mut model = Model::<Fair> {
+        kept: None,
+        numbers_of: |_| Numbers::new(),
+    };
+    let mut taken: Vec<(u64, Time)> = Vec::new();
+    for step in 0..2 * common::steps() {
+        if random.u8(..) < 5 {
+            (numbers, how) = (fair(&mut random), CarryOver::ALL[random.usize(0..3)]);
+        }
+        clock.advance(Span::from_micros(match random.u8(0..20) {
+            0..8 => 0,
+            8..14 => random.u64(0..50),
+            14..18 => random.u64(0..3_000),
+            18 => random.u64(0..2_000_000),
+            // New generations begin, and clients are forgotten.
+            _ => random.u64(0..70_000_000),
+        }));
+        if random.u8(0..20) == 0 {
+            // The clock goes back, sometimes into an earlier epoch or generation.
+            let most = [50, 3_000, 2_000_000, 40_000_000][random.usize(0..4)];
+            let earlier = tollgate_store::Clock::now(&clock).as_micros() - random.u64(0..most);
+            clock.set(Time::from_micros(earlier));
+        }
+        let now = tollgate_store::Clock::now(&clock);
+        model.forget_expired(now);
+        numbers = numbers.for_client(Client {
+            id: random.u64(0..6) * 0x0123_4567_89AB_CDEF,
+            weight: [1, 1, 2, 5, 1000][random.usize(0..5)],
+            lane: random.u8(0..3),
+        });
+        let limit = Limit::Fair(numbers.clone());
+        let charge = Charge {
+            carry_over: how,
+            on_denied: OnDenied::Note,
+            ..common::charge(1, &limit)
+        };
+        if model.kept.is_none() {
+            common::block_on(store.reset(&[charge])).unwrap();
+        }
+        let cost = random_cost(&limit, &mut random);
+        if random.u8(0..12) == 0 {
+            let cost = cost.min(1 << 40);
+            let answer = common::block_on(store.report(&charge, cost)).unwrap();
+            let expected = model.report(&numbers, how, cost, now);
+            assert_eq!(
+                answer,
+                Some(expected),
+                "the level of step {step}: {numbers:?}"
+            );
+            continue;
+        }
+        let (expected, answer) = if random.u8(0..10) > 0 || taken.is_empty() {
+            let answer = common::block_on(store.apply(&[charge], Ask::Exactly(cost))).unwrap();
+            if answer.granted > 0 {
+                taken.push((cost, now));
+            }
+            let state = model.state(&numbers, how, now);
+            let verdict = numbers.decide(state, cost, now);
+            if cost > 0 && !verdict.is_allowed() {
+                numbers.note_denied(state, cost, now);
+                let verdict = numbers.decide(state, cost, now).after_denial(now);
+                (model.outcome(&numbers, verdict.admission, now), answer)
+            } else {
+                (model.apply(&numbers, how, cost, now), answer)
+            }
+        } else {
+            let (cost, at) = taken.swap_remove(random.usize(0..taken.len()));
+            let answer = common::block_on(store.refund(&[charge], cost, at)).unwrap();
+            (model.refund(&numbers, how, cost, at, now), answer)
+        };
+        assert_eq!(
+            answer.outcomes[0], expected,
+            "the reply of step {step}: {numbers:?}"
+        );
+    }
+}
+
 #[test]
 fn fixed_window() {
     inner!(FixedWindow, tollgate_core::fixed_window::FixedWindow);
@@ -392,7 +497,7 @@ fn backoff() {
     let clock = ManualClock::at(Time::from_micros(1_700_000_000_000_000));
     let store = common::connect(common::by_clock(common::options(&redis), &clock));
     let mut resp = redis.connect();
-    let mut random = Rng::with_seed(7);
+    let mut random = Rng::with_seed(seed(7));
     let shut = Kind::FixedWindow.limit(0, Span::HOUR);
     let open = Kind::FixedWindow.limit(1 << 40, Span::HOUR);
     let random_schedule = |random: &mut Rng| {

@@ -236,7 +236,12 @@ fn a_single_server_and_a_cluster_are_not_confused() {
     wants(&error, "store.redis.urls", "no slots", "runs");
     let mut second = in_cluster(&node);
     second.database = 1;
-    wants(&reason(second), "store.redis.urls", "database", "only 0");
+    wants(
+        &reason(second),
+        "store.redis.urls",
+        "database",
+        "only database 0",
+    );
 }
 
 #[test]

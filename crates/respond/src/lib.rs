@@ -52,6 +52,28 @@ pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 pub const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
+/// Returns whether a service says with this status that it has too much to do. A proxy in front of a service that
+/// hangs says so with 502 or 504.
+///
+/// ```
+/// use http::StatusCode;
+/// use tollgate_respond::is_overload;
+///
+/// let says_so = |code| is_overload(StatusCode::from_u16(code).unwrap());
+/// assert!([429, 502, 503, 504].into_iter().all(says_so));
+/// assert!(![200, 404, 500, 501].into_iter().any(says_so));
+/// ```
+#[must_use]
+pub fn is_overload(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT
+    )
+}
+
 /// Turns decisions into responses, as the `headers` section of a config says.
 pub struct Responder {
     fields: Fields,

@@ -46,6 +46,30 @@ pub fn parse_address(text: &str) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
+/// Returns an address as a text, as its `Display` does. Doors do this for each request, and for IPv4 this is
+/// faster than `Display`.
+///
+/// ```
+/// let address = tollgate_rules::address_text([192, 0, 2, 1].into());
+/// assert_eq!(address, "192.0.2.1");
+/// ```
+#[must_use]
+pub fn address_text(address: IpAddr) -> String {
+    let IpAddr::V4(address) = address else {
+        return address.to_string();
+    };
+    let mut text = String::with_capacity(15);
+    for (place, octet) in address.octets().into_iter().enumerate() {
+        if place > 0 {
+            text.push('.');
+        }
+        let digits = [octet / 100, octet / 10 % 10, octet % 10];
+        let zeros = digits[..2].iter().take_while(|digit| **digit == 0).count();
+        text.extend(digits[zeros..].iter().map(|digit| char::from(b'0' + digit)));
+    }
+    text
+}
+
 /// Parses an IPv6 address. Drops its zone, which has a meaning only on the machine that wrote the
 /// address.
 fn ipv6(text: &str) -> Option<Ipv6Addr> {
@@ -200,7 +224,7 @@ pub(crate) fn subject(text: &str, prefix: u8) -> Option<String> {
 #[must_use]
 pub fn network(address: IpAddr, prefix: u8) -> String {
     match address.to_canonical() {
-        IpAddr::V4(address) => address.to_string(),
+        address @ IpAddr::V4(_) => address_text(address),
         IpAddr::V6(address) => {
             let bits = leading_bits(address.into(), prefix);
             format!("{}/{prefix}", Ipv6Addr::from_bits(bits))
@@ -213,6 +237,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn text_of_an_address_is_that_of_its_display() {
+        for octet in 0..=255 {
+            let address = IpAddr::from([octet, 255 - octet, octet / 2, 0]);
+            assert_eq!(address_text(address), address.to_string());
+        }
+        let address = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(address_text(address), "2001:db8::1");
+    }
 
     #[test]
     fn an_ipv6_address_is_its_prefix() {

@@ -13,16 +13,21 @@ use smallvec::SmallVec;
 /// assert_eq!(request.get("plan"), None);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Attributes<'a>(SmallVec<[(&'a str, &'a str); 8]>);
+pub struct Attributes<'a>(SmallVec<[(&'a str, &'a str); INLINE]>);
+
+/// How many attributes fit without an allocation.
+const INLINE: usize = 8;
 
 impl<'a> Attributes<'a> {
     /// Starts without attributes.
+    #[inline]
     #[must_use]
     pub fn new() -> Attributes<'a> {
         Attributes::default()
     }
 
     /// Adds an attribute, or replaces its value.
+    #[inline]
     #[must_use]
     pub fn with(mut self, name: &'a str, value: &'a str) -> Attributes<'a> {
         self.push(name, value);
@@ -66,7 +71,17 @@ impl<'a> Attributes<'a> {
 impl<'a, const N: usize> From<[(&'a str, &'a str); N]> for Attributes<'a> {
     #[inline]
     fn from(pairs: [(&'a str, &'a str); N]) -> Attributes<'a> {
-        pairs.into_iter().collect()
+        let is_new =
+            |(at, (name, _)): (usize, &(&str, &str))| pairs[..at].iter().all(|it| it.0 != *name);
+        if N > INLINE || !pairs.iter().enumerate().all(is_new) {
+            return pairs.into_iter().collect();
+        }
+        // Filled in place, without a check for each pair whether there is room.
+        let mut places = [("", ""); INLINE];
+        for (place, pair) in places.iter_mut().zip(pairs) {
+            *place = pair;
+        }
+        Attributes(SmallVec::from_buf_and_len(places, N))
     }
 }
 

@@ -101,7 +101,7 @@ impl fmt::Display for RuleError {
     }
 }
 
-/// The share of its subjects that a rule is on for.
+/// The share of the subjects for which a rule is enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rollout(u16);
 
@@ -243,6 +243,11 @@ impl RuleBuilder {
         self.with("max_lease", most.to_string())
     }
 
+    /// Makes a limit of concurrency follow the latency that is reported for its requests, down to `min`.
+    pub fn adaptive(self, min: u64) -> Self {
+        self.with("adaptive", format!("{{ min: {min} }}"))
+    }
+
     /// Takes the limit from an attribute of the request, up to `ceiling`. A request without the
     /// attribute gets the rule's own limit.
     pub fn limit_from(self, attribute: &str, ceiling: Ceiling) -> Self {
@@ -305,6 +310,16 @@ impl RuleBuilder {
     /// [`MAX_DENIAL_DELAY`](crate::MAX_DENIAL_DELAY).
     pub fn delay_denials(self, delay: Span) -> Self {
         self.with("delay_denials", delay.to_string())
+    }
+
+    /// Lets requests wait for their turn: see `max_wait` of a rule.
+    pub fn max_wait(self, wait: Span) -> Self {
+        self.with("max_wait", wait.to_string())
+    }
+
+    /// Sets how many requests may wait for one bucket. Has no effect without [`max_wait`](Self::max_wait).
+    pub fn max_waiting(self, most: u32) -> Self {
+        self.with("max_waiting", most.to_string())
     }
 
     /// Builds the rule.

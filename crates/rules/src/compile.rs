@@ -14,6 +14,7 @@ use crate::overrides::Override;
 use crate::pattern::{Exact, Pattern};
 use crate::placement::Placement;
 use crate::policy::Policy;
+use crate::request::SubjectSet;
 use crate::request_limits::Source;
 use crate::rule::{Condition, Cost, Durability, Rule, RuleState, RuleStore};
 use crate::ruleset::{Anonymous, Compiled, CompiledCost, RuleSet, TENANT, TagFrom};
@@ -79,6 +80,9 @@ impl RuleSet {
         let mut rules = policy.rules.clone();
         for rule in &mut rules {
             rule.state = layers.state(&rule.id, rule.state).unwrap_or(rule.state);
+            rule.rollout = layers
+                .rollout(&rule.id)
+                .map_or(rule.rollout, |(share, _)| share);
         }
         let mut set = RuleSet {
             rules: Vec::new(),
@@ -96,6 +100,7 @@ impl RuleSet {
             candidates: candidates(&rules),
             idle,
             tenant: None,
+            plan: None,
             layers,
             tables,
         };
@@ -109,6 +114,8 @@ impl RuleSet {
         set.address = set.symbols.find(address::ATTRIBUTE);
         if !set.tables.are_flat() {
             set.tenant = Some(set.symbols.intern(TENANT));
+            let plan_from = policy.tiers.plan_from.as_ref();
+            set.plan = plan_from.map(|name| set.symbols.intern(name));
         }
         drop(exact);
         set.rules = rules;
@@ -142,11 +149,28 @@ impl RuleSet {
         let cost = self.cost(&rule.cost);
         let mut allowances = (0..).zip(&self.tables.allowances);
         let allowance = allowances.find(|(_, it)| it.name == *rule.allowance());
+        // A rule that only observes is not billed.
+        let ledgered = rule.durability != Durability::None
+            && self.ledger
+            && rule.enforcement() == Enforcement::Enforce;
+        let anonymous = Anonymous::of(&rule.per);
+        let is_plain = rule.rollout >= 10_000
+            && rule.when.is_none()
+            && source.is_none()
+            && matches!(tag, TagFrom::Nothing)
+            && !ledgered
+            && anonymous == Anonymous::Never
+            && rule.counting.numbers.fair.is_none()
+            && rule.backoff.is_none();
         Compiled {
             enabled: rule.state != RuleState::Disabled,
             conditions,
             subject,
             missing: rule.missing,
+            plain_cost: match &cost {
+                CompiledCost::Fixed(cost) if is_plain => Some(*cost),
+                _ => None,
+            },
             rollout: u64::from(rule.rollout),
             when: rule.when.clone(),
             cost,
@@ -167,12 +191,9 @@ impl RuleSet {
             enforcement: rule.enforcement(),
             charge_denied: rule.charge_denied,
             carry_over: rule.carry_over,
-            // A rule that only observes is not billed.
-            ledgered: rule.durability != Durability::None
-                && self.ledger
-                && rule.enforcement() == Enforcement::Enforce,
+            ledgered,
             overdraft: rule.overdraft(),
-            anonymous: Anonymous::of(&rule.per),
+            anonymous,
             fair: rule
                 .counting
                 .numbers
@@ -221,13 +242,15 @@ impl RuleSet {
     fn conditions(&mut self, conditions: &[Condition]) -> Conditions {
         let conditions = conditions.iter().map(|condition| {
             let accepted = match &*condition.accepted {
-                [one] => match one.exact() {
-                    Some(Exact::Text(text)) => Accepted::Exact(text.into()),
+                [one] => match (one.exact(), one.prefix()) {
+                    (Some(Exact::Text(text)), _) => Accepted::Exact(text.into()),
+                    (_, Some(text)) => Accepted::Prefix(text.into()),
                     _ => Accepted::One(one.clone()),
                 },
-                many => match networks(many) {
-                    Some(networks) => Accepted::Networks(networks),
-                    None => Accepted::Any(Arc::clone(&condition.accepted)),
+                many => match (networks(many), texts(many)) {
+                    (Some(networks), _) => Accepted::Networks(networks),
+                    (_, Some(texts)) => Accepted::Texts(texts),
+                    _ => Accepted::Any(Arc::clone(&condition.accepted)),
                 },
             };
             (self.symbols.intern(&condition.attribute), accepted)
@@ -252,7 +275,11 @@ impl RuleSet {
         let ids: Box<[AttributeId]> = names.iter().map(|name| self.symbols.intern(name)).collect();
         *subjects.entry(ids).or_insert_with_key(|ids| {
             let kind = self.keyring.kind(names.iter().copied());
-            self.subjects.push((ids.clone(), kind));
+            self.subjects.push(SubjectSet {
+                ids: ids.clone(),
+                kind,
+                has_address: names.contains(&address::ATTRIBUTE),
+            });
             self.subjects.len() - 1
         })
     }
@@ -277,6 +304,15 @@ fn networks(patterns: &[Pattern]) -> Option<NetworkMap<()>> {
         };
     }
     Some(networks)
+}
+
+/// Returns the texts, if all patterns are plain texts.
+fn texts(patterns: &[Pattern]) -> Option<Box<[Box<str>]>> {
+    let texts = patterns.iter().map(|pattern| match pattern.exact() {
+        Some(Exact::Text(text)) => Some(text.into()),
+        _ => None,
+    });
+    texts.collect()
 }
 
 /// Returns the conditions of a rule that ask for exact values; `None` for a disabled rule.

@@ -1,6 +1,6 @@
 //! Finds a counter by the name of its allowance, for callers that know a key but not a request.
 
-use tollgate_core::{Key, Limit, StoreId, Tag};
+use tollgate_core::{Key, Limit, Mode, StoreId, Tag};
 
 use crate::RuleSet;
 use crate::ruleset::TagFrom;
@@ -16,6 +16,8 @@ pub struct Counter<'r> {
     pub store: StoreId,
     /// The limit of the tenant.
     pub limit: &'r Limit,
+    /// The mode of the rule: where requests are decided.
+    pub mode: Mode,
 }
 
 impl RuleSet {
@@ -30,14 +32,16 @@ impl RuleSet {
             TagFrom::Nothing => Tag::default(),
             TagFrom::Subject => subject.tag(),
             // In a placement by tenant, only the tenant attribute of a subject places its keys.
-            TagFrom::Part(part) => self.subjects.get(*part)?.1.subject([tenant]).tag(),
+            TagFrom::Part(part) => self.subjects.get(*part)?.kind.subject([tenant]).tag(),
             TagFrom::Rule(tag) => *tag,
         };
+        let resolved = self.resolved(rule, tier);
         Some(Counter {
             overflow: rule.overflow,
             tag,
             store: rule.store,
-            limit: &self.resolved(rule, tier).limit,
+            limit: &resolved.limit,
+            mode: resolved.mode,
         })
     }
 }

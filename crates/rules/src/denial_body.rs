@@ -276,7 +276,7 @@ impl DenialBody {
         parsed.map(drop).map_err(|error| {
             let message = format!("the template does not make JSON: {error}");
             let help = format!(
-                "with 1 for each field it is {}; fields outside of quotes bring their own quotes; \
+                "with 1 in place of each field, the template is {}; a field outside of quotes gets its own quotes; \
                  for another format set `content_type`, such as text/plain",
                 Short(&sample)
             );

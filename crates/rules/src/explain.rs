@@ -7,14 +7,15 @@ use tollgate_core::{Algorithm, Enforcement, Limit, Subject, Zone};
 
 use crate::attributes::Attributes;
 use crate::document::percentage;
-use crate::layers::{Layer, Step, is_by_tenant, replaced};
+use crate::layers::{Layer, Layers, Step, is_by_tenant, replaced};
 use crate::limits::Numbers;
 use crate::overrides::{Override, WHOLE};
 use crate::period::Every;
+use crate::request::Request;
 use crate::request_limits::RequestLimits;
 use crate::resolution::RuleDenialReason;
 use crate::rule::{Rule, RuleState};
-use crate::ruleset::{Compiled, Request, RuleSet, Verdict, limit};
+use crate::ruleset::{Compiled, RuleSet, Verdict, limit};
 use crate::zone::ZoneFrom;
 
 /// The effect of one rule on a request, explained.
@@ -219,61 +220,29 @@ impl RuleSet {
         request: &Request<'_, '_>,
         own_overrides: &[Arc<Override>],
     ) -> Vec<NumberFrom> {
-        let own = match rule.budget() {
-            Some(budget) => format!("budget {budget}"),
-            None => "rule".to_owned(),
-        };
+        let tenant = self.tenant.and_then(|id| request.values[id as usize]);
+        let tenant = tenant.filter(|_| is_by_tenant(&rule.per));
+        let plan = self.plan_under(rule, request);
+        let Layered {
+            mut numbers,
+            scales,
+            mode_from,
+        } = layered(&self.layers, rule, plan, tenant, own_overrides);
         let number = |(name, value), from: &str| NumberFrom {
             name,
             value,
             from: from.to_owned(),
         };
-        let written = |numbers: &Numbers, from: &str| -> Vec<NumberFrom> {
-            numbers.given().map(|given| number(given, from)).collect()
-        };
-        let mut numbers = written(&rule.counting.numbers, &own);
-        let mut sum = rule.counting.numbers.clone();
-        let tenant = self.tenant.and_then(|id| request.values[id as usize]);
-        let tenant = tenant.filter(|_| is_by_tenant(&rule.per));
-        let plan = tenant.and_then(|tenant| self.layers.plan_of(tenant));
-        let zone = tenant.and_then(|tenant| self.layers.zone_of(tenant));
-        let mut scales = Vec::new();
-        let mut mode_from = own.clone();
-        let steps = self
-            .layers
-            .steps(rule.allowance(), plan, tenant, own_overrides);
-        for (layer, step) in steps {
-            match step {
-                // The mode is told below, under the numbers of all layers.
-                Step::Mode(_) => mode_from = layer.to_string(),
-                Step::Scale(scale) => {
-                    scales.push(number(("scale", percentage(scale)), &layer.to_string()));
-                }
-                Step::Numbers(patch) => {
-                    let Some((result, _)) = replaced(&rule.counting, &sum, patch, zone) else {
-                        continue;
-                    };
-                    if result != sum.with(patch) {
-                        numbers = written(&rule.counting.numbers, &own);
-                    }
-                    sum = result;
-                    for it in written(patch, &layer.to_string()) {
-                        match numbers.iter_mut().find(|known| known.name == it.name) {
-                            Some(known) => *known = it,
-                            None => numbers.push(it),
-                        }
-                    }
-                }
-            }
-        }
-        if rule.algorithm() == Algorithm::Quota {
-            in_zone(&mut numbers, &sum, tenant, zone);
-        }
-        if let Some(overdraft) = &rule.overdraft {
-            numbers.push(number(("overdraft", overdraft.to_string()), &own));
-        }
-        if let Some(most) = &rule.max_lease {
-            numbers.push(number(("max_lease", most.to_string()), &own));
+        if let Some(id) = self.plan
+            && let Some(value) = request.values[id as usize]
+            && self.layers.tiers.may_differ_by_plan(&rule.per)
+        {
+            let name = self.symbols.name(id);
+            let from = match self.layers.tiers.plan(value) {
+                Some(_) => format!("attribute {name}"),
+                None => format!("attribute {name}, which does not name a plan and is ignored"),
+            };
+            numbers.push(number(("plan_from", format!("{value:?}")), &from));
         }
         if let Some(source) = &compiled.source
             && let Some(value) = request.values[source.id as usize]
@@ -353,6 +322,86 @@ impl RuleSet {
                 })
             }
         }
+    }
+}
+
+/// The numbers of a rule after all layers except the request.
+pub(crate) struct Layered {
+    /// Each number, and where it comes from.
+    pub(crate) numbers: Vec<NumberFrom>,
+    /// The scales of overrides, which apply to the numbers of all layers.
+    pub(crate) scales: Vec<NumberFrom>,
+    /// Where the mode comes from.
+    pub(crate) mode_from: String,
+}
+
+/// Returns the numbers of a rule for a plan, a tenant or a subject with overrides of its own, and where each comes
+/// from.
+pub(crate) fn layered(
+    layers: &Layers,
+    rule: &Rule,
+    plan: Option<u16>,
+    tenant: Option<&str>,
+    own_overrides: &[Arc<Override>],
+) -> Layered {
+    let own = match rule.budget() {
+        Some(budget) => format!("budget {budget}"),
+        None => "rule".to_owned(),
+    };
+    let number = |(name, value), from: &str| NumberFrom {
+        name,
+        value,
+        from: from.to_owned(),
+    };
+    let written = |numbers: &Numbers, from: &str| -> Vec<NumberFrom> {
+        numbers.given().map(|given| number(given, from)).collect()
+    };
+    let mut numbers = written(&rule.counting.numbers, &own);
+    let mut sum = rule.counting.numbers.clone();
+    let zone = tenant.and_then(|tenant| layers.zone_of(tenant));
+    let mut scales = Vec::new();
+    let mut mode_from = own.clone();
+    let steps = layers.steps(rule.allowance(), plan, tenant, own_overrides);
+    for (layer, step) in steps {
+        match step {
+            // The mode is written below, after the numbers of all layers are known.
+            Step::Mode(_) => mode_from = layer.to_string(),
+            Step::Scale(scale) => {
+                scales.push(number(("scale", percentage(scale)), &layer.to_string()));
+            }
+            Step::Numbers(patch) => {
+                let Some((result, _)) = replaced(&rule.counting, &sum, patch, zone) else {
+                    continue;
+                };
+                if result != sum.with(patch) {
+                    numbers = written(&rule.counting.numbers, &own);
+                }
+                sum = result;
+                for it in written(patch, &layer.to_string()) {
+                    match numbers.iter_mut().find(|known| known.name == it.name) {
+                        Some(known) => *known = it,
+                        None => numbers.push(it),
+                    }
+                }
+            }
+        }
+    }
+    if rule.algorithm() == Algorithm::Quota {
+        in_zone(&mut numbers, &sum, tenant, zone);
+    }
+    if let Some(overdraft) = &rule.overdraft {
+        numbers.push(number(("overdraft", overdraft.to_string()), &own));
+    }
+    if let Some(most) = &rule.max_lease {
+        numbers.push(number(("max_lease", most.to_string()), &own));
+    }
+    if let Some(adaptive) = &rule.adaptive {
+        numbers.push(number(("adaptive", adaptive.to_string()), &own));
+    }
+    Layered {
+        numbers,
+        scales,
+        mode_from,
     }
 }
 

@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 use tollgate_core::Subject;
 use tollgate_core::fair::{Client, Lane, MAX_LANES, MAX_WEIGHT, WHOLE};
 
 use crate::document::{
-    At, Field, List, Named, Node, Percent, Problems, Read, Short, Text, Whole, percentage, section,
-    suggestion,
+    At, Duration, Field, List, Named, Node, Percent, Problems, Read, Short, Text, Whole,
+    percentage, section, suggestion,
 };
+use crate::rule::Rule;
 use crate::symbols::AttributeId;
 use crate::validate::check_attribute;
+use crate::waiting;
 
 /// The attribute that stands for the plan of the request's tenant, if plans are configured.
 pub(crate) const PLAN: &str = "plan";
@@ -24,6 +27,8 @@ pub struct Fairness {
     pub(crate) per: Vec<String>,
     pub(crate) weights: Option<Weights>,
     pub(crate) lanes: Option<Lanes>,
+    pub(crate) max_wait: Option<Duration>,
+    pub(crate) max_waiting: Option<Whole>,
 }
 
 /// The weights of clients, by the value of an attribute. A client with another value has weight 1.
@@ -64,6 +69,30 @@ impl Fairness {
     }
 }
 
+/// The lanes of a fair rule with their shares in hundredths of a percent, and all weights that its clients can have.
+pub type FairClasses = (Vec<(Arc<str>, u32)>, Vec<u32>);
+
+/// Returns the lanes of a fair rule, in order, and the weights of clients, in order; `None` for other rules. A rule
+/// without lanes has one lane without a name.
+#[must_use]
+pub fn fair_classes(rule: &Rule) -> Option<FairClasses> {
+    let fairness = rule.counting.numbers.fair.as_ref()?;
+    let lanes = match &fairness.lanes {
+        Some(lanes) => {
+            let named = lanes.named.iter();
+            named
+                .map(|(name, lane)| (name.as_str().into(), lane.share))
+                .collect()
+        }
+        None => vec![("".into(), WHOLE)],
+    };
+    let given = fairness.weights.iter().flat_map(|it| &it.of);
+    let mut weights: Vec<u32> = given.map(|(_, weight)| *weight).chain([1]).collect();
+    weights.sort_unstable();
+    weights.dedup();
+    Some((lanes, weights))
+}
+
 /// Shows fair shares as `explain` and a comparison of configs tell them.
 impl fmt::Display for Fairness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,6 +111,12 @@ impl fmt::Display for Fairness {
             }
             let (otherwise, _) = &lanes.named[lanes.otherwise];
             write!(f, ", otherwise {otherwise}")?;
+        }
+        if let Some(max_wait) = &self.max_wait {
+            write!(f, ", max_wait {max_wait}")?;
+        }
+        if let Some(max_waiting) = &self.max_waiting {
+            write!(f, ", max_waiting {max_waiting}")?;
         }
         Ok(())
     }
@@ -148,6 +183,10 @@ section! {
         weights: Named<Named<Whole>> = "weights",
         /// Lanes: guaranteed parts of the allowance, by the value of an attribute.
         lanes: RawLanes = "lanes",
+        /// How long a request may wait for its turn at a door that waits, 1ms to 30s (default: not at all).
+        max_wait: Duration = "max_wait",
+        /// The most requests that wait for one bucket in one instance, 1 to 100000 (default 1000).
+        max_waiting: Whole = "max_waiting",
     }
 }
 
@@ -195,7 +234,10 @@ impl Read for Fairness {
             per: names,
             weights: weights(&raw.weights, problems)?,
             lanes: lanes(&raw.lanes, problems)?,
+            max_wait: raw.max_wait.value().copied(),
+            max_waiting: raw.max_waiting.value().copied(),
         };
+        waiting::check(&raw.max_wait, &raw.max_waiting, problems);
         (problems.len() == before).then_some(fairness)
     }
 }

@@ -34,6 +34,7 @@
 //! # Ok::<(), tollgate_rules::ConfigError>(())
 //! ```
 
+mod adaptation;
 mod address;
 mod attributes;
 mod blocks;
@@ -59,19 +60,23 @@ mod placement;
 mod policy;
 mod practices;
 mod raw;
+mod request;
 mod request_limits;
 mod resolution;
 mod rule;
 mod ruleset;
 mod share;
 mod source;
+mod standing;
 mod symbols;
 mod tiers;
 mod validate;
+mod waiting;
 mod warnings;
 mod zone;
 
-pub use address::{network, parse_address, parse_network};
+pub use adaptation::{Adaptation, Slowness};
+pub use address::{address_text, network, parse_address, parse_network};
 pub use attributes::Attributes;
 pub use blocks::Blocks;
 pub use builder::{Rollout, RuleBuilder, RuleError, RuleProblem};
@@ -81,7 +86,7 @@ pub use denial_body::{DenialBody, DenialField, FieldValue, RawDenialBody};
 pub use diff::{Difference, diff};
 pub use document::{ConfigError, Problem};
 pub use explain::{Effect, Explanation, NumberFrom, summary};
-pub use fairness::Fairness;
+pub use fairness::{FairClasses, Fairness, fair_classes};
 pub use mode::ModeName;
 pub use named_subject::NamedSubject;
 pub use overrides::{Override, Scope};
@@ -97,6 +102,8 @@ pub use rule::{
 };
 pub use ruleset::RuleSet;
 pub use source::{LimitSource, RequestSource};
+pub use standing::{Previewed, ScopeNumbers, Standing, preview};
 pub use tiers::Tiers;
 pub use validate::{ID_HELP, Outside, is_attribute_name, is_id};
+pub use waiting::{DEFAULT_MAX_WAITING, LARGEST_MAX_WAITING, LONGEST_MAX_WAIT, Waiting};
 pub use warnings::Warning;

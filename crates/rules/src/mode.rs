@@ -51,7 +51,7 @@ pub(crate) struct Modes {
 }
 
 impl Modes {
-    /// Returns the mode with the name `name`. An allowance that leaves room for slices still does.
+    /// Returns the mode with the name `name`. If the numbers of the allowance leave room for slices, they still do.
     pub(crate) fn named(self, name: ModeName) -> Modes {
         Modes {
             name,
@@ -97,7 +97,7 @@ impl Modes {
         }
     }
 
-    /// Returns the numbers of the mode with the mode in force under `limit`: names and values, for `explain`.
+    /// Returns the mode in force under `limit` and its times, as names and values for `explain`.
     pub(crate) fn explained(self, limit: &Limit) -> Vec<(&'static str, String)> {
         match (self.name, self.of(limit).0) {
             (ModeName::Exact, _) if self.prepaid => {
@@ -146,7 +146,7 @@ impl Default for Modes {
 pub(crate) fn always_exact(limit: &Limit) -> Option<&'static str> {
     match limit {
         Limit::Concurrency(_) | Limit::Unlimited(Algorithm::Concurrency) => {
-            Some("slots are held at one instant by all instances together")
+            Some("all instances share the slots at every instant")
         }
         Limit::LeakyBucket(it) if it.leaky() != Leaky::Police => {
             Some("requests in a queue wait for their turn among all instances")

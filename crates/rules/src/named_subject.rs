@@ -108,7 +108,7 @@ impl NamedSubject {
         }
     }
 
-    /// Returns why requests are never found to be of this subject; `None` if they are.
+    /// Returns why no request can belong to this subject; `None` if requests can.
     #[must_use]
     pub fn stale(&self, keyring: &Keyring) -> Option<String> {
         match &self.owner {

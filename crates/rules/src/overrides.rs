@@ -20,6 +20,7 @@ use crate::mode::{ModeName, always_exact};
 use crate::named_subject::{NamedSubject, Owner};
 use crate::policy::Policy;
 use crate::rule::RuleState;
+use crate::tiers::Tiers;
 use crate::zone::ZoneFrom;
 
 /// A scale of one, in hundredths of a percent.
@@ -58,6 +59,8 @@ pub(crate) enum Change {
     /// The share of the limit that remains, in hundredths of a percent.
     Scale(u32),
     State(RuleState),
+    /// The share of subjects that the rule applies to, in hundredths of a percent.
+    Rollout(u16),
     Mode(ModeName),
     /// The subject is denied before any rule.
     Block,
@@ -165,6 +168,7 @@ impl Override {
             }
             Change::Scale(hundredths) => insert("scale", json!(percentage(*hundredths))),
             Change::State(state) => insert("state", json!(state.name())),
+            Change::Rollout(share) => insert("rollout", json!(percentage((*share).into()))),
             Change::Mode(mode) => insert("mode", json!(mode.name())),
             Change::Block => insert("block", json!(true)),
         }
@@ -187,8 +191,9 @@ impl Override {
         }
         let rule = self.rule.as_deref().unwrap_or("*");
         match self.change {
-            // Of its own, so that the mode can change while other overrides change the numbers.
+            // Names of their own, so that these can change while other overrides change the numbers.
             Change::Mode(_) => format!("mode:{}/{rule}", self.scope),
+            Change::Rollout(_) => format!("rollout:{}/{rule}", self.scope),
             _ => format!("{}/{rule}", self.scope),
         }
     }
@@ -227,6 +232,7 @@ impl Override {
             Change::Numbers(numbers) => numbers.to_string(),
             Change::Scale(hundredths) => format!("{} of the limit", percentage(*hundredths)),
             Change::State(state) => format!("state {}", state.name()),
+            Change::Rollout(share) => format!("rollout {}", percentage((*share).into())),
             Change::Mode(mode) => format!("mode {}", mode.name()),
             Change::Block => "blocked".to_owned(),
         }
@@ -293,10 +299,19 @@ impl Override {
                 compared.then(|| format!("`{name}` is a candidate, which denies nothing"))
             }
             (Change::State(_), None) => Some(format!("`{name}` is a budget, which has no state")),
+            (Change::Rollout(share), Some(rule)) => {
+                let is_partial = (1..WHOLE).contains(&u32::from(*share));
+                (is_partial && rule.per.is_empty()).then(|| {
+                    format!("all requests share the allowance of `{name}`: a partial rollout needs subjects to choose from")
+                })
+            }
+            (Change::Rollout(_), None) => {
+                Some(format!("`{name}` is a budget, which has no rollout"))
+            }
             _ if allowance != name => Some(format!(
                 "the rule `{name}` draws on the budget `{allowance}`: override the budget"
             )),
-            _ if !self.scope.has_own_allowance(per) => Some(match &self.scope {
+            _ if !self.scope.has_own_allowance(per, &policy.tiers) => Some(match &self.scope {
                 Scope::Subject(NamedSubject { attribute, .. }) => format!(
                     "subjects share the allowance of `{name}`: its `per` has no {attribute}"
                 ),
@@ -328,10 +343,11 @@ impl Override {
 impl Scope {
     /// Whether an allowance with this `per` belongs to the scope alone. If not, other subjects or tenants
     /// share the allowance.
-    pub(crate) fn has_own_allowance(&self, per: &[String]) -> bool {
+    pub(crate) fn has_own_allowance(&self, per: &[String], tiers: &Tiers) -> bool {
         match self {
             Scope::Everyone => true,
-            Scope::Plan(_) | Scope::Tenant(_) => is_by_tenant(per),
+            Scope::Plan(_) => tiers.may_differ_by_plan(per),
+            Scope::Tenant(_) => is_by_tenant(per),
             Scope::Subject(subject) => per.iter().any(|name| **name == *subject.attribute),
         }
     }

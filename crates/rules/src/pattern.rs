@@ -138,6 +138,14 @@ impl Pattern {
         }
     }
 
+    /// Returns the prefix, if the pattern matches every value that begins with it, and no other value.
+    pub(crate) fn prefix(&self) -> Option<&str> {
+        match &self.shape {
+            Shape::Prefix(text) if self.bare.is_none() => Some(text),
+            _ => None,
+        }
+    }
+
     /// Whether `value` matches as a whole.
     #[inline]
     #[must_use]

@@ -1,16 +1,27 @@
 //! Rules that work, but that practice advises against. `tollgate doctor` shows them.
 
-use tollgate_core::{Algorithm, Rate};
+use tollgate_core::{Algorithm, Rate, Span};
 
+use crate::limits::Numbers;
 use crate::policy::Policy;
 use crate::rule::{FailurePolicy, Rule, RuleState};
+use crate::tiers::Patches;
 use crate::warnings::Warning;
 
-/// A burst above this many times the amount of the rate is unusual.
-const MOST_BURST: u64 = 5;
+/// A burst above this many times the rate is unusual.
+const MOST_BURST: u128 = 5;
+/// A burst is compared with what the rate gives in one of these times: the shortest in which the rate gives at least
+/// [`LEAST`]. So it does not matter whether a rate is written as `1/s` or as `60/m`.
+const UNITS: [(&str, Span); 4] = [
+    ("s", Span::SECOND),
+    ("m", Span::MINUTE),
+    ("h", Span::HOUR),
+    ("d", Span::from_secs(86_400)),
+];
+const LEAST: u128 = 10;
 /// A log of more entries costs much memory for each subject.
 const LONG_LOG: u64 = 1_000;
-/// Parts of the names of actions and paths that guess secrets.
+/// Parts of the names of actions and paths where clients can guess secrets.
 const GUESSED: [&str; 11] = [
     "login", "log-in", "log_in", "signin", "sign-in", "sign_in", "otp", "password", "passwd",
     "2fa", "mfa",
@@ -38,8 +49,7 @@ impl Policy {
         };
         let mut found = Vec::new();
         for rule in active() {
-            found.extend(large_burst(rule));
-            found.extend(long_log(rule));
+            found.extend(self.numbers(rule));
             if guesses(rule) {
                 found.extend(weak_login(rule));
             }
@@ -55,6 +65,41 @@ impl Policy {
                 format!("attempts are limited by {per} only: one address can try many of them"),
                 "add a rule for the same requests with `per: [ip]` and a higher limit",
             ));
+        }
+        found
+    }
+
+    /// Finds numbers of a rule that are unusual: its own, and those of plans and tenants.
+    fn numbers(&self, rule: &Rule) -> Vec<Warning> {
+        let own = &rule.counting.numbers;
+        let mut found: Vec<Warning> = unusual(rule, own)
+            .map(|(message, help)| warning(rule, message, help))
+            .into_iter()
+            .collect();
+        let of_layer = |patches: &Patches| {
+            let (_, patch) = patches.iter().find(|(name, _)| name == rule.allowance())?;
+            unusual(rule, &own.with(patch))
+        };
+        for plan in &self.tiers.plans {
+            if let Some((message, help)) = of_layer(&plan.patches) {
+                let message = format!("for the plan `{}`, {message}", plan.name);
+                found.push(warning(rule, message, help));
+            }
+        }
+        let tenants = self.tiers.tenants.iter().filter_map(|(name, tenant)| {
+            let (message, help) = of_layer(&tenant.patches)?;
+            Some((name, message, help))
+        });
+        let tenants: Vec<_> = tenants.collect();
+        let first = tenants.iter().min_by_key(|(name, ..)| *name);
+        if let Some((name, message, help)) = first {
+            let more = match tenants.len() {
+                1 => String::new(),
+                2 => "; so has 1 more tenant".to_owned(),
+                count => format!("; so have {} more tenants", count - 1),
+            };
+            let message = format!("for the tenant `{name}`, {message}{more}");
+            found.push(warning(rule, message, help));
         }
         found
     }
@@ -81,30 +126,53 @@ fn guesses(rule: &Rule) -> bool {
     })
 }
 
-fn large_burst(rule: &Rule) -> Option<Warning> {
-    let numbers = &rule.counting.numbers;
-    let (rate, burst): (Rate, u64) = match rule.algorithm() {
-        Algorithm::Gcra => (numbers.rate.as_ref()?.0?, numbers.burst.as_ref()?.0),
-        Algorithm::TokenBucket => (numbers.refill.as_ref()?.0?, numbers.capacity.as_ref()?.0?),
-        _ => return None,
-    };
-    let times = burst / rate.amount();
-    (burst > rate.amount().saturating_mul(MOST_BURST)).then(|| {
-        let message = format!("the burst of {burst} is {times} times the rate of {rate}");
+/// Returns what is unusual about numbers of a rule, and the remedy.
+fn unusual(rule: &Rule, numbers: &Numbers) -> Option<(String, &'static str)> {
+    match rule.algorithm() {
+        Algorithm::Gcra => large_burst(numbers.rate.as_ref()?.0?, numbers.burst.as_ref()?.0),
+        Algorithm::TokenBucket => {
+            large_burst(numbers.refill.as_ref()?.0?, numbers.capacity.as_ref()?.0?)
+        }
+        Algorithm::SlidingLog => long_log(numbers.limit.as_ref()?.0?),
+        _ => None,
+    }
+}
+
+fn large_burst(rate: Rate, burst: u64) -> Option<(String, &'static str)> {
+    let (amount, period) = (
+        u128::from(rate.amount()),
+        u128::from(rate.period().as_micros()),
+    );
+    let in_unit = |unit: Span| amount * u128::from(unit.as_micros());
+    let [.., day] = UNITS;
+    let enough = UNITS
+        .into_iter()
+        .find(|(_, unit)| in_unit(*unit) >= LEAST * period);
+    let (name, unit) = enough.unwrap_or(day);
+    let (burst_periods, gives) = (u128::from(burst) * period, in_unit(unit));
+    (burst_periods > MOST_BURST * gives).then(|| {
+        let tenths = (burst_periods * 10).div_ceil(gives);
+        let times = match tenths % 10 {
+            0 => (tenths / 10).to_string(),
+            tenth => format!("{}.{tenth}", tenths / 10),
+        };
+        let per_unit = gives as f64 / period as f64;
+        let message = format!(
+            "the burst of {burst} is {times} times the rate of {}/{name}",
+            (per_unit * 10.0).round() / 10.0
+        );
         let help =
             "check that the service behind can take such a burst; 1 to 5 times the rate is usual";
-        warning(rule, message, help)
+        (message, help)
     })
 }
 
-fn long_log(rule: &Rule) -> Option<Warning> {
-    let limit = rule.limit().capacity();
-    let is_log = rule.algorithm() == Algorithm::SlidingLog;
-    (is_log && (LONG_LOG + 1..=tollgate_core::MAX_AMOUNT).contains(&limit)).then(|| {
+fn long_log(limit: u64) -> Option<(String, &'static str)> {
+    (LONG_LOG + 1..=tollgate_core::MAX_AMOUNT).contains(&limit).then(|| {
         let message = format!("the log keeps up to {limit} entries for each subject");
         let help =
             "use `sliding-counter`: it needs the same memory for any limit, and its error is small";
-        warning(rule, message, help)
+        (message, help)
     })
 }
 
@@ -148,20 +216,67 @@ mod tests {
         assert_eq!(burst("algorithm: gcra, rate: 10/s, burst: 50"), [""; 0]);
         assert_eq!(
             burst("algorithm: gcra, rate: 10/s, burst: 51"),
-            ["the burst of 51 is 5 times the rate of 10/s"]
+            ["the burst of 51 is 5.1 times the rate of 10/s"]
         );
         assert_eq!(
-            burst("algorithm: token-bucket, capacity: 100, refill: 60/m"),
-            [""; 0]
-        );
-        assert_eq!(
-            burst("algorithm: token-bucket, capacity: 100, refill: 1/s").len(),
-            1
+            burst("algorithm: gcra, rate: 10000/s, burst: 50001"),
+            ["the burst of 50001 is 5.1 times the rate of 10000/s"]
         );
         assert_eq!(burst("algorithm: gcra, rate: unlimited"), [""; 0]);
         assert_eq!(
-            burst("algorithm: gcra, rate: 1/s, burst: 99, state: disabled"),
+            burst("algorithm: gcra, rate: 10/s, burst: 99, state: disabled"),
             [""; 0]
+        );
+    }
+
+    #[test]
+    fn spelling_of_a_rate_does_not_matter() {
+        let bucket = |numbers: &str| {
+            found(&format!(
+                "  - {{ id: r, per: [user], algorithm: token-bucket, {numbers} }}\n"
+            ))
+        };
+        for rate in ["1/s", "60/m", "3600/h"] {
+            assert_eq!(bucket(&format!("capacity: 100, refill: {rate}")), [""; 0]);
+            assert_eq!(
+                bucket(&format!("capacity: 450, refill: {rate}")),
+                ["the burst of 450 is 7.5 times the rate of 60/m"]
+            );
+        }
+        for rate in ["100/s", "6000/m", "1000/10s"] {
+            assert_eq!(
+                bucket(&format!("capacity: 6000, refill: {rate}")),
+                ["the burst of 6000 is 60 times the rate of 100/s"]
+            );
+        }
+        for rate in ["1/d", "7/7d"] {
+            assert_eq!(bucket(&format!("capacity: 5, refill: {rate}")), [""; 0]);
+            assert_eq!(
+                bucket(&format!("capacity: 6, refill: {rate}")),
+                ["the burst of 6 is 6 times the rate of 1/d"]
+            );
+        }
+    }
+
+    #[test]
+    fn numbers_of_plans_and_tenants_are_found() {
+        let rules = "  - { id: r, per: [tenant], algorithm: gcra, rate: 10/s, burst: 10 }
+  - { id: log, per: [tenant], algorithm: sliding-log, limit: 10, window: 1m }
+plans:
+  free: { r: { burst: 50 } }
+  pro: { r: { rate: 100/s, burst: 1000 }, log: { limit: 5000 } }
+tenants:
+  acme: { plan: pro, overrides: { r: { burst: 90 } } }
+  bolt: { overrides: { r: { rate: 1/s } } }
+  cory: { overrides: { r: { burst: 60 } } }
+";
+        assert_eq!(
+            found(rules),
+            [
+                "for the plan `pro`, the burst of 1000 is 10 times the rate of 100/s",
+                "for the tenant `acme`, the burst of 90 is 9 times the rate of 10/s; so has 1 more tenant",
+                "for the plan `pro`, the log keeps up to 5000 entries for each subject"
+            ]
         );
     }
 

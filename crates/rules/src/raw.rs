@@ -3,6 +3,7 @@
 //!
 //! Every doc comment here is also the description of the field in the JSON schema.
 
+use crate::adaptation::GivenAdaptation;
 use crate::denial_body::RawDenialBody;
 use crate::document::{
     Amount, At, Duration, Field, Flag, Lease, List, Named, Node, Percent, PlainRate, Problems,
@@ -30,6 +31,8 @@ section! {
         plans: Named<Named<RawNumbers>> = "plans",
         /// The plan of tenants without a plan of their own.
         default_plan: Text = "default_plan",
+        /// An attribute that names the plan of a request: attributes.NAME, or jwt.claims.NAME for a claim of its token. A request without it, or with a name that is not a plan, has the plan of its tenant or the default plan.
+        plan_from: Text = "plan_from",
         /// Tenants, by the value of the attribute tenant: their plans, and numbers of their own.
         tenants: Named<RawTenant> = "tenants",
         /// The rules. A request that no rule matches is allowed.
@@ -119,8 +122,10 @@ section! {
         queue: Whole = "queue",
         /// Whether a leaky-bucket makes requests wait instead of denying them.
         shape: Flag = "shape",
-        /// The longest wait that shaping may ask for.
+        /// How long a request may wait for its turn instead of being denied, 1ms to 30s. For a leaky-bucket that shapes: the longest wait that it may ask for.
         max_wait: Duration = "max_wait",
+        /// The most requests that wait for one bucket in one instance, 1 to 100000 (default 1000).
+        max_waiting: Whole = "max_waiting",
         /// Fair shares, for token-bucket: while clients compete for the bucket, each gets its share.
         fair: Fairness = "fair",
         /// Which keys share a slot of a Redis cluster (default tenant).
@@ -135,6 +140,8 @@ section! {
         overdraft: Overdraft = "overdraft",
         /// The longest time that a client may ask for when it takes or renews a slot of concurrency, up to 24h (default: lease).
         max_lease: Lease = "max_lease",
+        /// A concurrency limit that follows the latency that clients report with POST /v1/report: true, or its fields. The limit of the rule is the largest.
+        adaptive: GivenAdaptation = "adaptive",
         /// Where requests are decided: exact (in the store, every request), leased (in each instance, from units that it has drawn before) or async (in each instance, from counts that it reports later; all together may exceed the limit). Default: exact.
         mode: ModeName = "mode",
         /// How long drawn units may be used, for mode leased, 10ms to 1m (default 100ms).
@@ -269,6 +276,7 @@ impl RawNumbers {
             queue: &self.queue,
             shape: &Field::Absent,
             max_wait: &self.max_wait,
+            max_waiting: &Field::Absent,
             fair: &Field::Absent,
         }
     }

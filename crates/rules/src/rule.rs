@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tollgate_core::{Algorithm, CarryOver, Enforcement, Limit, Rate, Span, StoreId};
 
+use crate::adaptation::Adaptation;
 use crate::denial_body::DenialBody;
 use crate::document::words;
 use crate::expr::Expr;
@@ -12,7 +13,9 @@ use crate::limits::Counting;
 use crate::mode::ModeName;
 use crate::pattern::Pattern;
 use crate::placement::Placement;
+use crate::raw::RawAlgorithm;
 use crate::share::{Overdraft, Share};
+use crate::waiting::Waiting;
 
 /// The longest delay of a denial. Doors answer a request within 10 seconds.
 pub const MAX_DENIAL_DELAY: Span = Span::from_secs(5);
@@ -104,6 +107,7 @@ pub struct Rule {
     pub(crate) overdraft: Option<Overdraft>,
     /// As written; `None` if the text leaves `max_lease` out.
     pub(crate) max_lease: Option<Span>,
+    pub(crate) adaptive: Option<Adaptation>,
     /// The back-off, if the rule has one.
     pub(crate) backoff: Option<Limit>,
     pub(crate) on_store_failure: Option<FailurePolicy>,
@@ -317,6 +321,18 @@ impl Rule {
         self.carry_over
     }
 
+    /// How long a request may wait for its turn under the rule, and how many may wait; `None` if none may. A
+    /// rule that shapes is not among these: it admits a request first, and tells it how long to wait.
+    #[must_use]
+    pub fn waiting(&self) -> Option<Waiting> {
+        let numbers = &self.counting.numbers;
+        match (&numbers.fair, self.counting.algorithm) {
+            (_, RawAlgorithm::LeakyBucket) => None,
+            (Some(fair), _) => Waiting::of(fair.max_wait, fair.max_waiting),
+            (None, _) => Waiting::of(numbers.max_wait, numbers.max_waiting),
+        }
+    }
+
     /// Where the rule's requests are decided, as the config says. An override may set another mode.
     #[must_use]
     pub fn mode(&self) -> ModeName {
@@ -345,6 +361,12 @@ impl Rule {
     #[must_use]
     pub fn max_lease(&self) -> Option<Span> {
         self.max_lease
+    }
+
+    /// How the limit follows the latency that clients report; `None` if it does not.
+    #[must_use]
+    pub fn adaptive(&self) -> Option<Adaptation> {
+        self.adaptive
     }
 
     /// How to decide when the store fails; `None` if the rule does not say.

@@ -9,13 +9,11 @@
 //!
 //! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place, `consider_matched`.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
 use tollgate_core::{
     CarryOver, Charge, Enforcement, Key, Keyring, Limit, Mode, OnDenied, Recorded, RuleSalt,
-    StoreId, Subject, SubjectKind, Tag,
+    StoreId, Subject, Tag,
 };
 
 use crate::address;
@@ -24,13 +22,14 @@ use crate::conditions::{Accepted, Conditions};
 use crate::expr::{Expr, Failure};
 use crate::fairness::CompiledFair;
 use crate::index::{Candidates, Index};
-use crate::layers::{Layers, Resolved, Tables, Tier};
+use crate::layers::{Layers, OwnOverrides, Resolved, Tables, Tier};
 use crate::overrides::{Override, WHOLE};
+use crate::request::{Request, SubjectSet};
 use crate::request_limits::{RequestLimits, Source};
 use crate::resolution::{Overridden, Resolution, RuleDenial, RuleDenialReason, push_companion};
 use crate::rule::{Durability, Missing, Rule, RuleState};
 use crate::share::Overdraft;
-use crate::symbols::{AttributeId, Symbols, Values};
+use crate::symbols::{AttributeId, Symbols};
 
 /// The rules of a policy, ready for requests.
 #[derive(Debug)]
@@ -38,9 +37,8 @@ pub struct RuleSet {
     pub(crate) rules: Vec<Rule>,
     pub(crate) compiled: Vec<Compiled>,
     pub(crate) symbols: Symbols,
-    /// The distinct sets of attributes that make subjects, each sorted by name: the order in which
-    /// a rule lists them does not matter.
-    pub(crate) subjects: Vec<(Box<[AttributeId]>, SubjectKind)>,
+    /// The distinct sets of attributes that make subjects.
+    pub(crate) subjects: Vec<SubjectSet>,
     pub(crate) keyring: Keyring,
     /// The number of the address attribute, and how many bits of an IPv6 address make a subject.
     pub(crate) address: Option<AttributeId>,
@@ -59,6 +57,8 @@ pub struct RuleSet {
     pub(crate) layers: Layers,
     /// The number of the tenant attribute, if limits depend on it.
     pub(crate) tenant: Option<AttributeId>,
+    /// The number of the attribute that names the plan of a request, if there is one.
+    pub(crate) plan: Option<AttributeId>,
     /// Overrides that have no effect, and why.
     pub(crate) idle: Vec<(Arc<Override>, String)>,
 }
@@ -71,6 +71,8 @@ pub(crate) struct Compiled {
     /// The attributes that make the subject, as an index of `RuleSet::subjects`.
     pub(crate) subject: usize,
     pub(crate) missing: Missing,
+    /// The cost of a request, if the charge depends on nothing but the subject and the numbers.
+    pub(crate) plain_cost: Option<u64>,
     pub(crate) rollout: u64,
     pub(crate) when: Option<Arc<Expr>>,
     pub(crate) cost: CompiledCost,
@@ -188,19 +190,6 @@ pub(crate) enum Verdict {
     },
 }
 
-/// One request while the rules are evaluated.
-pub(crate) struct Request<'q, 'a> {
-    pub(crate) attributes: &'q Attributes<'a>,
-    pub(crate) values: Values<'a>,
-    subjects: Subjects,
-}
-
-/// The subjects that are hashed so far, by their set of attributes.
-type Subjects = SmallVec<[Option<Subject>; INLINE_SUBJECTS]>;
-
-/// How many subjects fit without an allocation.
-const INLINE_SUBJECTS: usize = 8;
-
 impl RuleSet {
     /// Returns the tag of the keys of `subject` under `rule`.
     #[inline]
@@ -297,9 +286,14 @@ impl RuleSet {
         request_limits: &'r RequestLimits,
         resolution: &mut Resolution<'r>,
     ) {
-        let mut request = self.request(attributes);
+        let mut request = Request::new(self, attributes);
+        request.look_up(self);
         let tier = self.tier(&request);
-        let own_overrides = self.layers.of_subjects(attributes);
+        let own_overrides = match self.layers.has_subjects() {
+            true => self.overrides_of(attributes),
+            false => None,
+        };
+        let is_special = own_overrides.is_some() || tier.is_some_and(|tier| tier.is_mixed);
         let before = resolution.charges.len();
         resolution.plan = tier.and_then(|tier| tier.plan);
         let mut found = Candidates::new();
@@ -309,72 +303,121 @@ impl RuleSet {
             if !compiled.matches(&request.values) {
                 continue;
             }
-            let verdict = self.consider_matched(compiled, &mut request);
-            if let Verdict::Applies { subject, cost } = verdict {
-                let own = &self.rules[index as usize];
-                let changed = match own_overrides.is_empty() {
-                    true => None,
-                    false => self.changed_for_subject(own, compiled, &own_overrides, &request),
-                };
-                let (limit, mode, fixed, scale) = match changed {
-                    None => {
-                        let resolved = self.resolved(compiled, tier);
-                        let (limit, mode) = limit(compiled, resolved, &request, request_limits);
-                        (limit, mode, resolved.fixed, resolved.scale)
-                    }
-                    Some(resolved) => {
-                        let brought = RequestLimits::default();
-                        let (limit, mode) = limit(compiled, &resolved, &request, &brought);
-                        let limit = request_limits.keep(limit.clone());
-                        (limit, mode, resolved.fixed, resolved.scale)
-                    }
-                };
-                let (limit, on_denied) = match &compiled.fair {
-                    None => (limit, OnDenied::charged(compiled.charge_denied)),
-                    Some(fair) => {
-                        let plan = resolution.plan;
-                        self.shared_fairly(fair, limit, plan, &mut request, request_limits)
-                    }
-                };
+            // Most rules: the same charge as below, without its exceptions.
+            if let Some(cost) = compiled.plain_cost
+                && !is_special
+                && let Ok(subject) = self.subject(compiled.subject, &mut request)
+            {
+                let resolved = self.resolved(compiled, tier);
+                let limit = resolved.charged();
                 resolution.charges.push(Charge {
                     overflow: compiled.overflow,
                     rule: &compiled.name,
-                    tag: self.tag(compiled, subject, &mut request),
                     store: compiled.store,
                     shards: compiled.shards,
                     cost,
                     enforcement: compiled.enforcement,
-                    on_denied,
+                    on_denied: OnDenied::charged(compiled.charge_denied),
                     carry_over: compiled.carry_over,
-                    recorded: compiled.ledgered.then(|| self.recorded(index, attributes)),
                     overdraft: compiled.overdraft.of(|| whole(limit)),
-                    anonymous: compiled.anonymous.is(attributes),
-                    mode,
+                    mode: resolved.mode,
                     ..Charge::new(Key::new(compiled.salt, subject), limit)
                 });
                 resolution.rules.push(index);
-                if fixed || scale != WHOLE {
-                    let said = match fixed {
-                        true => Overridden::Fixed,
-                        false => Overridden::Scaled(scale),
-                    };
-                    let place = resolution.charges.len() - 1;
-                    resolution.overridden.push((place, said));
+                if resolved.fixed || resolved.scale != WHOLE {
+                    note_overridden(resolution, resolved.fixed, resolved.scale);
                 }
-                if let Some((limit, salt)) = &compiled.backoff {
-                    let id = &self.rules[index as usize].id;
-                    push_companion(resolution, limit, *salt, subject, (index, id));
-                }
-            } else if let Some(reason) = compiled.denies(&verdict) {
-                resolution.denials.push(RuleDenial {
-                    rule: index,
-                    reason,
-                    shadow: compiled.enforcement == Enforcement::Shadow,
-                });
+                continue;
             }
+            self.resolve_rule(
+                index,
+                (tier, own_overrides.as_deref().map_or(&[], |own| own)),
+                &mut request,
+                request_limits,
+                resolution,
+            );
         }
         if !self.candidates.is_empty() {
             self.place_candidates(resolution, before);
+        }
+    }
+
+    /// Returns the overrides of the subjects of a request, if there are any. Boxed, because few requests have some.
+    #[cold]
+    fn overrides_of(&self, attributes: &Attributes<'_>) -> Option<Box<OwnOverrides>> {
+        let own = self.layers.of_subjects(attributes);
+        (!own.is_empty()).then(|| Box::new(own))
+    }
+
+    /// Adds the charge or the denial of the rule at `index`, whose conditions hold.
+    #[inline(never)]
+    fn resolve_rule<'r, 'a: 'r>(
+        &'r self,
+        index: u32,
+        (tier, own_overrides): (Option<Tier<'r>>, &[Arc<Override>]),
+        request: &mut Request<'_, 'a>,
+        request_limits: &'r RequestLimits,
+        resolution: &mut Resolution<'r>,
+    ) {
+        let (attributes, compiled) = (request.attributes, &self.compiled[index as usize]);
+        let is_mixed = tier.is_some_and(|tier| tier.is_mixed);
+        let verdict = self.consider_matched(compiled, request);
+        if let Verdict::Applies { subject, cost } = verdict {
+            let own = &self.rules[index as usize];
+            let changed = match own_overrides.is_empty() && !is_mixed {
+                true => None,
+                false => self.changed_for_subject(own, compiled, own_overrides, request),
+            };
+            let (limit, mode, fixed, scale) = match changed {
+                None => {
+                    let resolved = self.resolved(compiled, tier);
+                    let (limit, mode) = limit(compiled, resolved, request, request_limits);
+                    (limit, mode, resolved.fixed, resolved.scale)
+                }
+                Some(resolved) => {
+                    let brought = RequestLimits::default();
+                    let (limit, mode) = limit(compiled, &resolved, request, &brought);
+                    let limit = request_limits.keep(limit.clone());
+                    (limit, mode, resolved.fixed, resolved.scale)
+                }
+            };
+            let (limit, on_denied) = match &compiled.fair {
+                None => (limit, OnDenied::charged(compiled.charge_denied)),
+                Some(fair) => {
+                    let plan = resolution.plan;
+                    self.shared_fairly(fair, limit, plan, request, request_limits)
+                }
+            };
+            resolution.charges.push(Charge {
+                overflow: compiled.overflow,
+                rule: &compiled.name,
+                tag: self.tag(compiled, subject, request),
+                store: compiled.store,
+                shards: compiled.shards,
+                cost,
+                enforcement: compiled.enforcement,
+                on_denied,
+                carry_over: compiled.carry_over,
+                recorded: compiled.ledgered.then(|| self.recorded(index, attributes)),
+                overdraft: compiled.overdraft.of(|| whole(limit)),
+                anonymous: compiled.anonymous.is(attributes),
+                mode,
+                ..Charge::new(Key::new(compiled.salt, subject), limit)
+            });
+            resolution.rules.push(index);
+            if fixed || scale != WHOLE {
+                note_overridden(resolution, fixed, scale);
+            }
+            if let Some((limit, salt)) = &compiled.backoff {
+                let id = &self.rules[index as usize].id;
+                push_companion(resolution, limit, *salt, subject, (index, id));
+            }
+        } else if let Some(reason) = compiled.denies(&verdict) {
+            resolution.denials.push(RuleDenial {
+                rule: index,
+                reason,
+                shadow: compiled.enforcement == Enforcement::Shadow,
+            });
         }
     }
 
@@ -422,8 +465,18 @@ impl RuleSet {
     /// Returns the tier of a request; `None` if all tenants have the same numbers.
     #[inline]
     pub(crate) fn tier(&self, request: &Request<'_, '_>) -> Option<Tier<'_>> {
-        let id = self.tenant?;
-        Some(self.tables.tier(request.values[id as usize]))
+        Some(self.tier_of(self.tenant?, request))
+    }
+
+    #[inline(never)]
+    fn tier_of(&self, tenant: AttributeId, request: &Request<'_, '_>) -> Tier<'_> {
+        let tenant = request.values[tenant as usize];
+        match self.plan {
+            None => self.tables.tier(tenant),
+            Some(plan) => self
+                .tables
+                .tier_of_request(tenant, request.values[plan as usize]),
+        }
     }
 
     /// Returns the numbers of a rule, without a limit that a request brings.
@@ -449,22 +502,6 @@ impl RuleSet {
     /// The overrides that have no effect under these rules, and why.
     pub fn idle_overrides(&self) -> impl Iterator<Item = (&Override, &str)> {
         self.idle.iter().map(|(it, why)| (&**it, why.as_str()))
-    }
-
-    /// Starts a request, and looks up its values. Inlined, because a copy of a request would cost time.
-    #[inline(always)]
-    pub(crate) fn request<'q, 'a>(&self, attributes: &'q Attributes<'a>) -> Request<'q, 'a> {
-        let sets = self.subjects.len();
-        let mut request = Request {
-            attributes,
-            values: self.symbols.no_values(),
-            subjects: match sets <= INLINE_SUBJECTS {
-                true => Subjects::from_buf_and_len([None; INLINE_SUBJECTS], sets),
-                false => Subjects::from_elem(None, sets),
-            },
-        };
-        self.symbols.fill(attributes, &mut request.values);
-        request
     }
 
     /// Returns the verdict of `rule` on `request`. Cheap checks come first.
@@ -510,49 +547,6 @@ impl RuleSet {
             Ok(cost) => Verdict::Applies { subject, cost },
             Err(failure) => failed("cost", failure),
         }
-    }
-
-    /// Returns the subject of the set of attributes at index `set`. If the request lacks an attribute
-    /// of the set, returns that attribute as the error.
-    #[inline]
-    pub(crate) fn subject(
-        &self,
-        set: usize,
-        request: &mut Request<'_, '_>,
-    ) -> Result<Subject, AttributeId> {
-        if let Some(known) = request.subjects[set] {
-            return Ok(known);
-        }
-        let (ids, kind) = &self.subjects[set];
-        let values = request.values.as_slice();
-        if let Some(absent) = ids.iter().find(|id| values[**id as usize].is_none()) {
-            return Err(*absent);
-        }
-        let values = ids.iter().filter_map(|id| values[*id as usize]);
-        let subject = match self.address.filter(|address| ids.contains(address)) {
-            None => kind.subject(values),
-            Some(address) => self.subject_with_address(kind, ids, values, address),
-        };
-        request.subjects[set] = Some(subject);
-        Ok(subject)
-    }
-}
-
-impl RuleSet {
-    /// Returns the subject of values that include an address.
-    fn subject_with_address<'a>(
-        &self,
-        kind: &SubjectKind,
-        ids: &[AttributeId],
-        values: impl Iterator<Item = &'a str>,
-        address: AttributeId,
-    ) -> Subject {
-        let values = ids.iter().zip(values).map(|(id, value)| {
-            let owner = (*id == address).then(|| address::subject(value, self.ipv6_prefix));
-            owner.flatten().map_or(Cow::Borrowed(value), Cow::Owned)
-        });
-        let values: SmallVec<[Cow<'_, str>; 4]> = values.collect();
-        kind.subject(values.iter().map(Cow::as_ref))
     }
 }
 
@@ -618,6 +612,17 @@ pub(crate) fn limit<'r>(
         return (request_limits.keep(prepaid.unwrap_or(limit)), mode);
     }
     (resolved.charged(), resolved.mode)
+}
+
+/// Notes how an override has changed the limit of the latest charge.
+#[cold]
+fn note_overridden(resolution: &mut Resolution<'_>, fixed: bool, scale: u32) {
+    let said = match fixed {
+        true => Overridden::Fixed,
+        false => Overridden::Scaled(scale),
+    };
+    let place = resolution.charges.len() - 1;
+    resolution.overridden.push((place, said));
 }
 
 /// Returns the amount of which an overdraft may be a share.

@@ -1,7 +1,7 @@
 //! Where the numbers of a denial came from, in words.
 //!
 //! A denial is described after the request is over, from the few facts that are kept about it: the rule,
-//! the tenant, and whether the request brought its own limit.
+//! the tenant, the plan that the request named, and whether the request brought its own limit.
 
 use std::sync::Arc;
 
@@ -9,6 +9,8 @@ use crate::address;
 use crate::attributes::Attributes;
 use crate::layers::{Layer, is_by_tenant};
 use crate::overrides::Override;
+use crate::request::Request;
+use crate::rule::Rule;
 use crate::ruleset::{RuleSet, TENANT};
 
 /// How a request brings numbers of its own.
@@ -25,13 +27,13 @@ pub enum RequestSource {
 pub struct LimitSource {
     /// Each number and its source, as in an explanation: `limit 5 (plan free), window 1m (rule)`.
     pub numbers: String,
-    /// The name of the override that had the last word, if one had an effect.
+    /// The name of the last override that had an effect, if there is one.
     pub by_override: Option<String>,
 }
 
 impl RuleSet {
-    /// Returns where the numbers of the rule at `rule` came from, for a request of `tenant`. `brought` says
-    /// how the request brought a limit, if it did.
+    /// Returns where the numbers of the rule at `rule` came from, for a request of `tenant` that named `plan` (see
+    /// [`named_plan`](Self::named_plan)). `brought` says how the request brought a limit, if it did.
     ///
     /// ```
     /// # use tollgate_core::Keyring;
@@ -43,7 +45,7 @@ impl RuleSet {
     /// # rules: [{ id: api, per: [tenant], algorithm: fixed-window, limit: 5, window: 1m }]
     /// # ")?;
     /// # let rules = RuleSet::compile(&policy, Keyring::new(b"a secret of 16 bytes", "default"));
-    /// let source = rules.source(0, Some("acme"), &[], None);
+    /// let source = rules.source(0, Some("acme"), None, &[], None);
     /// assert_eq!(source.numbers, "limit 2 (plan free), window 1m (rule)");
     /// # Ok::<(), tollgate_rules::ConfigError>(())
     /// ```
@@ -52,6 +54,7 @@ impl RuleSet {
         &self,
         rule: u32,
         tenant: Option<&str>,
+        plan: Option<u16>,
         own_overrides: &[Arc<Override>],
         brought: Option<RequestSource>,
     ) -> LimitSource {
@@ -59,8 +62,10 @@ impl RuleSet {
         let (Some(rule), Some(compiled)) = (self.rules.get(place), self.compiled.get(place)) else {
             return LimitSource::default();
         };
-        let attributes: Attributes<'_> =
-            tenant.map(|tenant| (TENANT, tenant)).into_iter().collect();
+        let tenant_pair = tenant.map(|tenant| (TENANT, tenant));
+        let named = plan.and_then(|plan| self.plans().nth(plan.into()));
+        let plan_pair = self.plan.map(|id| self.symbols.name(id)).zip(named);
+        let attributes: Attributes<'_> = tenant_pair.into_iter().chain(plan_pair).collect();
         let request = self.request(&attributes);
         let numbers = self.numbers(rule, compiled, &request, own_overrides);
         let mut numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
@@ -75,7 +80,7 @@ impl RuleSet {
             }
         }
         let tenant = tenant.filter(|_| self.tenant.is_some() && is_by_tenant(&rule.per));
-        let plan = tenant.and_then(|tenant| self.layers.plan_of(tenant));
+        let plan = self.plan_under(rule, &request);
         let steps = self
             .layers
             .steps(rule.allowance(), plan, tenant, own_overrides);
@@ -91,6 +96,20 @@ impl RuleSet {
         }
     }
 
+    /// Returns the plan that a request names in the attribute of `plan_from`, as an index of
+    /// [`plans`](Self::plans); `None` if it names none.
+    #[must_use]
+    pub fn named_plan(&self, attributes: &Attributes<'_>) -> Option<u16> {
+        let name = self.symbols.name(self.plan?);
+        self.layers.tiers.plan(attributes.get(name)?)
+    }
+
+    /// Returns the plan whose numbers a request has under `rule`.
+    pub(crate) fn plan_under(&self, rule: &Rule, request: &Request<'_, '_>) -> Option<u16> {
+        let plan = self.tier(request)?.plan;
+        plan.filter(|_| self.layers.tiers.may_differ_by_plan(&rule.per))
+    }
+
     /// Returns the overrides of the subjects of a request that concern the rule at `rule`. Without such
     /// overrides this allocates nothing.
     #[must_use]
@@ -101,7 +120,7 @@ impl RuleSet {
         );
         let concerns = |it: &Arc<Override>| {
             let named = it.rule().is_none_or(|name| *name == **rule.allowance());
-            named && it.scope().has_own_allowance(&rule.per)
+            named && it.scope().has_own_allowance(&rule.per, &self.layers.tiers)
         };
         own.into_iter().filter(concerns).collect()
     }
@@ -138,10 +157,10 @@ impl RuleSet {
         attributes: &Attributes<'_>,
     ) -> Vec<(Vec<&str>, tollgate_core::Subject)> {
         let mut request = self.request(attributes);
-        let sets = (0..self.subjects.len()).filter(|set| !self.subjects[*set].0.is_empty());
+        let sets = (0..self.subjects.len()).filter(|set| !self.subjects[*set].ids.is_empty());
         let known = sets.filter_map(|set| {
             let subject = self.subject(set, &mut request).ok()?;
-            let names = self.subjects[set].0.iter();
+            let names = self.subjects[set].ids.iter();
             Some((names.map(|id| self.symbols.name(*id)).collect(), subject))
         });
         known.collect()

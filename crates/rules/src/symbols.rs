@@ -12,7 +12,7 @@ pub(crate) type AttributeId = u32;
 pub(crate) type Values<'a> = SmallVec<[Option<&'a str>; INLINE]>;
 
 /// How many values fit without an allocation.
-const INLINE: usize = 16;
+pub(crate) const INLINE: usize = 16;
 
 /// A hash table from names to numbers, with open addressing, at most a quarter full. It holds only
 /// names of the policy, so a request cannot make its probe chains longer.
@@ -102,7 +102,7 @@ impl Symbols {
     }
 
     /// Returns the number of a name that the rules use.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find(&self, name: &str) -> Option<AttributeId> {
         if self.table.is_empty() {
             return None;
@@ -119,14 +119,10 @@ impl Symbols {
         None
     }
 
-    /// Returns a place for the value of each name.
-    #[inline(always)]
-    pub(crate) fn no_values<'a>(&self) -> Values<'a> {
-        let count = self.names.len();
-        match count <= INLINE {
-            true => Values::from_buf_and_len([None; INLINE], count),
-            false => Values::from_elem(None, count),
-        }
+    /// Returns how many names there are.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        self.names.len()
     }
 
     /// Puts the values of `attributes` into `values`, by id.

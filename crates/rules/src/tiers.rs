@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use tollgate_core::{CarryOver, Span, Zone};
 
+use crate::adaptation::Adaptation;
+use crate::layers::is_by_tenant;
 use crate::limits::{Counting, Numbers};
 use crate::placement::Placement;
 use crate::rule::{Durability, RuleStore};
@@ -18,6 +20,8 @@ pub(crate) type Patches = Box<[(Arc<str>, Numbers)]>;
 pub struct Tiers {
     pub(crate) plans: Vec<Plan>,
     pub(crate) default_plan: Option<u16>,
+    /// The attribute that names the plan of a request.
+    pub(crate) plan_from: Option<String>,
     /// Tenants, by the value of the attribute `tenant`. The `Arc` saves copies of tens of thousands.
     pub(crate) tenants: Arc<HashMap<Box<str>, Tenant>>,
 }
@@ -57,6 +61,7 @@ pub(crate) struct Allowance {
     pub(crate) durable_by_default: bool,
     pub(crate) overdraft: Option<Overdraft>,
     pub(crate) max_lease: Option<Span>,
+    pub(crate) adaptive: Option<Adaptation>,
 }
 
 impl Tiers {
@@ -70,6 +75,18 @@ impl Tiers {
     pub fn default_plan(&self) -> Option<&str> {
         let plan = self.plans.get(usize::from(self.default_plan?))?;
         Some(&plan.name)
+    }
+
+    /// The attribute that names the plan of a request (`plan_from`), if there is one.
+    #[must_use]
+    pub fn plan_attribute(&self) -> Option<&str> {
+        self.plan_from.as_deref()
+    }
+
+    /// Whether plans may set the numbers of an allowance with this `per`. If requests name their plans, the
+    /// allowance need not be the tenant's own.
+    pub(crate) fn may_differ_by_plan(&self, per: &[String]) -> bool {
+        is_by_tenant(per) || (self.plan_from.is_some() && !per.is_empty())
     }
 
     /// The plan of a tenant. A tenant that the config does not name has the default plan.

@@ -410,3 +410,33 @@ proptest! {
         }
     }
 }
+
+/// Rules without exceptions are charged on a shorter way than others. A condition that always holds sends the same
+/// rules on the longer way.
+#[test]
+fn plain_rules_make_the_same_charges_as_rules_with_exceptions() {
+    let text = |when: &str| {
+        format!(
+            "  - {{ id: all, match: {{ action: [search, find] }}, algorithm: gcra, rate: 9/s, burst: 3{when} }}\n\
+             \x20 - {{ id: user, per: [user], cost: 3, charge_denied: true, algorithm: fixed-window, limit: 10, window: 1m{when} }}\n\
+             \x20 - {{ id: strict, per: [tenant], missing: deny, algorithm: quota, limit: 100, period: month, overdraft: 10%{when} }}\n\
+             \x20 - {{ id: seen, match: {{ action: 'sea*' }}, state: shadow, algorithm: sliding-log, limit: 5, window: 1s{when} }}\n"
+        )
+    };
+    let plain = compile(&text(""));
+    let other = compile(&text(", when: 'action != \"never\"'"));
+    let limits = RequestLimits::default();
+    for request in [
+        vec![("action", "search"), ("user", "ann"), ("tenant", "acme")],
+        vec![("action", "find"), ("tenant", "acme")],
+        vec![("action", "other"), ("user", "ann")],
+        vec![("action", "search")],
+    ] {
+        let request: Attributes<'_> = request.into_iter().collect();
+        let (plain, other) = (
+            plain.resolve(&request, &limits),
+            other.resolve(&request, &limits),
+        );
+        assert_eq!(format!("{plain:?}"), format!("{other:?}"));
+    }
+}

@@ -124,6 +124,105 @@ fn numbers_come_from_rule_plan_and_tenant_in_this_order() {
     assert_eq!(daily("solo").capacity(), Outcome::UNLIMITED);
 }
 
+/// Plans that requests name, beside tenants with plans and numbers of their own.
+const NAMED_PLANS: &str = "
+version: 1
+plans:
+  free: { keys: { limit: 20 }, api: { limit: 200 } }
+  pro: { keys: { limit: 500 }, api: { limit: 5000, window: 2m } }
+default_plan: free
+plan_from: attributes.tier
+tenants:
+  acme: { plan: pro, overrides: { api: { limit: 7000 } } }
+  corp: { plan: pro }
+rules:
+  - { id: keys, per: [key], algorithm: fixed-window, limit: 5, window: 1m, limit_from: attributes.rate_limit, ceiling: 900 }
+  - { id: api, per: [tenant], algorithm: fixed-window, limit: 50, window: 1m }
+  - { id: all, algorithm: fixed-window, limit: 3, window: 1m }
+";
+
+fn named_plans(overrides: &[Override]) -> RuleSet {
+    let policy = Policy::parse("rules.yaml", NAMED_PLANS);
+    compile(&policy.unwrap_or_else(|error| panic!("{error}")), overrides)
+}
+
+#[test]
+fn request_names_its_plan() {
+    let rules = named_plans(&[]);
+    let keys = |more: &[(&str, &str)]| {
+        let request = [&[("key", "k")], more].concat();
+        limit(&rules, "keys", &request).capacity()
+    };
+    assert_eq!(keys(&[("tier", "pro")]), 500);
+    assert_eq!(keys(&[("tier", "free")]), 20);
+    // Without a known name: the plan of the tenant, or the default plan.
+    assert_eq!(keys(&[("tier", "gold")]), 20);
+    assert_eq!(keys(&[]), 20);
+    assert_eq!(keys(&[("tenant", "corp")]), 500);
+    assert_eq!(keys(&[("tenant", "corp"), ("tier", "gold")]), 500);
+    assert_eq!(keys(&[("tenant", "corp"), ("tier", "free")]), 20);
+    // The limit of the request comes after its plan.
+    assert_eq!(keys(&[("tier", "pro"), ("rate_limit", "700")]), 700);
+    assert_eq!(keys(&[("tier", "pro"), ("rate_limit", "1000")]), 900);
+    assert_eq!(keys(&[("tier", "pro"), ("rate_limit", "many")]), 500);
+    // An allowance that all requests share has the numbers of the rule.
+    assert_eq!(limit(&rules, "all", &[("tier", "pro")]).capacity(), 3);
+}
+
+#[test]
+fn named_plan_takes_the_place_of_the_tenants_plan() {
+    let rules = named_plans(&[]);
+    let api = |tenant: &str, tier: &str| {
+        let limit = limit(&rules, "api", &[("tenant", tenant), ("tier", tier)]);
+        (limit.capacity(), limit.window().as_secs_ceil())
+    };
+    assert_eq!(api("corp", "pro"), (5000, 120));
+    assert_eq!(api("corp", "free"), (200, 60));
+    // The tenant's own numbers stay, on top of the plan that the request names.
+    assert_eq!(api("acme", "pro"), (7000, 120));
+    assert_eq!(api("acme", "free"), (7000, 60));
+    assert_eq!(api("acme", "gold"), (7000, 120));
+    let request = [("tenant", "acme"), ("tier", "free")];
+    assert_eq!(
+        explained(&rules, "api", &request),
+        "api: applies, cost 1, per tenant: limit 7000 (tenant acme), window 1m (rule), \
+         plan_from \"free\" (attribute tier)"
+    );
+    let request = [("key", "k"), ("tier", "gold")];
+    assert_eq!(
+        explained(&rules, "keys", &request),
+        "keys: applies, cost 1, per key: limit 20 (plan free), window 1m (rule), \
+         plan_from \"gold\" (attribute tier, which does not name a plan and is ignored)"
+    );
+}
+
+#[test]
+fn overrides_hold_for_a_plan_that_a_request_names() {
+    let of_plan = overriding(
+        r#"{ "plan": "pro", "rule": "keys", "numbers": { "limit": 600 }, "for": "1h", "reason": "x" }"#,
+    );
+    let half = overriding(r#"{ "tenant": "corp", "scale": "50%", "for": "1h", "reason": "x" }"#);
+    let rules = named_plans(&[of_plan, half]);
+    assert_eq!(rules.idle_overrides().count(), 0);
+    let keys = |tier: &str| limit(&rules, "keys", &[("key", "k"), ("tier", tier)]).capacity();
+    assert_eq!((keys("pro"), keys("free")), (600, 20));
+    let api = |tier: &str| limit(&rules, "api", &[("tenant", "corp"), ("tier", tier)]).capacity();
+    assert_eq!((api("pro"), api("free")), (2500, 100));
+}
+
+#[test]
+fn source_of_a_denial_names_the_plan_of_the_request() {
+    let rules = named_plans(&[]);
+    let attributes = [("key", "k"), ("tier", "pro")].into_iter().collect();
+    let plan = rules.named_plan(&attributes);
+    assert_eq!(plan, Some(1));
+    let source = rules.source(0, None, plan, &[], None);
+    assert_eq!(
+        source.numbers,
+        "limit 500 (plan pro), window 1m (rule), plan_from \"pro\" (attribute tier)"
+    );
+}
+
 #[test]
 fn explanations_name_the_layer_of_each_number() {
     let emergency = overriding(r#"{ "scale": "50%", "for": "1h", "reason": "db is slow" }"#);
@@ -393,6 +492,129 @@ fn an_override_may_turn_a_rule_off_or_to_shadow() {
 }
 
 #[test]
+fn an_override_may_set_the_rollout() {
+    let config = config();
+    let none = overriding(r#"{ "rule": "api", "rollout": "0%", "for": "1h", "reason": "x" }"#);
+    assert_eq!(
+        (none.name(), none.effect()),
+        ("rollout:everyone/api".to_owned(), "rollout 0%".to_owned())
+    );
+    // It has a name of its own, so it stands beside an override of the numbers.
+    let half = overriding(r#"{ "rule": "api", "scale": "50%", "for": "1h", "reason": "x" }"#);
+    let rules = compile(&config, &[none, half]);
+    let asked = [("action", "search"), ("tenant", "a")];
+    assert_eq!(cost(&rules, "api", &asked), None);
+    assert_eq!(rules.rules()[0].rollout(), 0);
+    assert_eq!(
+        explained(&rules, "api", &asked),
+        "api: does not apply: rollout: 0% of the subjects"
+    );
+    assert_eq!(cost(&rules, "daily", &[("tenant", "a")]), Some(1));
+}
+
+/// Returns each change as `rule, whom: what before -> after`.
+fn previewed(in_force: &[Override], text: &str) -> Vec<String> {
+    let in_force: Vec<_> = in_force.iter().cloned().map(Arc::new).collect();
+    let wanted = Arc::new(overriding(text));
+    let (changes, is_cut) = tollgate_rules::preview(&config(), &in_force, &wanted, &keyring(), 50);
+    assert!(!is_cut);
+    let shown = |it: Option<String>| it.unwrap_or_else(|| "none".to_owned());
+    let lines = changes.into_iter().map(|it| {
+        let rule = it.rule.as_deref().unwrap_or("any").to_owned();
+        let (before, after) = (shown(it.before), shown(it.after));
+        format!("{rule}, {}: {} {before} -> {after}", it.whom, it.what)
+    });
+    lines.collect()
+}
+
+#[test]
+fn a_preview_has_the_values_before_and_after() {
+    let half = r#"{ "tenant": "acme", "rule": "api", "scale": "50%", "reason": "x" }"#;
+    assert_eq!(
+        previewed(&[], half),
+        [
+            "api, tenant acme: scale 100% -> 50%",
+            "api, tenant acme: limit in force gcra: 500 at once, all back in 5s -> gcra: 250 at once, all back in 5s",
+        ]
+    );
+    // What is in force already does not change.
+    assert!(previewed(&[overriding(half)], half).is_empty());
+    // An override for everyone replaces the numbers of plans and tenants too.
+    let all = r#"{ "rule": "daily", "numbers": { "limit": 7 }, "for": "1h", "reason": "x" }"#;
+    assert_eq!(
+        previewed(&[], all),
+        [
+            "daily, without a plan: limit 100 -> 7",
+            "daily, plan free: limit 1000 -> 7",
+            "daily, tenant solo: limit unlimited -> 7",
+        ]
+    );
+    let shadow = r#"{ "rule": "api", "state": "shadow", "for": "1h", "reason": "x" }"#;
+    let told = ["api, without a plan: state enforce -> shadow"];
+    assert_eq!(previewed(&[], shadow), told);
+    let some = r#"{ "rule": "api", "rollout": "12.5%", "for": "1h", "reason": "x" }"#;
+    let told = ["api, without a plan: rollout 100% -> 12.5%"];
+    assert_eq!(previewed(&[], some), told);
+    // A budget concerns the rules that draw on it.
+    let budget =
+        r#"{ "plan": "pro", "rule": "compute", "numbers": { "capacity": 2000 }, "reason": "x" }"#;
+    let told = [
+        "search, plan pro: capacity 1000 -> 2000",
+        "export, plan pro: capacity 1000 -> 2000",
+    ];
+    assert_eq!(previewed(&[], budget), told);
+}
+
+#[test]
+fn a_preview_of_a_block_names_the_hashed_subject() {
+    let text = r#"{ "subject": "user=ann", "for": "1h", "reason": "x" }"#;
+    let block = Arc::new(Override::parse_block(text, 0, &keyring()).unwrap());
+    let told = |in_force: &[Arc<Override>]| {
+        let found = tollgate_rules::preview(&config(), in_force, &block, &keyring(), 50);
+        found.0[0].clone()
+    };
+    let first = told(&[]);
+    assert_eq!(first.before.as_deref(), Some("decided by the rules"));
+    assert_eq!(first.after.as_deref(), Some("denied before any rule"));
+    assert!(first.whom.starts_with("subject user:") && !first.whom.contains("ann"));
+    let again = told(&[Arc::clone(&block)]);
+    assert_eq!(again.before, again.after);
+}
+
+#[test]
+fn the_numbers_of_a_rule_name_their_layers() {
+    let config = config();
+    let overrides = [
+        r#"{ "tenant": "acme", "rule": "api", "scale": "50%", "reason": "load" }"#,
+        r#"{ "rule": "api", "state": "shadow", "for": "1h", "reason": "trial" }"#,
+    ];
+    let overrides = overrides.map(|text| Arc::new(overriding(text)));
+    let standing = tollgate_rules::Standing::new(&config, &overrides, &keyring());
+    let (scopes, is_cut) = standing.of("api", 50).unwrap();
+    assert!(!is_cut);
+    let lines: Vec<String> = scopes
+        .iter()
+        .map(|it| {
+            let numbers: Vec<String> = it.numbers.iter().map(ToString::to_string).collect();
+            format!("{}: {}", it.whom, numbers.join(", "))
+        })
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            "without a plan: rate 1/s (rule), burst 5 (rule), \
+             state shadow (override everyone/api: trial), rollout 100% (rule)",
+            "plan free: rate 10/s (plan free), burst 20 (plan free)",
+            "plan pro: rate 100/s (plan pro), burst 5 (rule)",
+            "tenant acme: rate 100/s (plan pro), burst 500 (tenant acme), \
+             scale 50% (override tenant:acme/api: load)",
+        ]
+    );
+    assert!(standing.of("api", 2).unwrap().1);
+    assert!(standing.of("gone", 50).is_none());
+}
+
+#[test]
 fn overrides_that_do_not_fit_are_named_and_left_out() {
     let config = config();
     let misfits = [
@@ -416,6 +638,14 @@ fn overrides_that_do_not_fit_are_named_and_left_out() {
             r#"{ "rule": "compute", "state": "shadow", "for": "1h", "reason": "x" }"#,
             "`compute` is a budget, which has no state",
         ),
+        (
+            r#"{ "rule": "compute", "rollout": "50%", "for": "1h", "reason": "x" }"#,
+            "`compute` is a budget, which has no rollout",
+        ),
+        (
+            r#"{ "rule": "table", "rollout": "50%", "for": "1h", "reason": "x" }"#,
+            "all requests share the allowance of `table`: a partial rollout needs subjects to choose from",
+        ),
     ];
     for (text, why) in misfits {
         let it = overriding(text);
@@ -436,6 +666,7 @@ fn written_overrides_are_read_back() {
         r#"{ "tenant": "acme", "rule": "api", "numbers": { "burst": 500, "rate": "1_000/s" }, "for": "1d", "reason": "launch \"day\"" }"#,
         r#"{ "plan": "free", "scale": "12.5%", "reason": "x" }"#,
         r#"{ "state": "shadow", "for": "1h", "reason": "x" }"#,
+        r#"{ "rule": "api", "rollout": "0.5%", "for": "1h", "reason": "x" }"#,
     ] {
         let it = overriding(text).by("ann");
         let written = it.to_json().to_string();
@@ -468,6 +699,18 @@ fn wrong_overrides_are_rejected_with_the_reason() {
         (
             r#"{ "tenant": "a", "state": "shadow", "reason": "x" }"#,
             "an override of `state` applies to everyone",
+        ),
+        (
+            r#"{ "tenant": "a", "rule": "r", "rollout": "5%", "reason": "x" }"#,
+            "an override of `rollout` applies to everyone",
+        ),
+        (
+            r#"{ "rollout": "5%", "for": "1h", "reason": "x" }"#,
+            "a rollout belongs to a rule",
+        ),
+        (
+            r#"{ "rule": "r", "rollout": "101%", "for": "1h", "reason": "x" }"#,
+            "`101%` is above 100%",
         ),
         (
             r#"{ "tenant": "a", "numbers": { "burst": 5 }, "reason": "x" }"#,

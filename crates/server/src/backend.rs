@@ -71,6 +71,14 @@ impl Answer {
         }
     }
 
+    /// Returns how long a check waited for its turn.
+    fn waited(&self) -> Span {
+        match self {
+            Answer::Decision(decision) => decision.waited(),
+            _ => Span::ZERO,
+        }
+    }
+
     /// Makes a denial tell its waits for a time that is later by `by`.
     fn answer_later(&mut self, by: Span) {
         match self {
@@ -147,7 +155,9 @@ impl Backend {
         origin: &Origin,
     ) -> Result<Answer, AskError> {
         let answer = self.answer(snapshot, question, origin).await;
-        self.metrics.decided(started, Tally::of(question, &answer));
+        let waited = answer.as_ref().map_or(Span::ZERO, Answer::waited);
+        let tally = Tally::of(question, &answer);
+        self.metrics.decided_after(waited, started, tally);
         let mut answer = answer?;
         let delay = answer.denial_delay();
         if delay > Span::ZERO {
@@ -204,14 +214,13 @@ impl Backend {
         question: &Question<'_>,
         origin: &Origin,
     ) -> Option<Result<Answer, AskError>> {
-        let never_waits = matches!(
-            question,
-            Question::Check(_)
-                | Question::Peek(_)
-                | Question::Demands(_)
-                | Question::Batch(_)
-                | Question::Refund(_)
-        );
+        let never_waits = match question {
+            Question::Check(check) => !may_wait(snapshot, check),
+            Question::Peek(_) | Question::Demands(_) | Question::Batch(_) | Question::Refund(_) => {
+                true
+            }
+            _ => false,
+        };
         let is_ready = never_waits && self.engine.store().is_local();
         let answer = is_ready.then(|| self.ask(snapshot, question, origin).now_or_never())??;
         self.count_unmatched(snapshot, question, &answer);
@@ -266,10 +275,21 @@ impl Backend {
         origin: &Origin,
     ) -> Result<Answer, AskError> {
         let engine = &*self.engine;
+        if let Question::Check(it) = question
+            && may_wait(snapshot, it)
+        {
+            let snapshot = snapshot.owned_with_origin(origin.request());
+            let attributes = it.attributes.attributes();
+            let asking = Box::pin(snapshot.ask_or_wait(&self.engine, &attributes, it.ask, it.wait));
+            let decision = origin.trace(&snapshot, "check", asking).await;
+            return Ok(Answer::Decision(decision));
+        }
         let snapshot = &snapshot.with_origin(origin.request());
         match question {
             Question::Check(it) => Ok(Answer::Decision(check(snapshot, it, origin).await)),
-            Question::Peek(Check { attributes, ask }) => {
+            Question::Peek(Check {
+                attributes, ask, ..
+            }) => {
                 let attributes = attributes.attributes();
                 let asking = pin!(snapshot.peek(&attributes, *ask));
                 let decision = origin.trace(snapshot, "peek", asking).await;
@@ -331,6 +351,7 @@ impl Backend {
                 ttl,
                 owner,
                 wait,
+                asked,
             } => {
                 let attributes = attributes.attributes();
                 let permit = match *wait {
@@ -342,6 +363,7 @@ impl Backend {
                     ttl: *ttl,
                     owner,
                     wait: permit.as_ref().map_or(Span::ZERO, |_| *wait),
+                    asked: asked.as_deref(),
                 };
                 let asking = Box::pin(snapshot.acquire(&attributes, &acquire));
                 let outcome = origin.trace(snapshot, "acquire", asking).await;
@@ -399,6 +421,11 @@ fn is_unmatched(decision: &Decision) -> bool {
     decision.rules().len() == 0
 }
 
+/// Returns whether a check may wait for its turn.
+fn may_wait(snapshot: &Snapshot<'_>, check: &Check<'_>) -> bool {
+    check.wait > Span::ZERO && snapshot.active().has_waits()
+}
+
 async fn check(snapshot: &AskedSnapshot<'_>, check: &Check<'_>, origin: &Origin) -> Decision {
     let attributes = check.attributes.attributes();
     // Pinned in its place: a move of the future would copy several kilobytes.
@@ -431,6 +458,7 @@ mod tests {
             ttl: None,
             owner: "".into(),
             wait: Span::from_secs(30),
+            asked: None,
         };
         let (snapshot, origin) = (backend.engine.snapshot(), Origin::unknown("test"));
         // Whether a lease was granted, and after how many seconds.

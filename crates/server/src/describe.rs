@@ -83,6 +83,9 @@ impl Describe for OperationBuilder {
     }
 }
 
+/// The description of an answer to a token that was not compared.
+pub(crate) const TOO_MANY_WRONG: &str = "Too many wrong tokens came from this address, so this one was not compared. `Retry-After` says when to try again.";
+
 /// Returns the schema of a text.
 pub(crate) fn text_schema() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String)

@@ -14,7 +14,7 @@ use tollgate_config::Listen;
 use crate::control::ControlPlane;
 use crate::door_metrics::{self, ShownDoor};
 use crate::gateway::{self, AccessLog, Gateway};
-use crate::net::{ListenError, Listener};
+use crate::net::{ListenError, Listener, Workers};
 use crate::{admin, fleet, grpc, http, resp};
 
 /// How often expired state is removed: a little at a time, so that no request waits for it.
@@ -259,7 +259,8 @@ async fn open_gateway(
     let log = gateway.access_log.as_ref().map(AccessLog::open).transpose();
     let log = log.map_err(|error| failed(ListenError::AccessLog(error)))?;
     let listener = open(config, "gateway", &gateway.listen, gateway::PROTOCOLS).await?;
-    Ok((listener, log))
+    let workers = Workers::start().map_err(|error| failed(ListenError::Threads(error)))?;
+    Ok((listener.with_workers(workers), log))
 }
 
 /// Runs `work` once in every `period`, for ever. Runs that were missed while the machine slept are

@@ -1,13 +1,14 @@
 //! The instances of a deployment. Each writes a line about itself to the store every few seconds, and can read
 //! the lines of all others. The lines are for people: no decision depends on them.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tollgate::{Engine, Span, Time};
-use tollgate_redis::SharedValues;
+use tollgate_redis::{BreakerState, SharedValues};
 use utoipa::ToSchema;
 
 use crate::control::ControlPlane;
@@ -21,6 +22,11 @@ const SILENT: Span = Span::from_secs(20);
 const FORGOTTEN: Span = Span::from_secs(600);
 /// The most lines. Further instances work, and are not listed.
 const MAX_INSTANCES: usize = 1000;
+
+/// The longest text about a problem in a line, in bytes.
+const MAX_TEXT: usize = 200;
+/// The most breakers of a store in a line.
+const MAX_BREAKERS: usize = 8;
 
 /// The lines of all instances on one store.
 pub(crate) struct Fleet {
@@ -47,9 +53,85 @@ pub(crate) struct Line {
     started_at_epoch_millis: Option<u64>,
     /// When it said this.
     at_epoch_millis: u64,
-    /// The decisions of its rules.
+    /// The requests at its doors. A request is counted once, however many rules apply to it.
     allowed: u64,
     denied: u64,
+    /// Requests for which the store failed: a failure policy decided, or nothing did.
+    #[serde(default)]
+    store_failed: u64,
+    /// What is wrong with it, if anything; null for an instance of an older version.
+    #[serde(default)]
+    #[schema(required = true)]
+    health: Option<Health>,
+}
+
+/// Whether the parts of an instance work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Health {
+    /// `memory` or `redis`.
+    store: String,
+    /// Why the store cannot be used; null if it works.
+    #[schema(required = true)]
+    store_problem: Option<String>,
+    /// The circuit breakers that are not closed: the server, and the state.
+    breakers: BTreeMap<String, String>,
+    /// Null without a ledger.
+    #[schema(required = true)]
+    ledger: Option<LedgerHealth>,
+    /// Why its config file was rejected; null if it is in force.
+    #[schema(required = true)]
+    config_rejected: Option<String>,
+}
+
+/// Whether the ledger answers, and how far it is behind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LedgerHealth {
+    connected: bool,
+    lag_millis: u64,
+}
+
+impl Health {
+    fn new(control: &ControlPlane) -> Health {
+        let engine = control.engine();
+        let mut breakers = BTreeMap::new();
+        for (name, redis, _) in engine.redis_stores() {
+            let states = redis.breakers().into_iter();
+            let open = states.filter(|(_, state)| *state != BreakerState::Closed);
+            for (server, state) in open.take(MAX_BREAKERS) {
+                let server = match name {
+                    Some(name) => format!("{name}: {server}"),
+                    None => server,
+                };
+                breakers.insert(cut(server), state.name().to_owned());
+            }
+        }
+        let store = match engine.redis() {
+            Some(_) => "redis",
+            None => "memory",
+        };
+        Health {
+            store: store.to_owned(),
+            store_problem: engine.store_problem().map(cut),
+            breakers,
+            ledger: engine.accounts().map(|accounts| {
+                let status = accounts.ledger().status();
+                let lag = status.lag(control.now()).map_or(0, Span::as_micros);
+                LedgerHealth {
+                    connected: status.is_connected,
+                    lag_millis: lag / 1000,
+                }
+            }),
+            config_rejected: control.status().refused.map(cut),
+        }
+    }
+}
+
+/// Cuts a text that goes into a line.
+fn cut(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(MAX_TEXT));
+    text
 }
 
 /// An instance of the deployment.
@@ -102,7 +184,7 @@ impl Fleet {
             Ok(true) if fastrand::u8(..12) > 0 => {}
             Ok(_) => self.forget_old(control.now()).await,
             Err(error) => {
-                tracing::debug!(%error, "this instance cannot be announced now; will try again");
+                tracing::debug!(%error, "failed to list this instance in the store; will try again");
             }
         }
     }
@@ -112,11 +194,11 @@ impl Fleet {
         if let Some(lines) = &self.lines
             && let Err(error) = lines.remove(&self.name, None).await
         {
-            tracing::debug!(%error, "this instance is still listed for some minutes");
+            tracing::debug!(%error, "failed to remove this instance from the list; it stays listed for some minutes");
         }
     }
 
-    /// Removes the lines of instances that are gone for long.
+    /// Removes the lines of instances that have been gone for a long time.
     async fn forget_old(&self, now: Time) {
         let Some(lines) = &self.lines else { return };
         let Ok((_, all)) = lines.all(MAX_INSTANCES).await else {
@@ -170,15 +252,17 @@ impl Fleet {
 
     fn line(&self, control: &ControlPlane) -> Line {
         let live = control.engine().active();
-        let counts = live.metrics().counts();
+        let requests = control.requests();
         Line {
             admin: self.admin.get().map(SocketAddr::to_string),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config_version: live.rules().version().to_owned(),
             started_at_epoch_millis: Process::read().started_ticks.map(|ticks| ticks * 10),
             at_epoch_millis: control.now().as_micros() / 1000,
-            allowed: counts.iter().map(|it| it.allowed).sum(),
-            denied: counts.iter().map(|it| it.denied.iter().sum::<u64>()).sum(),
+            allowed: requests.allowed,
+            denied: requests.denied,
+            store_failed: requests.store_failed,
+            health: Some(Health::new(control)),
         }
     }
 }

@@ -53,10 +53,27 @@ impl IngressTime {
         extensions: &Extensions,
         headers: &HeaderMap,
     ) -> Snapshot<'l> {
+        match self.header {
+            None => snapshot,
+            Some(_) => {
+                let peer = extensions.get::<Peer>().map(|Peer(peer)| *peer);
+                self.apply_from(snapshot, peer, headers)
+            }
+        }
+    }
+
+    /// Returns the snapshot of a request with `headers` that `peer` sent, at the time of the request if `peer`
+    /// is trusted to bring it.
+    #[inline]
+    pub(crate) fn apply_from<'l>(
+        &self,
+        snapshot: Snapshot<'l>,
+        peer: Option<SocketAddr>,
+        headers: &HeaderMap,
+    ) -> Snapshot<'l> {
         if self.header.is_none() {
             return snapshot;
         }
-        let peer = extensions.get::<Peer>().map(|Peer(peer)| *peer);
         match self.read(peer, headers, self.clock.now()) {
             Some(time) => snapshot.at(time),
             None => snapshot,
@@ -81,7 +98,7 @@ impl IngressTime {
             tracing::warn!(
                 header,
                 max_skew,
-                "a trusted proxy brought a time that is not used: it is not a time, or differs from the clock of this host by more than max_time_skew"
+                "ignored the time header of a trusted proxy: its value is not a time, or differs from the clock of this host by more than max_time_skew"
             );
         }
         used.map(|time| time.min(now))

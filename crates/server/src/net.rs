@@ -11,6 +11,7 @@ mod peers;
 mod request;
 mod stopping;
 mod stream;
+mod workers;
 
 use std::future::poll_fn;
 use std::io;
@@ -22,6 +23,7 @@ use std::time::Duration;
 
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -29,12 +31,13 @@ use tollgate_config::{Listen, Subjects};
 
 pub(crate) use self::answer::{Answer, SharedPage};
 pub(crate) use self::memory::{Account, Charge, Memory};
-pub use self::memory::{FREE, LARGE_ANSWER, MAX_HELD, MAX_HELD_BY_CONNECTION};
+pub use self::memory::{FREE, LARGE_ANSWER, MAX_HELD, MAX_HELD_BY_CLIENT, MAX_HELD_BY_CONNECTION};
 pub(crate) use self::peers::{Peers, client_of};
 pub(crate) use self::request::{NoRoom, ReadError, Received, read_whole};
 pub use self::stopping::LAST_CALL;
 pub(crate) use self::stopping::{Stage, Stopping};
 pub(crate) use self::stream::{Stream, Transport};
+pub(crate) use self::workers::{PerWorker, Workers};
 use crate::access::attempts::Attempts;
 use crate::door_metrics::{DoorMetrics, Fault, HttpMetrics, OpenConnection};
 use crate::http::guard::{Guard, GuardedDoor};
@@ -72,6 +75,9 @@ pub enum ListenError {
     /// The access log cannot be opened.
     #[error("failed to open the access log: {0}")]
     AccessLog(io::Error),
+    /// The threads of the gateway cannot be started.
+    #[error("failed to start the threads that serve connections: {0}")]
+    Threads(io::Error),
     /// The file with the password cannot be read.
     #[error("failed to read the password: {0}")]
     Password(io::Error),
@@ -93,6 +99,8 @@ pub struct Listener {
     metrics: Arc<DoorMetrics>,
     /// The counts of forward-auth, if this listener serves it.
     auth_metrics: Arc<DoorMetrics>,
+    /// The threads that serve the connections; `None` if the runtime of the listener serves them.
+    workers: Option<Workers>,
     /// Reloads the TLS files when they change, for as long as the listener exists.
     _tls_watcher: JoinSet<()>,
 }
@@ -124,6 +132,7 @@ impl Listener {
             attempts: Arc::default(),
             metrics: Arc::default(),
             auth_metrics: Arc::default(),
+            workers: None,
             _tls_watcher: tls_watcher,
         })
     }
@@ -144,12 +153,20 @@ impl Listener {
         Ok(bound)
     }
 
-    /// Bounds each client to `max` open connections, except the trusted proxies of `subjects`. By default
+    /// Bounds each client to `max` open connections, and to a few wrong tokens a second, except the trusted
+    /// proxies of `subjects`. By default
     /// the bound is [`MAX_CONNECTIONS_PER_CLIENT`](tollgate_config::MAX_CONNECTIONS_PER_CLIENT), for
     /// every client.
     #[must_use]
     pub fn with_bound_per_client(mut self, max: usize, subjects: &Subjects) -> Listener {
         self.peers = Arc::new(Peers::new(max, subjects));
+        self.attempts = Arc::new(Attempts::new(subjects));
+        self
+    }
+
+    /// Serves the connections on threads of their own.
+    pub(crate) fn with_workers(mut self, workers: Workers) -> Listener {
+        self.workers = Some(workers);
         self
     }
 
@@ -296,13 +313,25 @@ where
         let (handle, tls) = (handle.clone(), listener.tls.clone());
         let stopping = stopping.clone();
         let open = OpenConnection::new(&listener.metrics);
-        tokio::spawn(async move {
+        let (runtime, accepted) = match &listener.workers {
+            None => (Handle::current(), Accepted::Here(stream)),
+            Some(workers) => (
+                workers.next().clone(),
+                Accepted::Elsewhere(stream.into_std()),
+            ),
+        };
+        runtime.spawn(async move {
             let served = async {
-                let stream = tokio::select! {
-                    biased;
-                    stream = handshake(stream, tls) => stream?,
-                    // The client has sent no request yet.
-                    () = stopping.last_call() => return Ok(()),
+                let stream = accepted.into_stream()?;
+                let stream = match tls {
+                    None => Stream::new(stream, None),
+                    Some(tls) => tokio::select! {
+                        biased;
+                        // A handshake needs much memory, and is over soon.
+                        stream = Box::pin(handshake(stream, tls)) => stream?,
+                        // The client has sent no request yet.
+                        () = stopping.last_call() => return Ok(()),
+                    },
                 };
                 handle(stream, peer, stopping).await
             };
@@ -376,12 +405,26 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
-/// Sets up TLS, if there is any. Runs on the connection's own task, because a slow client makes a
-/// slow handshake.
-async fn handshake(stream: TcpStream, tls: Option<Arc<Tls>>) -> io::Result<Stream> {
-    let Some(tls) = tls else {
-        return Ok(Stream::new(stream, None));
-    };
+/// A connection that was accepted.
+enum Accepted {
+    /// On the runtime that serves it.
+    Here(TcpStream),
+    /// On another runtime, which has given it away.
+    Elsewhere(io::Result<std::net::TcpStream>),
+}
+
+impl Accepted {
+    /// Takes the connection over into the runtime of this task.
+    fn into_stream(self) -> io::Result<TcpStream> {
+        match self {
+            Accepted::Here(stream) => Ok(stream),
+            Accepted::Elsewhere(stream) => TcpStream::from_std(stream?),
+        }
+    }
+}
+
+/// Sets up TLS. Runs on the connection's own task, because a slow client makes a slow handshake.
+async fn handshake(stream: TcpStream, tls: Arc<Tls>) -> io::Result<Stream> {
     let handshake = tls.acceptor().accept(stream);
     let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
     let stream = stream.map_err(|_| io::ErrorKind::TimedOut)??;

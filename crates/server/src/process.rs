@@ -7,7 +7,7 @@ use std::fs;
 /// Tollgate runs on.
 const TICKS: u64 = 100;
 
-/// The numbers of a process. A number that the system does not tell is missing.
+/// The numbers of a process. A number that the system does not report is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     /// Processor time of all threads, in hundredths of a second.
@@ -68,7 +68,7 @@ fn max_files(limits: &str) -> Option<u64> {
 
 fn open_files() -> Option<u64> {
     let folder = "/proc/self/fd";
-    // Linux since 6.2 tells the number at once.
+    // Linux since 6.2 reports the number as the length of the folder.
     match fs::metadata(folder).ok()?.len() {
         // The folder itself is open while it is read.
         0 => Some((fs::read_dir(folder).ok()?.count() as u64).saturating_sub(1)),

@@ -7,9 +7,12 @@
 //! `CL.THROTTLE` is not a question: it brings its own limit and does not use the rules.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate::{Ask, Attributes, BadHoldName, Demand, HoldName, LeaseToken, Span, Time};
+use tollgate::{
+    Ask, AskedLease, Attributes, BadHoldName, Demand, HoldName, LeaseToken, Span, Time,
+};
 use tollgate_core::MAX_AMOUNT;
 use tollgate_rules::is_attribute_name;
 
@@ -49,6 +52,8 @@ pub(crate) enum Question<'a> {
         ttl: Option<Span>,
         owner: Text<'a>,
         wait: Span,
+        /// Notes the lease, for a door that gives it back if the client goes away.
+        asked: Option<Arc<AskedLease>>,
     },
     RenewLease {
         id: HoldName,
@@ -82,6 +87,8 @@ impl<'a> Question<'a> {
 pub(crate) struct Check<'a> {
     pub(crate) attributes: AttributeMap<'a>,
     pub(crate) ask: Ask,
+    /// How long the request may wait for its turn under rules with `max_wait`; zero if it may not.
+    pub(crate) wait: Span,
 }
 
 /// A request to give back what a check charged.
@@ -127,7 +134,11 @@ impl<'a> Check<'a> {
             true => Ask::UpTo(units),
             false => Ask::Exactly(units),
         };
-        Ok(Check { attributes, ask })
+        Ok(Check {
+            attributes,
+            ask,
+            wait: Span::ZERO,
+        })
     }
 }
 
@@ -149,7 +160,7 @@ impl UsageQuestion<'_> {
 }
 
 /// The attributes of a request, within bounds. Borrowed from the request where that is possible.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct AttributeMap<'a>(SmallVec<[(Text<'a>, Text<'a>); 8]>);
 
 impl<'a> AttributeMap<'a> {
@@ -202,7 +213,7 @@ impl<'a> AttributeMap<'a> {
     }
 }
 
-/// Why a request is not a question. Every door reports it in the same words.
+/// Why a request is invalid. Every door reports it in the same words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadQuestion {
     #[error(

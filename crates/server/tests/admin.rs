@@ -20,6 +20,12 @@ const RULES: &str = "
 rules:
   - { id: api, match: { action: search }, per: [user], algorithm: gcra, rate: 2/h, burst: 2, on_store_failure: fail-open }
   - { id: all, algorithm: fixed-window, limit: 1000, window: 30d, state: shadow }
+  - id: pool
+    match: { action: pool }
+    algorithm: token-bucket
+    capacity: 100
+    refill: 1/h
+    fair: { per: [user], weights: { plan: { pro: 3 } }, lanes: { by: priority, shares: { high: 60%, low: 40% } } }
 ";
 
 struct Server {
@@ -106,13 +112,21 @@ const ANN: &str = r#"{"attributes":{"action":"search","user":"ann"}}"#;
 #[test]
 fn each_path_needs_a_token_with_its_role() {
     let server = Server::start(&TOKENS);
+    let shadow = r#"{"rule":"api","state":"shadow","for":"1h","reason":"x"}"#;
+    let block = r#"{"subject":"user=ann","for":"1h","reason":"x"}"#;
     let reading = [
         ("/v1/rules", ""),
+        ("/v1/rules/api", ""),
         ("/metrics", ""),
         ("/v1/explain", ANN),
         ("/v1/peek", ANN),
     ];
-    let operating = [("/v1/reset", ANN), ("/v1/refund", ANN)];
+    let operating = [
+        ("/v1/reset", ANN),
+        ("/v1/refund", ANN),
+        ("/v1/overrides/preview", shadow),
+        ("/v1/blocks/preview", block),
+    ];
     for (paths, allowed) in [
         (&reading[..], [true; 3]),
         (&operating[..], [false, true, true]),
@@ -131,9 +145,78 @@ fn each_path_needs_a_token_with_its_role() {
             }
         }
     }
+    // The config file may be compared by an admin only. This server has none.
+    assert_eq!(server.ask("", "/v1/config/diff", "").status, 401);
+    assert_eq!(server.ask("act", "/v1/config/diff", "").status, 403);
+    assert_eq!(server.ask("all", "/v1/config/diff", "").status, 409);
     // Probes need no token. A client without a token cannot find out which paths exist.
     assert_eq!(server.ask("", "/healthz", "").status, 200);
     assert_eq!(server.ask("", "/v1/nothing", "").status, 404);
+}
+
+#[test]
+fn preview_says_what_an_override_would_change_and_changes_nothing() {
+    let server = Server::start(&TOKENS);
+    let preview = |body: &str| server.ask("act", "/v1/overrides/preview", body);
+    let half = r#"{"rule":"api","rollout":"50%","for":"1h","reason":"<b>slow</b>"}"#;
+    let answer = preview(half).json();
+    assert_eq!(answer["wanted"]["name"], "rollout:everyone/api");
+    assert_eq!(answer["wanted"]["author"], "support");
+    assert_eq!(answer["replaces"], json!(null));
+    let change = json!({
+        "ruleId": "api", "for": "everyone", "what": "rollout", "before": "100%", "after": "50%",
+    });
+    assert_eq!(answer["changes"], json!([change]));
+    let rule = |id: &str| server.ask("look", &format!("/v1/rules/{id}"), "");
+    assert_eq!(rule("api").json()["rule"]["rolloutPercent"], 100.0);
+    let listed = server.ask("look", "/v1/overrides", "").json();
+    assert_eq!(listed["overrides"], json!([]));
+    // The override does what its preview has said.
+    assert_eq!(server.ask("act", "/v1/overrides", half).status, 200);
+    let shown = rule("api").json();
+    assert_eq!(shown["rule"]["rolloutPercent"], 50.0);
+    let numbers = shown["scopes"][0]["numbers"].as_array().unwrap();
+    assert!(numbers.contains(&json!({
+        "name": "rollout", "value": "50%", "from": "override rollout:everyone/api: <b>slow</b>",
+    })));
+    assert!(numbers.contains(&json!({ "name": "rate", "value": "2/h", "from": "rule" })));
+    let again = preview(half).json();
+    assert_eq!(again["changes"], json!([]));
+    assert_eq!(again["replaces"]["effect"], "rollout 50%");
+    // What would be rejected is rejected in the same way.
+    for (body, code) in [
+        ("{}", "BAD_OVERRIDE"),
+        (
+            r#"{"rule":"all","rollout":"5%","for":"1h","reason":"x"}"#,
+            "NO_EFFECT",
+        ),
+        (
+            r#"{"rule":"gone","rollout":"5%","for":"1h","reason":"x"}"#,
+            "NO_EFFECT",
+        ),
+    ] {
+        let answer = preview(body);
+        assert_eq!(
+            (answer.status, &answer.json()["code"]),
+            (422, &json!(code)),
+            "{body}"
+        );
+    }
+    let unknown = rule("gone");
+    assert_eq!(unknown.status, 404);
+    assert_eq!(unknown.json()["code"], "NO_SUCH_RULE");
+}
+
+#[test]
+fn preview_of_a_block_blocks_nobody() {
+    let server = Server::start(&TOKENS);
+    let body = r#"{"subject":"user=ann","for":"1h","reason":"x"}"#;
+    let answer = server.ask("act", "/v1/blocks/preview", body);
+    assert!(!answer.text.contains("ann"), "{}", answer.text);
+    let change = &answer.json()["changes"][0];
+    assert_eq!(change["before"], "decided by the rules");
+    assert_eq!(change["after"], "denied before any rule");
+    assert_eq!(server.check("ann").status, 200);
 }
 
 #[test]
@@ -175,6 +258,32 @@ fn operators_see_the_rules_and_why_they_apply() {
 }
 
 #[test]
+fn explain_tells_the_share_of_a_client_and_what_it_can_take() {
+    let server = Server::start(&TOKENS);
+    let body = |user: &str, plan: &str| {
+        let pool = json!({ "action": "pool", "user": user, "plan": plan, "priority": "high" });
+        json!({ "attributes": pool }).to_string()
+    };
+    let explain = |user: &str| {
+        let answer = server.ask("look", "/v1/explain", &body(user, "pro"));
+        answer.json()["rules"][2].as_str().unwrap().to_owned()
+    };
+    let alone = explain("ann");
+    assert!(alone.contains("weight 3 (this client, by plan)"), "{alone}");
+    assert!(alone.contains("lane high"), "{alone}");
+    assert!(alone.contains("60 of 60 left"), "{alone}");
+    let share = "guaranteed share now about 60.00%: weight 3 of about 3 in lane high";
+    assert!(alone.contains(share), "{alone}");
+    let url = format!("http://{}/v1/check", server.http);
+    for (user, plan) in [("ann", "pro"), ("bob", "free")] {
+        assert_eq!(post(&url, &body(user, plan), &[]).status, 200);
+    }
+    let shared = explain("ann");
+    let share = "guaranteed share now about 45.00%: weight 3 of about 4 in lane high";
+    assert!(shared.contains(share), "{shared}");
+}
+
+#[test]
 fn operators_reset_and_refund() {
     let server = Server::start(&TOKENS);
     let statuses = || [0; 3].map(|_| server.check("ann").status);
@@ -207,7 +316,8 @@ fn bad_requests_are_rejected_as_at_the_public_door() {
 #[test]
 fn wrong_tokens_are_counted_and_do_not_lock_out_the_right_one() {
     let server = Server::start(&TOKENS);
-    let threads = size(2, 100);
+    // Not so many that tokens are not compared any more.
+    let threads = size(2, 20);
     let wrong = || {
         for _ in 0..15 {
             assert_eq!(server.ask("guess", "/v1/reset", ANN).status, 401);

@@ -14,7 +14,7 @@ use own::{TollgateClient, attributes, check, pb};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tollgate::Engine;
-use tollgate_rig::{Redis, Reply, Resp, wait};
+use tollgate_rig::{Redis, Reply, Resp};
 use tollgate_server::audit::{Audit, Query};
 use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use tollgate_server::grpc::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -23,9 +23,6 @@ use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_resp
 use tollgate_server::grpc::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use tollgate_server::{ControlPlane, Doors};
 use tonic::transport::Channel;
-
-/// The timeout of conditions that must become true.
-const LIMIT: Duration = Duration::from_secs(20);
 
 const RULES: &str = "
 subjects: { hash_secret: 0123456789abcdef, trusted_proxies: [127.0.0.0/8] }
@@ -236,9 +233,9 @@ async fn block_at_one_and_ask_the_other(store: &str, other_follows: bool) {
     }
     every_door_denies(&one).await;
     if other_follows {
-        wait::until("the other instance follows", LIMIT, || {
-            other.check(BLOCKED).status == 403
-        });
+        // One refresh suffices, and a server refreshes several times a second.
+        other.control.overrides().refresh().await;
+        assert_eq!(other.check(BLOCKED).status, 403);
         every_door_denies(&other).await;
     }
     let explain = json!({ "attributes": { "ip": BLOCKED } });
@@ -282,9 +279,8 @@ async fn block_at_one_and_ask_the_other(store: &str, other_follows: bool) {
         (404, &json!("NOT_BLOCKED"))
     );
     assert_eq!(one.check(BLOCKED).status, 200);
-    wait::until("the block has ended", LIMIT, || {
-        other.check(BLOCKED).status == 200
-    });
+    other.control.overrides().refresh().await;
+    assert_eq!(other.check(BLOCKED).status, 200);
     let trail = one.control.audit().find(Query::default()).await.unwrap();
     let whats: Vec<&str> = trail.entries.iter().map(|it| &*it.what).collect();
     assert_eq!(whats, ["block.clear", "block.set", "block.set"]);
@@ -460,4 +456,57 @@ async fn the_number_of_blocks_is_bounded() {
     );
     assert_eq!(one.check("10.1.7.7").status, 403);
     assert_eq!(one.check("10.3.7.7").status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_blocks_and_replaced_overrides_are_restored() {
+    let data = tempfile::tempdir().unwrap();
+    let one = Instance::start("store: memory", data.path()).await;
+    let post = |path: &str, body: Value| {
+        let answer = one.send("admin", "POST", path, Some(body));
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        answer.body
+    };
+    let ann = "/v1/blocks?subject=user%3Dann";
+    let block = json!({ "subject": "user=ann", "for": "1h", "reason": "abuse" });
+    let ends = post("/v1/blocks", block)["expiresAtEpochMillis"].clone();
+    let removed = one.send("admin", "DELETE", ann, None).body;
+    let stored = removed["stored"].clone();
+    assert!(!stored.to_string().contains("ann\""), "{removed}");
+    post("/v1/overrides/restore", json!({ "stored": stored }));
+    let blocks = one.send("admin", "GET", "/v1/blocks", None).body;
+    let again = &blocks["blocks"][0];
+    assert_eq!(
+        (&again["reason"], &again["expiresAtEpochMillis"]),
+        (&json!("abuse"), &ends)
+    );
+
+    let numbers =
+        json!({ "rule": "address", "numbers": { "limit": 50 }, "for": "1h", "reason": "less" });
+    post("/v1/overrides", numbers);
+    let scale = json!({ "rule": "address", "scale": "10%", "for": "1h", "reason": "fire" });
+    let preview = post("/v1/overrides/preview", scale.clone());
+    post("/v1/overrides", scale);
+    let replaced = preview["replaces"]["stored"].clone();
+    post("/v1/overrides/restore", json!({ "stored": replaced }));
+    let overrides = one.send("admin", "GET", "/v1/overrides", None).body;
+    assert_eq!(overrides["overrides"].as_array().unwrap().len(), 1);
+    assert_eq!(overrides["overrides"][0]["effect"], "limit 50");
+
+    let mut expired = replaced;
+    expired["expiresAtEpochMillis"] = json!(1);
+    for (wrong, status) in [
+        (json!({ "stored": expired }), 422),
+        (json!({ "stored": {} }), 422),
+        (json!({ "stored": 5 }), 422),
+        (json!({}), 400),
+    ] {
+        let answer = one.send(
+            "admin",
+            "POST",
+            "/v1/overrides/restore",
+            Some(wrong.clone()),
+        );
+        assert_eq!(answer.status, status, "{wrong}: {}", answer.body);
+    }
 }

@@ -326,3 +326,23 @@ fn proxies_keep_their_connections() {
     let answers = server.raw((ask.repeat(10) + &last).as_bytes());
     assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 11, "{answers}");
 }
+
+#[test]
+fn proxy_names_the_priority_and_the_fairness_id() {
+    let server = Running::start(
+        r#"
+version: 1
+subjects: { trusted_proxies: [127.0.0.0/8], headers: { priority: priority } }
+rules:
+  - { id: batch, match: { priority: low }, algorithm: fixed-window, limit: 0, window: 1s }
+  - { id: fair, per: [fairness_id], algorithm: fixed-window, limit: 1, window: 10d }
+"#,
+    );
+    let status = |headers: &[(&str, &str)]| ask(&server, "GET", "/", headers).status;
+    assert_eq!(status(&[("priority", "u=6, i")]), 429);
+    assert_eq!(status(&[("priority", "u=2")]), 200);
+    let team = [("x-gateway-inference-fairness-id", "team-a")];
+    assert_eq!([0; 2].map(|_| status(&team)), [200, 429]);
+    let other = [("x-gateway-inference-fairness-id", "team-b")];
+    assert_eq!(status(&other), 200);
+}

@@ -162,6 +162,36 @@ fn denial_is_found_by_any_subject_of_its_request() {
 }
 
 #[test]
+fn subject_in_a_body_is_in_no_url() {
+    let server = Server::start("");
+    assert_eq!([server.search("k1"), server.search("k1")], [200, 429]);
+    let ask = |query: &str, body: &Value| {
+        let url = format!("http://{}/v1/denials{query}", server.admin);
+        post(&url, &body.to_string(), &[("authorization", "Bearer look")])
+    };
+    let found = server.denials("?subject=api_key%3Dk1");
+    let k1 = json!({ "attributes": { "api_key": "k1" } });
+    let answer = ask("?rule=api&limit=5", &k1).json();
+    assert_eq!(answer["denials"], json!(found));
+    let follow = format!("?after={}", answer["next"]);
+    assert_eq!(ask(&follow, &k1).json()["denials"], json!([]));
+    let other = json!({ "attributes": { "api_key": "k2" } });
+    assert_eq!(ask("", &other).json()["denials"], json!([]));
+    // Without attributes, the body asks for nothing more.
+    let all = ask("", &json!({ "attributes": {} }));
+    assert_eq!(all.json()["denials"].as_array().unwrap().len(), 1);
+    for wrong in [
+        json!({}),
+        json!({ "subject": "api_key=k1" }),
+        json!({ "attributes": { "nobody": "k1" } }),
+    ] {
+        let answer = ask("", &wrong);
+        assert_eq!(answer.status, 400, "{wrong}");
+        assert!(!answer.text.contains("k1"), "{}", answer.text);
+    }
+}
+
+#[test]
 fn denials_of_leases_and_of_redis_clients_are_found() {
     let server = Server::start("");
     let run = json!({ "action": "run", "tenant": "acme", "user": "ann" });

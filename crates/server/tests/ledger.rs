@@ -71,6 +71,147 @@ fn posting(amount: i64) -> Value {
     })
 }
 
+/// The tenant `acme` has carried units over; the rules of the budget share one allowance.
+const SHARED: &str = "
+version: 1
+subjects: { hash_secret: 0123456789abcdef }
+ledger: { sqlite: FOLDER/books.db }
+budgets:
+  tokens: { per: [tenant], algorithm: quota, limit: 100, period: year, carry_over: 50 }
+  all: { algorithm: quota, limit: 1000, period: year }
+rules:
+  - { id: chat, match: { action: [chat, draw] }, budget: tokens, cost: 10 }
+  - { id: embed, match: { action: embed }, budget: tokens, cost: 1 }
+  - { id: everyone, match: { action: chat }, budget: all }
+";
+
+#[test]
+fn quotas_add_up_the_actions_and_rules_of_an_allowance() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rules.yaml");
+    let yaml = SHARED.replace("FOLDER", &folder.path().display().to_string());
+    std::fs::write(&path, yaml).unwrap();
+    let server = ConfigFileServer::at(folder, &path);
+    for (tenant, action) in [
+        ("acme", "chat"),
+        ("acme", "draw"),
+        ("acme", "embed"),
+        ("zed", "chat"),
+    ] {
+        let attributes = json!({ "action": action, "tenant": tenant });
+        assert_eq!(server.check(&attributes.to_string()).status, 200);
+    }
+    let granted = post(
+        &server,
+        "/v1/ledger/grants",
+        &json!({
+            "attributes": { "tenant": "acme", "action": "chat" }, "rule": "chat", "amount": 30, "reason": "a gift",
+        }),
+    );
+    assert_eq!(granted.status, 200, "{}", granted.text);
+    // Each action and rule has its row of usage, but there is one allowance.
+    let usage = read(&server, "/v1/ledger/usage?tenant=acme");
+    assert_eq!(usage["usage"].as_array().unwrap().len(), 4, "{usage}");
+    let quotas = read(&server, "/v1/ledger/quotas");
+    let rows = quotas["quotas"].as_array().unwrap();
+    let of = |tenant: &str, allowance: &str| {
+        let found = |it: &&Value| it["tenant"] == tenant && it["allowance"] == allowance;
+        assert_eq!(rows.iter().filter(found).count(), 1, "{quotas}");
+        rows.iter().find(found).unwrap()
+    };
+    assert_eq!(rows.len(), 4, "{quotas}");
+    let acme = of("acme", "tokens");
+    assert_eq!(
+        [
+            &acme["used"],
+            &acme["usedOfAvailable"],
+            &acme["available"],
+            &acme["granted"]
+        ],
+        [21, 21, 130, 30]
+    );
+    assert_eq!([&acme["counters"], &acme["carriedOver"]], [1, 0]);
+    assert_eq!(acme["rules"], json!(["chat", "embed"]));
+    assert_eq!(of("zed", "tokens")["used"], 10);
+    // Both tenants use one counter.
+    let all = of("acme", "all");
+    assert_eq!(
+        [&all["used"], &all["usedOfAvailable"], &all["available"]],
+        [1, 2, 1000]
+    );
+    assert_eq!(
+        read(&server, "/v1/ledger/quotas?limit=1")["isCut"],
+        json!(true)
+    );
+    assert_eq!(
+        read(&server, "/v1/ledger/quotas?tenant=zed")["quotas"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+
+    let history = read(&server, "/v1/ledger/burndown?tenant=acme&rule=tokens");
+    let points = history["points"].as_array().unwrap();
+    assert_eq!(points.len(), 60);
+    let last = points.last().unwrap();
+    assert_eq!([&last["used"], &last["granted"]], [21, 30]);
+    let changes = history["changes"].as_array().unwrap();
+    assert_eq!((changes.len(), &changes[0]["why"]), (1, &json!("a gift")));
+    let nothing = read(&server, "/v1/ledger/burndown?tenant=nobody&rule=tokens");
+    assert_eq!(nothing["points"], json!([]));
+    let missing = server.ask("", "/v1/ledger/burndown?tenant=acme", None);
+    assert_eq!(missing.status, 400);
+}
+
+#[test]
+fn units_carried_over_are_available() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rules.yaml");
+    let yaml = SHARED.replace("FOLDER", &folder.path().display().to_string());
+    std::fs::write(&path, yaml).unwrap();
+    let server = ConfigFileServer::at(folder, &path);
+    let chat = json!({ "action": "chat", "tenant": "acme" });
+    assert_eq!(server.check(&chat.to_string()).status, 200);
+    let accounts = server.control.engine().accounts().unwrap();
+    let query = EntryQuery {
+        to: tollgate::Time::MAX,
+        ..EntryQuery::default()
+    };
+    let entries = server.block_on(accounts.entries(&query)).unwrap();
+    let (_, entry) = entries
+        .iter()
+        .find(|(_, it)| &*it.allowance == "tokens")
+        .unwrap();
+    // In the year before, 60 of 100 units were used, and at most 50 are carried over.
+    let year = entry.period.end.as_micros() - entry.period.start.as_micros();
+    let before = Entry {
+        id: EntryId(4712),
+        at: tollgate::Time::from_micros(entry.period.start.as_micros() - year / 2),
+        period: tollgate_ledger::Period {
+            start: tollgate::Time::from_micros(entry.period.start.as_micros() - year),
+            end: entry.period.start,
+        },
+        amount: 60,
+        ..entry.clone()
+    };
+    server
+        .block_on(accounts.ledger().write(vec![before]))
+        .unwrap();
+    let quotas = read(&server, "/v1/ledger/quotas?tenant=acme");
+    let rows = quotas["quotas"].as_array().unwrap();
+    let tokens = rows.iter().find(|it| it["allowance"] == "tokens").unwrap();
+    assert_eq!(
+        [
+            &tokens["used"],
+            &tokens["available"],
+            &tokens["carriedOver"]
+        ],
+        [10, 140, 40],
+        "{quotas}"
+    );
+}
+
 /// Adds `amount` to the first counter in the ledger, but not in the store.
 fn drift(server: &ConfigFileServer, amount: i64) {
     let accounts = server.control.engine().accounts().unwrap();

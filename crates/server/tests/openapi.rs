@@ -104,6 +104,10 @@ fn every_kind_of_answer_is_as_described() {
         ),
         ("/v1/peek", ann.to_owned()),
         ("/v1/refund", ann.to_owned()),
+        (
+            "/v1/report",
+            r#"{"attributes":{"user":"ann"},"latency":"35ms","failed":true}"#.to_owned(),
+        ),
     ] {
         let answer = server.post(path, &body);
         assert_eq!(answer.status, 200, "{path}");

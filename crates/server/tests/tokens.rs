@@ -169,6 +169,11 @@ fn each_path_needs_the_scope() {
         ("/v1/check/batch", r#"{"requests":[]}"#, "check"),
         ("/v1/peek", ANN, "check"),
         ("/v1/refund", ANN, "refund"),
+        (
+            "/v1/report",
+            r#"{"attributes":{"user":"ann"},"latency":"5ms"}"#,
+            "reserve",
+        ),
         ("/v1/reservations", ANN, "reserve"),
         (&format!("/v1/reservations/{id}"), "", "reserve"),
         (&commit, r#"{"actual":1}"#, "reserve"),

@@ -6,6 +6,7 @@
 mod common;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::{Grpc, descriptor, request};
 use opentelemetry::trace::TracerProvider;
@@ -14,9 +15,10 @@ use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanExporter};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tollgate::{Engine, TRACES};
-use tollgate_rig::Redis;
+use tollgate_rig::{Redis, wait};
 use tollgate_server::resp::{Door, Input, Options, Step};
 use tollgate_server::{ControlPlane, Doors};
+use tracing::Subscriber;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
@@ -40,15 +42,37 @@ impl SpanExporter for Spans {
 }
 
 impl Spans {
+    /// Collects the spans of this thread.
     fn collect() -> (Spans, DefaultGuard) {
+        let (spans, subscriber) = Spans::subscriber();
+        (spans, tracing::subscriber::set_default(subscriber))
+    }
+
+    /// Collects the spans of all threads that do not collect their own. Only one test can do so.
+    fn collect_everywhere() -> Spans {
+        let (spans, subscriber) = Spans::subscriber();
+        tracing::subscriber::set_global_default(subscriber).unwrap();
+        spans
+    }
+
+    fn subscriber() -> (Spans, impl Subscriber) {
         let spans = Spans::default();
         let provider = SdkTracerProvider::builder().with_simple_exporter(spans.clone());
         let layer = tracing_opentelemetry::layer()
             .with_tracer(provider.build().tracer("test"))
             .with_context_activation(false)
             .with_filter(filter_fn(|it| it.target() == TRACES));
-        let subscriber = tracing_subscriber::registry().with(layer);
-        (spans, tracing::subscriber::set_default(subscriber))
+        (spans, tracing_subscriber::registry().with(layer))
+    }
+
+    /// Takes the spans of a trace, which is complete when its `request` has ended.
+    fn take(&self, trace: &str) -> Option<Vec<SpanData>> {
+        let mut all = self.0.lock().unwrap();
+        let is_of_it = |it: &SpanData| it.span_context.trace_id().to_string() == trace;
+        all.iter().find(|it| is_of_it(it) && it.name == "request")?;
+        let (taken, left) = all.drain(..).partition(is_of_it);
+        *all = left;
+        Some(taken)
     }
 
     /// Describes the spans that ended so far. A child stands before its parent.
@@ -182,7 +206,8 @@ async fn trace_goes_on_at_the_upstream() {
     let address = doors.addresses().unwrap()[1].address;
     let control = Arc::new(ControlPlane::of(engine));
     tokio::spawn(doors.serve(control, std::future::pending()));
-    let (spans, _guard) = Spans::collect();
+    // The gateway has threads of its own.
+    let collected = Spans::collect_everywhere();
     let ask = async |key: &str, traceparent: &str| {
         let mut client = TcpStream::connect(address).await.unwrap();
         let head = format!(
@@ -199,7 +224,12 @@ async fn trace_goes_on_at_the_upstream() {
     };
     let sampled = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n";
     let seen = ask("one", sampled).await;
-    let spans = std::mem::take(&mut *spans.0.lock().unwrap());
+    let mut spans = Vec::new();
+    wait::until("the spans of the request", Duration::from_secs(20), || {
+        let ended = collected.take("0af7651916cd43dd8448eb211c80319c");
+        spans = ended.unwrap_or_default();
+        !spans.is_empty()
+    });
     let names: Vec<_> = spans.iter().map(|span| &*span.name).collect();
     assert_eq!(names, ["store.apply", "decision", "request"]);
     let (decision, request) = (&spans[1], &spans[2]);

@@ -47,17 +47,21 @@ fn rules(count: usize) -> String {
     yaml
 }
 
-/// A server with the HTTP door, the gRPC door and the admin door.
+/// A server with the HTTP door, the gRPC door, the admin door, and a gateway whose upstream does not exist.
 struct Server {
     http: SocketAddr,
     grpc: SocketAddr,
     admin: SocketAddr,
+    gateway: SocketAddr,
     _stop: oneshot::Sender<()>,
 }
 
 async fn start(rules: &str) -> Server {
     let any = "127.0.0.1:0";
-    let yaml = format!("{rules}server: {{ http: {any}, grpc: {any}, admin: {any} }}\n");
+    let yaml = format!(
+        "{rules}server: {{ http: {any}, grpc: {any}, admin: {any}, gateway: \"{any}\" }}\n\
+         upstreams: {{ app: {{ servers: [\"http://127.0.0.1:9\"] }} }}\n"
+    );
     let config = tollgate_config::parse("rules.yaml", &yaml, &|_| None).unwrap();
     let engine = Arc::new(Engine::start(&config).await.unwrap());
     let doors = Doors::open(&config).await.unwrap();
@@ -73,6 +77,7 @@ async fn start(rules: &str) -> Server {
         http: address("http"),
         grpc: address("grpc"),
         admin: address("admin"),
+        gateway: address("gateway"),
         _stop: stop,
     }
 }
@@ -202,6 +207,38 @@ async fn unread_grpc_batches_stay_within_bounds() {
     let post = head("POST", "/tollgate.v1.Tollgate/CheckBatch");
     let connections = size(2, 20);
     attack(&server, server.grpc, (connections, 1000), &post, whole, 256).await;
+}
+
+/// The gateway makes some answers itself. If a client leaves too many of them unread, its next requests are denied
+/// before they are decided.
+#[tokio::test(flavor = "multi_thread")]
+async fn unread_answers_of_the_gateway_stay_within_bounds() {
+    let _one = ATTACK.lock().await;
+    let long = "x".repeat(8000);
+    let rules = format!(
+        "version: 1\nrules: [{{ id: none, match: {{ path: /denied }}, algorithm: fixed-window, limit: 0, window: 1h, \
+         denial_body: '{{\"long\": \"{long}\"}}' }}]\n"
+    );
+    let server = start(&rules).await;
+    let get = &head("GET", "/denied")[..4];
+    let connections = size(200, 1000);
+    attack(
+        &server,
+        server.gateway,
+        (connections, 100),
+        get,
+        Body::None,
+        500,
+    )
+    .await;
+    let page = ask(server.http, "GET", "/metrics", "").await;
+    let name = "rate_limit_bad_requests_total{door=\"gateway\",reason=\"no_room\"} ";
+    let line = page.lines().find_map(|line| line.strip_prefix(name));
+    let no_room: u64 = line.unwrap().parse().unwrap();
+    assert!(no_room > 0);
+    // Another client is decided.
+    let answer = ask(server.gateway, "GET", "/denied", "").await;
+    assert!(answer.starts_with("HTTP/1.1 429 "), "{answer}");
 }
 
 /// Requests whose bodies never end do not take places, so other clients are served.

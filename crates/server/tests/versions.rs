@@ -125,6 +125,46 @@ fn an_older_version_is_in_force_until_the_file_changes() {
 }
 
 #[test]
+fn the_file_and_older_versions_are_compared_with_the_config_in_force() {
+    let server = ConfigFileServer::start(&rules("", 5));
+    keep(&server);
+    let first = names(&server)[0].clone();
+    let diff = |query: &str| server.ask("", &format!("/v1/config/diff{query}"), None);
+    let same = diff("").json();
+    assert_eq!(same["inForce"], json!(first));
+    assert_eq!(same["configVersion"], json!(first));
+    assert_eq!(same["differences"], json!([]));
+    // The file has changed, and was not read yet.
+    server.write(&rules("namespace: other", 1));
+    let changed = diff("").json();
+    assert_eq!(changed["changes"]["changed"]["ids"], json!(["api"]));
+    let told = changed["differences"].as_array().unwrap();
+    let told: Vec<&str> = told.iter().filter_map(Value::as_str).collect();
+    assert!(told.contains(&"rule api: limit 5 becomes 1: less for tenants without a plan"));
+    assert_eq!(changed["needsRestart"], json!(["namespace"]));
+    assert_eq!(limit(&server), 5);
+    assert!(whats(&server).is_empty());
+    // A file that would be rejected.
+    server.write("version: 2\n");
+    let bad = diff("");
+    assert_eq!(
+        (bad.status, &bad.json()["code"]),
+        (422, &json!("BAD_CONFIG"))
+    );
+    assert!(whats(&server).is_empty(), "a comparison is no reload");
+    // An older version.
+    server.write(&rules("", 1));
+    server.look().unwrap().unwrap();
+    let back = diff(&format!("?version={first}")).json();
+    assert_eq!(back["configVersion"], json!(first));
+    let more = "rule api: limit 1 becomes 5: more for tenants without a plan";
+    assert_eq!(back["differences"], json!([more]));
+    assert_eq!(limit(&server), 1);
+    assert_eq!(diff("?version=000000000000").status, 404);
+    assert_eq!(diff("?other=1").status, 400);
+}
+
+#[test]
 fn a_reload_ends_a_rollback() {
     let server = ConfigFileServer::start(&rules("", 5));
     keep(&server);

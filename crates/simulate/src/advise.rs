@@ -1,5 +1,6 @@
 //! Advice: ten answers lead to a rule, with reasons, its cost and its promise, and a simulation of it.
 
+use std::fmt;
 use std::fmt::Write as _;
 
 use serde::Serialize;
@@ -7,7 +8,7 @@ use tollgate::{Algorithm, ConfigError, Span, Time};
 use tollgate_config::parse;
 
 use crate::traffic::{Stream, Traffic};
-use crate::{Simulation, redis_bytes};
+use crate::{Simulation, memory_bytes, redis_bytes};
 
 /// What is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,11 +102,43 @@ pub struct Advice {
     pub bytes_per_subject: u64,
     /// The bytes for all subjects.
     pub bytes: u64,
+    /// The bytes of an instance for all subjects, with state in memory.
+    pub memory_bytes: u64,
     /// The CPU of Redis for a check, in microseconds: docs/performance.md.
     pub redis_micros: f64,
-    /// What a simulation shows; `None` for concurrency, which has no requests to count.
+    /// What a simulation shows; `None` for concurrency: a simulation has no time between the start and the end of work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulation: Option<AdviceCheck>,
+}
+
+/// Why there is no advice.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AdviceError {
+    /// The numbers do not make a valid rule.
+    Invalid(ConfigError),
+    /// No period of a quota is as long as this window.
+    LongWindow(Span),
+}
+
+impl fmt::Display for AdviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            AdviceError::Invalid(error) => error.fmt(f),
+            AdviceError::LongWindow(window) => write!(
+                f,
+                "a quota counts by calendar periods, and none is as long as {window}: choose a window of at most 366d"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for AdviceError {}
+
+impl From<ConfigError> for AdviceError {
+    fn from(error: ConfigError) -> AdviceError {
+        AdviceError::Invalid(error)
+    }
 }
 
 /// What a simulation of the rule shows, with nine subjects at half of the limit and one at ten times the limit.
@@ -124,6 +157,53 @@ pub struct AdviceCheck {
     pub most_in_window: Option<u64>,
     /// The time in which a spent allowance comes back, in milliseconds.
     pub window_millis: Option<u64>,
+    /// The limit that was simulated, against the advised one. It is below 1 for large limits.
+    pub scale: f64,
+}
+
+/// The largest limit that is simulated. Larger ones are scaled down. A burst of twice as much can be traced.
+const MOST_SIMULATED: u64 = 8_000;
+const DAY: Span = Span::from_secs(86_400);
+
+/// The periods of quotas: their names, the windows that mean them, and the length that a limit is scaled to.
+const PERIODS: [(&str, [Span; 2], Span); 5] = [
+    ("hour", [Span::HOUR, Span::HOUR], Span::HOUR),
+    ("day", [DAY, DAY], DAY),
+    ("week", [days(7), days(7)], days(7)),
+    ("month", [days(28), days(31)], days(30)),
+    ("year", [days(365), days(366)], days(365)),
+];
+
+const fn days(count: u64) -> Span {
+    Span::from_secs(count * 86_400)
+}
+
+/// Returns the calendar period of a quota for `limit` units in `window`, and the limit in this period. A window that is
+/// not a calendar period becomes the next longer one, with as much more of the limit; then the reason is there too.
+fn quota_period(
+    limit: u64,
+    window: Span,
+) -> Result<(&'static str, Span, u64, Option<String>), AdviceError> {
+    let found = PERIODS
+        .iter()
+        .find(|(_, [_, longest], _)| window <= *longest);
+    let (name, [shortest, _], length) = found.ok_or(AdviceError::LongWindow(window))?;
+    if window >= *shortest {
+        return Ok((name, *length, limit, None));
+    }
+    let scaled =
+        u128::from(limit) * u128::from(length.as_micros()) / u128::from(window.as_micros().max(1));
+    let scaled = u64::try_from(scaled).unwrap_or(u64::MAX).max(1);
+    let in_days = if *name == "month" {
+        ", counted as 30 days"
+    } else {
+        ""
+    };
+    let article = if *name == "hour" { "an" } else { "a" };
+    let reason = format!(
+        "a quota counts by calendar periods: {limit} in {window} becomes {scaled} in {article} {name}{in_days}, the next longer period"
+    );
+    Ok((name, *length, scaled, Some(reason)))
 }
 
 /// The longest log that is advised.
@@ -146,13 +226,13 @@ fn choose(answers: &Answers, reasons: &mut Vec<String>) -> Algorithm {
             return Algorithm::Quota;
         }
         What::Rate if answers.billing => {
-            because("what is billed is a quota: a ledger keeps it through crashes");
+            because("billed usage needs a quota: a ledger keeps the usage through crashes");
             return Algorithm::Quota;
         }
         What::Rate => {}
     }
     if answers.bursts == Bursts::Wait {
-        because("requests wait for their turn: a leaky bucket tells each its delay");
+        because("requests wait for their turn: a leaky bucket gives each request its delay");
         return Algorithm::LeakyBucket;
     }
     if answers.exact && answers.limit <= LONG_LOG && !answers.small_memory {
@@ -192,7 +272,7 @@ fn choose(answers: &Answers, reasons: &mut Vec<String>) -> Algorithm {
 fn promise(algorithm: Algorithm) -> &'static str {
     match algorithm {
         Algorithm::FixedWindow => {
-            "at most the limit in each window, at most twice the limit in any"
+            "at most the limit in each window, and at most twice the limit in any span as long as a window"
         }
         Algorithm::SlidingLog => "never more than the limit in any window",
         Algorithm::SlidingCounter => {
@@ -201,7 +281,9 @@ fn promise(algorithm: Algorithm) -> &'static str {
         Algorithm::TokenBucket | Algorithm::Gcra => {
             "never more than the burst at once, and the rate times the time in addition"
         }
-        Algorithm::LeakyBucket => "one request at a time, at the rate; a full queue is denied",
+        Algorithm::LeakyBucket => {
+            "one request at a time, at the rate; a request is denied if the queue is full"
+        }
         Algorithm::Quota => "never more than the limit and its grace in a period",
         Algorithm::Concurrency => "never more holders than slots",
         Algorithm::Backoff => "a longer wait after each denial",
@@ -226,13 +308,8 @@ fn numbers(algorithm: Algorithm, answers: &Answers) -> String {
     match algorithm {
         Algorithm::Concurrency => format!("limit: {limit}, lease: 30s"),
         Algorithm::Quota => {
-            let period = match window.as_micros() / Span::HOUR.as_micros() {
-                0..=12 => "hour",
-                13..=84 => "day",
-                85..=400 => "week",
-                401..=4_000 => "month",
-                _ => "year",
-            };
+            let found = PERIODS.iter().find(|(_, _, length)| window <= *length);
+            let period = found.map_or("year", |(name, ..)| *name);
             format!("limit: {limit}, period: {period}")
         }
         Algorithm::LeakyBucket => {
@@ -251,32 +328,43 @@ fn numbers(algorithm: Algorithm, answers: &Answers) -> String {
 ///
 /// # Errors
 /// If the numbers do not make a valid rule.
-pub fn advise(answers: &Answers) -> Result<Advice, ConfigError> {
+pub fn advise(answers: &Answers) -> Result<Advice, AdviceError> {
     let mut reasons = Vec::new();
     let algorithm = choose(answers, &mut reasons);
-    let config = config(algorithm, answers, &mut reasons);
-    // The store and the ledger are not opened here.
-    let offline = config.replace("${TOLLGATE_SECRET}", "a secret of an advice");
-    let parsed = parse("advice", &offline, &|_| None)?;
-    let bytes = parsed
-        .policy
-        .rules
-        .first()
-        .map_or(0, |rule| redis_bytes(rule, answers.limit));
+    let mut answers = answers.clone();
+    if algorithm == Algorithm::Quota {
+        let (_, length, limit, reason) = quota_period(answers.limit, answers.window)?;
+        (answers.window, answers.limit) = (length, limit);
+        reasons.extend(reason);
+    }
+    let text = config(algorithm, &answers, &mut reasons);
+    let parsed = offline(&text)?;
+    let rule = parsed.policy.rules.first();
+    let bytes = rule.map_or(0, |rule| redis_bytes(rule, answers.limit));
+    let in_process = rule.map_or(0, |rule| {
+        memory_bytes(rule, answers.subjects, answers.limit)
+    });
     let simulation = match algorithm {
-        Algorithm::Concurrency | Algorithm::Quota => None,
-        _ => Some(check(&parsed, answers)),
+        Algorithm::Concurrency => None,
+        _ => Some(check(algorithm, &answers)?),
     };
     Ok(Advice {
         algorithm: algorithm.name(),
-        config,
+        config: text,
         reasons,
         promise: promise(algorithm),
         bytes_per_subject: bytes,
         bytes: bytes.saturating_mul(answers.subjects),
+        memory_bytes: in_process,
         redis_micros: redis_micros(algorithm),
         simulation,
     })
+}
+
+/// Reads the config of an advice. The store and the ledger are not opened here.
+fn offline(text: &str) -> Result<tollgate::Config, ConfigError> {
+    let text = text.replace("${TOLLGATE_SECRET}", "a secret of an advice");
+    parse("advice", &text, &|_| None)
 }
 
 fn config(algorithm: Algorithm, answers: &Answers, reasons: &mut Vec<String>) -> String {
@@ -320,7 +408,8 @@ fn config(algorithm: Algorithm, answers: &Answers, reasons: &mut Vec<String>) ->
     if answers.cost == CostKind::Varies && algorithm != Algorithm::Concurrency {
         rule += "    cost: 'has(attributes.units) ? int(units) : 1'\n";
         reasons.push(
-            "costs differ: the attribute `units` says the cost, and 1 holds without it".to_owned(),
+            "costs differ: the attribute `units` says the cost; a request without it costs 1"
+                .to_owned(),
         );
     }
     if answers.cost == CostKind::Later {
@@ -353,8 +442,16 @@ fn config(algorithm: Algorithm, answers: &Answers, reasons: &mut Vec<String>) ->
     format!("{text}rules:\n{rule}")
 }
 
-/// Simulates nine subjects at half of the limit and one at ten times the limit, for five windows.
-fn check(config: &tollgate::Config, answers: &Answers) -> AdviceCheck {
+/// Simulates nine subjects at half of the limit and one at ten times the limit, for up to five windows. A large limit is
+/// scaled down.
+fn check(algorithm: Algorithm, answers: &Answers) -> Result<AdviceCheck, ConfigError> {
+    let scaled = answers.limit.min(MOST_SIMULATED);
+    let scale = scaled as f64 / answers.limit.max(1) as f64;
+    let answers = Answers {
+        limit: scaled,
+        ..answers.clone()
+    };
+    let config = &offline(&config(algorithm, &answers, &mut Vec::new()))?;
     // Large limits are simulated with fewer windows.
     let windows = (200_000 / answers.limit.saturating_mul(15).max(1)).clamp(1, 5);
     let (per, window) = (&answers.per, answers.window);
@@ -394,12 +491,82 @@ fn check(config: &tollgate::Config, answers: &Answers) -> AdviceCheck {
         rows.map(|row| row.counts.denied).sum()
     });
     let burst = rule.and_then(|rule| rule.largest_burst);
-    AdviceCheck {
+    Ok(AdviceCheck {
         quiet_requests: quiet,
         quiet_denied: report.new.denied - denied,
         loud_requests: loud,
         loud_allowed: loud - denied,
         most_in_window: burst.map(|it| it.admitted),
         window_millis: burst.map(|it| it.window_millis),
+        scale,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quota(limit: u64, window: Span) -> Advice {
+        let answers = Answers {
+            what: What::Quota,
+            exact: false,
+            bursts: Bursts::Allow,
+            cost: CostKind::Same,
+            subjects: 10,
+            small_memory: false,
+            failure: Failure::Local,
+            billing: false,
+            fleet: false,
+            together: false,
+            per: "tenant".to_owned(),
+            limit,
+            window,
+        };
+        advise(&answers).unwrap()
+    }
+
+    #[test]
+    fn quotas_have_calendar_periods_with_as_much_of_the_limit() {
+        let numbers = |limit, window| {
+            let advice = quota(limit, window);
+            let config = parse("advice", &advice.config, &|_| None).unwrap();
+            let rule = &config.policy.rules[0];
+            let period = advice
+                .config
+                .lines()
+                .find_map(|line| line.trim().strip_prefix("period: "));
+            (rule.limit().capacity(), period.unwrap().to_owned())
+        };
+        for (window, limit, period) in [
+            (Span::MINUTE, 6_000, "hour"),
+            (Span::HOUR, 100, "hour"),
+            (Span::from_secs(7_200), 1_200, "day"),
+            (days(1), 100, "day"),
+            (days(7), 100, "week"),
+            (days(10), 300, "month"),
+            (days(28), 100, "month"),
+            (days(31), 100, "month"),
+            (days(73), 500, "year"),
+            (days(366), 100, "year"),
+        ] {
+            assert_eq!(numbers(100, window), (limit, period.to_owned()), "{window}");
+        }
+        assert!(quota(100, Span::MINUTE).reasons[1].starts_with("a quota counts by calendar"));
+        assert_eq!(quota(100, days(1)).reasons.len(), 3);
+    }
+
+    #[test]
+    fn windows_longer_than_a_year_are_rejected_for_quotas() {
+        let error = quota_period(100, days(367)).unwrap_err();
+        assert!(error.to_string().ends_with("at most 366d"), "{error}");
+    }
+
+    #[test]
+    fn quotas_are_simulated_and_large_limits_are_scaled() {
+        let check = quota(1_000_000, days(30)).simulation.unwrap();
+        assert_eq!(check.scale, 0.008);
+        assert_eq!((check.quiet_requests, check.quiet_denied), (36_000, 0));
+        // Thirty days from January 1 are in one month.
+        assert_eq!(check.loud_allowed, 8_000);
     }
 }

@@ -4,6 +4,8 @@ use hashbrown::HashMap;
 use serde::Serialize;
 use tollgate::{Span, Time};
 
+use crate::number::floor;
+
 /// The most subjects that are counted. Those after the bound are left out, and counted.
 const MOST_SUBJECTS: usize = 500_000;
 
@@ -94,12 +96,54 @@ impl Row {
 }
 
 impl DemandFigures {
-    /// Proposes a limit: what 99 of 100 subjects need, and half as much again, rounded up to two digits.
+    /// Proposes a limit: what 99 of 100 subjects need, with [headroom](with_headroom).
     #[must_use]
     pub fn proposed(&self) -> u64 {
-        let wanted = self.p99.saturating_mul(3).div_ceil(2).max(1);
-        let power = 10_u64.pow(wanted.ilog10().saturating_sub(1));
-        wanted.div_ceil(power) * power
+        with_headroom(self.p99)
+    }
+}
+
+/// Returns half as much again as a demand, rounded up to two digits.
+#[must_use]
+pub fn with_headroom(demand: u64) -> u64 {
+    let wanted = demand.saturating_mul(3).div_ceil(2).max(1);
+    let power = 10_u64.pow(wanted.ilog10().saturating_sub(1));
+    wanted.div_ceil(power) * power
+}
+
+/// What a running instance counts about one rule, and about its busiest subject.
+#[derive(Clone, Copy, Debug)]
+pub struct LiveCounts {
+    /// The checks of the rule.
+    pub checks: u64,
+    /// Those that the rule denied, or would have denied in shadow.
+    pub denied: u64,
+    /// The checks of all rules.
+    pub all_checks: u64,
+    /// The share of the busiest subject of the rule in the recent checks of all rules.
+    pub busiest_share: f64,
+    /// For how long the instance has counted.
+    pub counted_for: Span,
+    /// The limit of the rule.
+    pub limit: u64,
+}
+
+impl LiveCounts {
+    /// Estimates how many requests the busiest subject makes in a window, rounded up.
+    #[must_use]
+    pub fn busiest_in(&self, window: Span) -> u64 {
+        let windows = self.counted_for.as_micros() as f64 / window.as_micros().max(1) as f64;
+        floor((self.busiest_share * self.all_checks as f64 / windows.max(1.0)).ceil())
+    }
+
+    /// Proposes a limit: the current one if it denies nothing, and otherwise at least what the busiest subject needs, with
+    /// [headroom](with_headroom).
+    #[must_use]
+    pub fn proposed(&self, window: Span) -> u64 {
+        match self.denied {
+            0 => self.limit.max(1),
+            _ => self.limit.max(with_headroom(self.busiest_in(window))),
+        }
     }
 }
 
@@ -131,5 +175,24 @@ mod tests {
             expected
         );
         assert_eq!(figures.proposed(), 150);
+    }
+
+    #[test]
+    fn counts_of_an_instance_give_the_busiest_subject() {
+        let mut counts = LiveCounts {
+            checks: 1_000,
+            denied: 300,
+            all_checks: 2_000,
+            busiest_share: 0.25,
+            counted_for: Span::from_secs(600),
+            limit: 20,
+        };
+        // 500 requests in ten minutes.
+        assert_eq!(counts.busiest_in(Span::MINUTE), 50);
+        assert_eq!(counts.proposed(Span::MINUTE), 75);
+        // An instance that has not yet run for a window has seen at least this much.
+        assert_eq!(counts.busiest_in(Span::HOUR), 500);
+        counts.denied = 0;
+        assert_eq!(counts.proposed(Span::MINUTE), 20);
     }
 }

@@ -5,7 +5,7 @@
 //! * [`log`] and [`traffic`]: where the requests of a simulation come from.
 //! * [`advise`]: a rule from the answers to ten questions. [`demand`]: limits from a log.
 //! * [`plan`]: sizes of a deployment.
-//! * [`redis_bytes`]: the memory of Redis for a subject of a rule.
+//! * [`redis_bytes`] and [`memory_bytes`]: the memory of Redis, and of a process, for the subjects of a rule.
 //! * [`VirtualLimiter`]: a limiter whose time the caller sets.
 //!
 //! Nothing here reads a clock or listens. The same input always gives the same output.
@@ -24,5 +24,5 @@ pub mod traffic;
 mod virtual_limiter;
 
 pub use simulation::Simulation;
-pub use sizes::redis_bytes;
+pub use sizes::{memory_bytes, redis_bytes};
 pub use virtual_limiter::{VirtualLimiter, offline};

@@ -144,7 +144,9 @@ pub fn plan(input: &PlanInput) -> Result<Plan, ConfigError> {
     let global = input.capacity * input.share / 100.0;
     let global_rate = rounded(global);
     let tiers = tiers(input, global);
-    let config = config(global_rate, &tiers);
+    let cores = global * SERVER_MICROS / 1e6;
+    let count = floor((cores / (input.cores as f64 * BUSY)).ceil()).max(2);
+    let config = config(global_rate, &tiers, &store(count));
     let parsed = parse(
         "plan",
         &config.replace("${TOLLGATE_SECRET}", "a secret of a plan"),
@@ -161,8 +163,6 @@ pub fn plan(input: &PlanInput) -> Result<Plan, ConfigError> {
     });
     let state_bytes = bytes.fold(0, u64::saturating_add);
     let steady = floor((global * input.p99_millis / 1000.0 * 1.25).ceil()).max(1);
-    let cores = global * SERVER_MICROS / 1e6;
-    let count = floor((cores / (input.cores as f64 * BUSY)).ceil()).max(2);
     Ok(Plan {
         global_rate,
         pool: PoolPlan {
@@ -206,10 +206,14 @@ fn tiers(input: &PlanInput, global: f64) -> Vec<TierPlan> {
     tiers.collect()
 }
 
-fn config(global_rate: u64, tiers: &[TierPlan]) -> String {
-    let mut text = String::from(
-        "version: 1\nsubjects: { hash_secret: \"${TOLLGATE_SECRET}\" }\nstore: { redis: { url: \"redis://127.0.0.1:6379\" } }\n",
-    );
+/// Writes the store that so many instances share. While Redis is down, each instance allows its part of the limits.
+fn store(instances: u64) -> String {
+    format!("store: {{ redis: {{ url: \"redis://127.0.0.1:6379\", replicas: {instances} }} }}\n")
+}
+
+fn config(global_rate: u64, tiers: &[TierPlan], store: &str) -> String {
+    let mut text =
+        format!("version: 1\nsubjects: {{ hash_secret: \"${{TOLLGATE_SECRET}}\" }}\n{store}");
     if let Some(first) = tiers.first() {
         let _ = writeln!(text, "default_plan: {}\nplans:", first.name);
     }
@@ -252,11 +256,7 @@ fn check(input: &PlanInput, global: f64) -> Result<PlanCheck, ConfigError> {
     };
     let global = input.capacity * input.share / 100.0;
     let tiers = tiers(&input, global);
-    let mut text = config(rounded(global), &tiers);
-    text = text.replace(
-        "store: { redis: { url: \"redis://127.0.0.1:6379\" } }\n",
-        "",
-    );
+    let mut text = config(rounded(global), &tiers, "");
     text = text.replace("${TOLLGATE_SECRET}", "a secret of a plan");
     text += "tenants:\n";
     let mut busy = Vec::new();
@@ -322,9 +322,11 @@ mod tests {
         assert_eq!(rates, [690, 2_700]);
         // ceil(1,500 x 0.002 x 1.25), then two to three times.
         assert_eq!([plan.pool.steady, plan.pool.from, plan.pool.to], [4, 8, 12]);
-        // 100,000 users of 190 bytes, 1,000 tenants of 192, one state for all of 192.
-        assert_eq!(plan.redis.state_bytes, 100_000 * 190 + 1_000 * 192 + 192);
+        // 100,000 users, 1,000 tenants and one state for all, of 181 bytes each.
+        assert_eq!(plan.redis.state_bytes, 101_001 * 181);
         assert_eq!(plan.instances.count, 2);
+        // Rules with a local fallback need to know among how many instances a limit is divided.
+        assert!(plan.config.contains("replicas: 2"), "{}", plan.config);
     }
 
     #[test]

@@ -48,10 +48,10 @@ struct Side {
 }
 
 impl Side {
-    fn new(config: &Config, show_subjects: bool) -> Side {
+    fn new(config: &Config, show_subjects: bool, sides: usize) -> Side {
         Side {
             limiter: VirtualLimiter::new(config, Time::default()),
-            stats: Stats::new(config, show_subjects),
+            stats: Stats::new(config, show_subjects, sides),
             version: config.policy.version.clone(),
         }
     }
@@ -79,9 +79,10 @@ impl Simulation {
     /// plain text of denied subjects for the report; otherwise the report has hashes.
     #[must_use]
     pub fn new(new: &Config, old: Option<&Config>, show_subjects: bool) -> Simulation {
+        let sides = if old.is_some() { 2 } else { 1 };
         Simulation {
-            new: Side::new(new, show_subjects),
-            old: old.map(|config| Side::new(config, show_subjects)),
+            new: Side::new(new, show_subjects, sides),
+            old: old.map(|config| Side::new(config, show_subjects, sides)),
             requests: 0,
             first: Time::default(),
             last: Time::default(),
@@ -91,13 +92,24 @@ impl Simulation {
 
     /// Decides a request of `units` at a time. Times must not go backwards.
     pub fn decide(&mut self, at: Time, attributes: &Attributes<'_>, units: u64) {
+        self.decide_both(at, attributes, attributes, units);
+    }
+
+    /// Decides a request to which the routes and networks of the old config give other attributes.
+    pub fn decide_both(
+        &mut self,
+        at: Time,
+        attributes: &Attributes<'_>,
+        of_old: &Attributes<'_>,
+        units: u64,
+    ) {
         if self.requests == 0 {
             self.first = at;
         }
         self.last = at;
         let new = self.new.decide(at, attributes, units);
         if let Some(old) = &mut self.old {
-            let old = old.decide(at, attributes, units);
+            let old = old.decide(at, of_old, units);
             self.changes[usize::from(!old) * 2 + usize::from(!new)] += 1;
         }
         if self.requests.is_multiple_of(SWEEP_EVERY) {

@@ -85,8 +85,8 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that starts at zero and only goes on, also while the process is stopped. It has no relation to the
-/// wall clock. Use it for spans that must not become longer when the wall clock is set.
+/// A clock that starts at zero, never goes back, and continues while the process is stopped. It has no relation to
+/// the wall clock. Use it for spans that must not become longer when the wall clock is set.
 #[derive(Clone, Debug)]
 pub struct MonotonicClock {
     cycles: quanta::Clock,
@@ -123,8 +123,8 @@ impl Clock for MonotonicClock {
 
 /// Measures how long something takes, for a few nanoseconds a reading.
 ///
-/// A [`Clock`] tells wall time, which may jump. A stopwatch reads the processor's cycle counter, which
-/// only goes on.
+/// A [`Clock`] reads wall time, which may jump. A stopwatch reads the processor's cycle counter, which never goes
+/// back.
 #[derive(Clone, Debug)]
 pub struct Stopwatch(quanta::Clock);
 

@@ -37,6 +37,10 @@ pub type Reply<'a, T> = Answer<'a, Result<T, StoreError>>;
 /// same key, the first charge says how. A limit of another algorithm does not find the old state, which
 /// expires later. GCRA and token bucket count as one algorithm here.
 ///
+/// A refund and a report carry nothing over, because a caller that does not know the new numbers yet may send
+/// them late. They change the state in its present numbers. Usage that a change has reset is not given back. The
+/// answer has the amounts that the numbers of the caller give.
+///
 /// # Missing states
 /// A state is kept for [`GRACE`] after it has expired. So a delayed request, or a clock that steps back by
 /// less than [`GRACE`], still finds the state, and not a full allowance.

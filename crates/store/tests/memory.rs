@@ -81,29 +81,13 @@ mod reference {
     }
 }
 
-/// Fair buckets in random sequences: the memory store answers as the reference does.
+/// What only fair buckets do.
 mod fair {
     use super::*;
-    use tollgate_conformance::{Kind, START, hold_id, key, random, reservation};
+    use tollgate_conformance::{START, hold_id, key, reservation};
     use tollgate_core::fair::{Client, Lane};
     use tollgate_core::{Charge, Limit, OnDenied, Rate, Span};
     use tollgate_store::{Ask, Settle};
-
-    #[test]
-    fn random_requests_to_fair_buckets() {
-        let memory = Memory::of(1_000_000);
-        block_on(random::same_answers(&memory, &[Kind::Fair], steps(50_000)));
-    }
-
-    #[test]
-    fn random_requests_to_fair_buckets_and_rates() {
-        let kinds = [Kind::Fair, Kind::Gcra, Kind::Backoff, Kind::FixedWindow];
-        block_on(random::same_answers(
-            &Memory::of(1_000_000),
-            &kinds,
-            steps(50_000),
-        ));
-    }
 
     fn limit(id: u64) -> Limit {
         let rate = Rate::new(100, Span::SECOND).unwrap();

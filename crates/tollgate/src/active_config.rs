@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
-use tollgate_config::{Attributes, Blocks, Config, Override, RuleSet, Server};
+use tollgate_config::{Attributes, Blocks, Config, Override, RuleSet, Server, Telemetry};
 use tollgate_core::{Charge, Keyring, Subject};
 
+use crate::adaptive_limits::has_adaptive;
 use crate::denial_feed::DenialPaces;
 use crate::events::{Events, has_quotas};
 use crate::fallback::{RuleFallbacks, Share};
@@ -34,6 +35,10 @@ pub struct ActiveConfig {
     events: Arc<Events>,
     /// Whether a rule is a quota. Only quotas have events.
     has_quotas: bool,
+    /// Whether requests may wait under a rule.
+    has_waits: bool,
+    /// Whether the limit of a rule follows reports.
+    has_adaptive: bool,
     fallbacks: Arc<RuleFallbacks>,
     denial_paces: Arc<DenialPaces>,
     keyed: Arc<Keyed>,
@@ -87,6 +92,12 @@ impl ActiveConfig {
         &self.config
     }
 
+    /// Returns the sections of `config` that differ from this config and would need a restart.
+    #[must_use]
+    pub fn needs_restart(&self, config: &Config) -> Vec<&'static str> {
+        without_restart(config, &self.config).1
+    }
+
     /// Returns the overrides in force, blocks included.
     #[must_use]
     pub fn overrides(&self) -> &Arc<[Arc<Override>]> {
@@ -138,6 +149,12 @@ impl ActiveConfig {
         &self.keyed
     }
 
+    /// Returns whether the limit of a rule follows reports.
+    #[inline]
+    pub(crate) fn has_adaptive(&self) -> bool {
+        self.has_adaptive
+    }
+
     /// Returns whether a subject is blocked.
     #[must_use]
     pub fn has_blocks(&self) -> bool {
@@ -162,6 +179,13 @@ impl ActiveConfig {
             }
         }
         subjects
+    }
+
+    /// Returns whether a rule lets requests wait for their turn (`max_wait`).
+    #[must_use]
+    #[inline]
+    pub fn has_waits(&self) -> bool {
+        self.has_waits
     }
 
     /// Returns how many denials each rule has recorded in the current second.
@@ -224,6 +248,8 @@ impl CurrentConfig {
             metrics: Arc::new(Metrics::new(&rules, throttles)),
             events: Arc::new(Events::new(&config.events.near_limit)),
             has_quotas: has_quotas(&rules),
+            has_waits: has_waits(&rules),
+            has_adaptive: has_adaptive(&rules),
             denial_paces: Arc::new(DenialPaces::new(
                 &rules,
                 config.telemetry.denials.per_second,
@@ -281,6 +307,8 @@ impl CurrentConfig {
                 metrics: Arc::clone(&running.metrics),
                 events: Arc::clone(&running.events),
                 has_quotas: running.has_quotas,
+                has_waits: running.has_waits,
+                has_adaptive: running.has_adaptive,
                 fallbacks: Arc::clone(&running.fallbacks),
                 denial_paces: Arc::clone(&running.denial_paces),
                 keyed: Arc::clone(&running.keyed),
@@ -327,6 +355,8 @@ impl CurrentConfig {
             metrics: Arc::new(metrics),
             events: Arc::clone(&running.events),
             has_quotas: has_quotas(&rules),
+            has_waits: has_waits(&rules),
+            has_adaptive: has_adaptive(&rules),
             denial_paces: Arc::new(denial_paces),
             rules: Arc::new(rules),
             keyed,
@@ -362,6 +392,10 @@ fn compile(
     config.compile(keyring, overrides)
 }
 
+fn has_waits(rules: &RuleSet) -> bool {
+    rules.rules().iter().any(|rule| rule.waiting().is_some())
+}
+
 fn ids(rules: &RuleSet) -> impl Iterator<Item = &str> + Clone {
     rules.rules().iter().map(tollgate_config::Rule::id)
 }
@@ -385,7 +419,7 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     config.store = running.store.clone();
     config.stores.clone_from(&running.stores);
     config.server = server_without_restart(&wanted.server, &running.server);
-    config.telemetry = running.telemetry.clone();
+    config.telemetry = telemetry_without_restart(&wanted.telemetry, &running.telemetry);
     config.keep_in(running.ledger.clone());
     config.events = running.events.clone();
     let (old, new) = (&config.subjects, &wanted.subjects);
@@ -414,6 +448,14 @@ fn without_restart(wanted: &Config, running: &Config) -> (Config, Vec<&'static s
     ];
     let differs = differs.into_iter().filter(|(_, differs)| *differs);
     (config, differs.map(|(name, _)| name).collect())
+}
+
+/// Returns the `telemetry` section to put in force: only the bounds of logged and recorded denials are new.
+fn telemetry_without_restart(wanted: &Telemetry, running: &Telemetry) -> Telemetry {
+    let mut telemetry = running.clone();
+    telemetry.rejections_per_second = wanted.rejections_per_second;
+    telemetry.denials.per_second = wanted.denials.per_second;
+    telemetry
 }
 
 /// Returns the `server` section to put in force. New addresses of doors need a restart. New tokens, a new

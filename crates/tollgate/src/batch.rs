@@ -139,7 +139,7 @@ impl BatchDecision {
         delays.max().filter(|_| !self.allowed).unwrap_or(Span::ZERO)
     }
 
-    /// Makes all decisions tell their waits for a later time: see [`Decision::answer_later`].
+    /// Lets the waits of all decisions count from a later time: see [`Decision::answer_later`].
     pub fn answer_later(&mut self, by: Span) {
         for decision in &mut self.decisions {
             decision.answer_later(by);
@@ -194,7 +194,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let rules = self.active.rules();
         plan.prepare(rules, demands, &request_limits, &mut limits)?;
         for resolution in &mut plan.resolutions {
-            self.set_time(resolution);
+            self.adjust(resolution, &request_limits);
         }
         let [take, look, give] = &plan.resolutions;
         let one = Ask::Exactly(1);
@@ -230,6 +230,9 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             if let Effect::Take(_) = part.effect {
                 let metrics = self.active.metrics();
                 metrics.count(decision.outcomes(), part.plan);
+                let places = part.charges.clone();
+                let (charges, rules) = (&resolution.charges, &resolution.rules);
+                metrics.count_fair(&charges[places.clone()], &rules[places], &decision);
             }
             if !decision.is_allowed() {
                 let (limiter, attributes) = (self.limiter, &demand.attributes);

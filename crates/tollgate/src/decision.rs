@@ -23,6 +23,8 @@ pub struct Decision {
     decided_at: Time,
     /// How long after the decision it is answered.
     answered_after: Span,
+    /// How long the request waited for its turn before it was decided.
+    waited: Span,
     outcomes: RuleOutcomes,
     deciding: Option<usize>,
     guarantee: Guarantee,
@@ -143,6 +145,7 @@ impl Decision {
             granted: 0,
             decided_at: Time::default(),
             answered_after: Span::ZERO,
+            waited: Span::ZERO,
             outcomes: RuleOutcomes::new(),
             deciding: None,
             guarantee: Guarantee::default(),
@@ -194,18 +197,50 @@ impl Decision {
         self.granted = if allowed { granted } else { 0 };
         self.decided_at = applied.now;
         self.guarantee = applied.guarantee;
+        self.find_deciding();
+    }
+
+    #[inline]
+    fn find_deciding(&mut self) {
+        if !self.allowed {
+            return self.find_denying();
+        }
+        let mut least = None;
+        for (index, outcome) in self.outcomes.iter().enumerate() {
+            if outcome.enforces() {
+                let remaining = outcome.remaining();
+                if least.is_none_or(|(_, of_least)| remaining < of_least) {
+                    least = Some((index, remaining));
+                }
+            }
+        }
+        self.deciding = least.map(|(index, _)| index);
+    }
+
+    #[cold]
+    fn find_denying(&mut self) {
         let outcomes = self.outcomes.iter().enumerate();
-        let enforcing = outcomes.filter(|(_, outcome)| outcome.enforces());
-        let deciding = if allowed {
-            enforcing.min_by_key(|(_, outcome)| outcome.remaining())
-        } else {
-            // If several waits are equal, the first rule in the file counts.
-            enforcing
-                .filter(|(_, outcome)| !outcome.is_allowed())
-                .rev()
-                .max_by_key(|(_, outcome)| outcome.retry_at().unwrap_or(Time::MAX))
-        };
-        self.deciding = deciding.map(|(index, _)| index);
+        // If several waits are equal, the first rule in the file counts.
+        let denying = outcomes
+            .filter(|(_, outcome)| outcome.enforces() && !outcome.is_allowed())
+            .rev()
+            .max_by_key(|(_, outcome)| outcome.retry_at().unwrap_or(Time::MAX));
+        self.deciding = denying.map(|(index, _)| index);
+    }
+
+    /// Makes the rule at index `rule` deny the request for at least `wait` from the time of the answer, because
+    /// others wait before it; with `is_full` because too many wait. Nothing was taken for the request.
+    #[cfg(feature = "wait")]
+    pub(crate) fn keep_out(&mut self, rule: u32, wait: Span, is_full: bool) {
+        let at = self.answered_at() + wait;
+        let mut outcomes = self.outcomes.iter_mut();
+        if let Some(outcome) = outcomes.find(|it| it.rule == rule && it.enforces()) {
+            outcome.keep_out(at, is_full);
+            if !outcome.is_allowed() {
+                (self.allowed, self.granted) = (false, 0);
+            }
+        }
+        self.find_deciding();
     }
 
     /// Puts the outcomes into the order of the file.
@@ -214,6 +249,7 @@ impl Decision {
         self.outcomes.sort_by_key(|outcome| outcome.rule);
     }
 
+    #[inline]
     pub(crate) fn outcomes(&self) -> &[RuleOutcome] {
         &self.outcomes
     }
@@ -257,14 +293,27 @@ impl Decision {
         delays.max().unwrap_or(Span::ZERO)
     }
 
-    /// Makes the decision tell its waits for a time that is later by `by`: it was held back, or made for an
-    /// earlier time. If the retry time of a rule has passed by then, the rule leaves out what remains.
+    /// Lets the waits of the decision count from a time that is later by `by`, because the decision was held back,
+    /// or was made for an earlier time. If the retry time of a rule has passed by then, the rule leaves out what
+    /// remains.
     pub fn answer_later(&mut self, by: Span) {
         self.answered_after = Span::from_micros(
             self.answered_after
                 .as_micros()
                 .saturating_add(by.as_micros()),
         );
+    }
+
+    /// Returns how long the request waited for its turn before it was decided (`max_wait`).
+    #[must_use]
+    pub fn waited(&self) -> Span {
+        self.waited
+    }
+
+    /// Notes how long the request waited for its turn.
+    #[cfg(feature = "wait")]
+    pub(crate) fn has_waited(&mut self, waited: Span) {
+        self.waited = waited;
     }
 
     /// Returns the time for which waits are told, by the store's clock.
@@ -513,7 +562,8 @@ impl<'d> RuleDecision<'d> {
     }
 
     /// Returns the amount that was left after the decision; `None` if unlimited, if the store was not asked
-    /// or did not answer, or if the decision is told [later](Decision::answer_later) than the retry time. A quota may have more left than its limit, if an amount was carried over or granted.
+    /// or did not answer, or if the decision is answered [later](Decision::answer_later) than the retry time. A quota
+    /// may have more left than its limit, if an amount was carried over or granted.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         let answered_at = self.decision.answered_at();

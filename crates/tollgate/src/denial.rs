@@ -79,6 +79,8 @@ pub struct DeniedRequest {
     /// The overrides of the subject that concern the rule.
     own_overrides: Box<[Arc<Override>]>,
     tenant: CutText,
+    /// The plan that the request named.
+    plan: Option<u16>,
     action: CutText,
     /// The first is that of the rule that denies; the others are those of the request's other rules.
     subjects: [Option<Subject>; MAX_SUBJECTS],
@@ -166,6 +168,7 @@ impl DeniedRequest {
             brought,
             own_overrides: rules.own_overrides(index, attributes),
             tenant: CutText::new(attributes.get(TENANT)),
+            plan: rules.named_plan(attributes),
             action: CutText::new(attributes.get(ACTION)),
             subjects: distinct(own.into_iter().chain(each).chain(others)),
             has_own_subject: own.is_some(),
@@ -202,6 +205,7 @@ impl DeniedRequest {
             brought: None,
             own_overrides: Box::default(),
             tenant: CutText::new(attributes.get(TENANT)),
+            plan: None,
             action: CutText::new(attributes.get(ACTION)),
             subjects: distinct(own.into_iter().chain(others)),
             has_own_subject: own.is_some(),
@@ -233,6 +237,7 @@ impl DeniedRequest {
             brought: Some(RequestSource::Numbers),
             own_overrides: Box::default(),
             tenant: CutText::new(None),
+            plan: None,
             action: CutText::new(None),
             subjects: distinct([charge.subject()].into_iter()),
             has_own_subject: true,
@@ -265,6 +270,7 @@ impl DeniedRequest {
             brought: None,
             own_overrides: Box::default(),
             tenant: CutText::new(attributes.get(TENANT)),
+            plan: None,
             action: CutText::new(attributes.get(ACTION)),
             subjects: distinct(subjects),
             has_own_subject: false,
@@ -335,6 +341,12 @@ impl DeniedRequest {
         &self.rules
     }
 
+    /// Returns the plan that the request named, as an index of [`RuleSet::plans`]; `None` if it named none.
+    #[must_use]
+    pub fn named_plan(&self) -> Option<u16> {
+        self.plan
+    }
+
     /// Returns how the request brought numbers of its own, if it did.
     #[must_use]
     pub fn brought(&self) -> Option<RequestSource> {
@@ -352,12 +364,13 @@ impl DeniedRequest {
     #[must_use]
     pub fn source(&self) -> Option<LimitSource> {
         match &self.by {
-            DeniedBy::Rule(index) if !self.tenant.is_cut => {
-                Some(
-                    self.rules
-                        .source(*index, self.tenant(), &self.own_overrides, self.brought),
-                )
-            }
+            DeniedBy::Rule(index) if !self.tenant.is_cut => Some(self.rules.source(
+                *index,
+                self.tenant(),
+                self.plan,
+                &self.own_overrides,
+                self.brought,
+            )),
             _ => None,
         }
     }

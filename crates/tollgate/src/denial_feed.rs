@@ -126,7 +126,7 @@ impl DenialReader {
         self.receiver.try_recv().ok()
     }
 
-    /// Returns the number of denials that found the queue full so far, as a count that goes on.
+    /// Returns the count of denials that found the queue full. The count continues to grow.
     #[must_use]
     pub fn dropped(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.dropped)
@@ -139,20 +139,21 @@ impl DenialPaces {
         DenialPaces(paces.map(|_| Arc::new(Pace::new(per_second))).collect())
     }
 
-    /// Makes the paces of the next config. For each rule of it, `places` has the index of that rule in the
-    /// current config, or `None` if the rule is new.
+    /// Makes the paces of the next config, with its bound. For each rule of it, `places` has the index of that rule
+    /// in the current config, or `None` if the rule is new.
     pub(crate) fn followed_by(
         &self,
         places: impl Iterator<Item = Option<usize>>,
         per_second: u32,
     ) -> DenialPaces {
-        let known = |place: Option<usize>| place.and_then(|place| self.0.get(place));
-        let new = || Arc::new(Pace::new(per_second));
-        DenialPaces(
-            places
-                .map(|place| known(place).map_or_else(new, Arc::clone))
-                .collect(),
-        )
+        let paces = places.map(|place| match place.and_then(|place| self.0.get(place)) {
+            Some(known) => {
+                known.set(per_second);
+                Arc::clone(known)
+            }
+            None => Arc::new(Pace::new(per_second)),
+        });
+        DenialPaces(paces.collect())
     }
 
     /// Returns the pace of the rule at `index`.

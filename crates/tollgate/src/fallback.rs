@@ -51,7 +51,7 @@ pub(crate) struct Fallback {
 pub(crate) struct RuleFallbacks {
     fallbacks: Vec<RuleFallback>,
     /// Whether a rule has the policy `cached`.
-    has_cached: bool,
+    pub(crate) has_cached: bool,
 }
 
 /// How one rule decides while the store fails.
@@ -269,6 +269,13 @@ impl RuleFallback {
             }
             // The last known state was counted against the limit of the charge.
             (Some(FailurePolicy::Cached), _) => charge.limit,
+            _ => limit,
+        };
+        let limit = match (self.policy, limit, charge.limit) {
+            // Two limits of different clients are equal, so the limit of the rule has another client.
+            (Some(FailurePolicy::LocalFallback), Limit::Fair(bucket), Limit::Fair(asks)) => {
+                request_limits.keep(Limit::Fair(bucket.for_client(asks.client())))
+            }
             _ => limit,
         };
         // Only some charges are counted in this process, so an index of `Instead` would not match.

@@ -40,6 +40,7 @@
 //! | forget what a subject used | [`reset`](Limiter::reset) |
 //! | decide several demands, all or none | [`ask_all`](Limiter::ask_all) |
 //! | take an estimate, and settle it later | [`reserve`](Limiter::reserve), [`commit`](Limiter::commit), [`release`](Limiter::release) |
+//! | decide a request, or let it wait for its turn | `ask_or_wait` of `HasLimiter` (feature `wait`) |
 //! | hold a slot of a concurrency limit | [`try_acquire`](Limiter::try_acquire), [`renew`](Limiter::renew), [`free`](Limiter::free) |
 //! | put another config in force | [`reload`](Limiter::reload) |
 //! | learn why a rule applies or not, and what it would decide | [`explain`](Limiter::explain), [`applied`](Decision::applied) |
@@ -208,7 +209,7 @@
 //! | `redis` | state in Redis or Valkey, shared by a fleet |
 //! | `ledger-sqlite` | a ledger of quotas in SQLite |
 //! | `ledger-postgres` | a ledger of quotas in PostgreSQL |
-//! | `wait` | waiting for a lease, on Tokio's timer; the other features turn it on |
+//! | `wait` | waiting for a lease, or for a turn under a rule with `max_wait`, on Tokio's timer; the other features turn it on |
 //!
 //! # More
 //!
@@ -220,6 +221,7 @@
 #[cfg(feature = "ledger")]
 mod accounts;
 mod active_config;
+mod adaptive_limits;
 mod batch;
 mod blocked;
 mod candidates;
@@ -232,6 +234,7 @@ mod deployment;
 mod engine;
 mod events;
 mod failures;
+mod fair_counts;
 mod fallback;
 mod holds;
 mod hot_keys;
@@ -244,16 +247,20 @@ mod partial;
 mod rejections;
 mod reply;
 mod rule_outcome;
+mod shedding;
 mod snapshot;
 mod start;
 mod stores;
 mod striped;
 mod throttle;
+#[cfg(feature = "wait")]
+mod waiting;
 mod words;
 
 #[cfg(feature = "ledger")]
 pub use accounts::Accounts;
 pub use active_config::{ActiveConfig, Loaded, Reloaded};
+pub use adaptive_limits::{AdaptedLimit, LatencyReport};
 pub use batch::{BatchDecision, Demand, DemandError, Effect, MAX_CHARGES, Numbers};
 pub use candidates::Comparison;
 pub use decision::{Decision, Grace, Kind, Reason, RuleDecision};
@@ -262,9 +269,10 @@ pub use denial_delays::{DenialDelays, HeldDenial, MAX_DELAYED};
 pub use denial_feed::DenialReader;
 pub use engine::Engine;
 pub use events::{EVENTS, Event, EventCount, EventId, EventKind, Events};
+pub use fair_counts::{FairClass, FairRule};
 pub use holds::{
-    Acquire, AcquireOutcome, BadHoldName, DEFAULT_TTL, Hold, HoldError, HoldName, Holders,
-    LEAST_TTL, LeaseToken, MOST_TTL, MOST_WAIT, Reserve, ReserveOutcome,
+    Acquire, AcquireOutcome, AskedLease, BadHoldName, DEFAULT_TTL, Hold, HoldError, HoldName,
+    Holders, LEAST_TTL, LeaseToken, MOST_TTL, MOST_WAIT, Reserve, ReserveOutcome,
 };
 #[cfg(feature = "ledger")]
 pub use ledgered::{
@@ -274,6 +282,7 @@ pub use ledgered::{
 pub use limiter::{Limiter, LimiterBuilder};
 pub use metrics::{HotKey, Metrics, RuleCounts, ThrottleCounts};
 pub use rejections::REJECTIONS;
+pub use shedding::{InFlight, Saturated, Shedder};
 pub use snapshot::Snapshot;
 pub use start::StartError;
 #[cfg(feature = "wait")]
@@ -287,13 +296,14 @@ pub use throttle::Throttled;
 pub use tollgate_config::json_schema;
 pub use tollgate_config::{
     AttributeType, Attributes, Ceiling, Config, ConfigError, Durability, Effect as RuleEffect,
-    Explanation, FailurePolicy, LimitSource, LogDenials, Missing, ModeName, NamedSubject,
-    NumberFrom, Override, Placement, Policy, Problem, Rollout, Rule, RuleBuilder, RuleError,
-    RuleProblem, RuleSet, RuleState, RuleStore, Scope, load, parse,
+    Explanation, FailurePolicy, LONGEST_MAX_WAIT, LimitSource, LogDenials, Missing, ModeName,
+    NamedSubject, NumberFrom, Override, Placement, Policy, Problem, Rollout, Rule, RuleBuilder,
+    RuleError, RuleProblem, RuleSet, RuleState, RuleStore, Scope, Waiting, load, parse,
 };
 /// The algorithms: pure functions of a state and an instant. A custom store decides with them.
 #[doc(no_inline)]
 pub use tollgate_core as algorithms;
+pub use tollgate_core::adaptive::{Numbers as AdaptiveNumbers, Slow};
 pub use tollgate_core::backoff::{Backoff, Schedule};
 pub use tollgate_core::concurrency::Holder;
 pub use tollgate_core::{
@@ -309,4 +319,6 @@ pub use tollgate_store::{
     RETAIN, Reply, Settle, Settled, Started, Stopwatch, Store, StoreError, SystemClock, Unanswered,
     Usage, Wait,
 };
+#[cfg(feature = "wait")]
+pub use waiting::{HasLimiter, MAX_SEATS, WAIT_BOUNDS, WaitCounts, WaitOutcome, WaitingRoom};
 pub use words::{AppliedRule, wait_in_words};

@@ -10,6 +10,7 @@ use tollgate_core::{Charge, Key, Keyring, Limit, Span, Subject, Time};
 use tollgate_store::{Ask, Clock, Immediate, MemoryStore, Store, StoreError, SystemClock};
 
 use crate::active_config::{ActiveConfig, CurrentConfig, Loaded, Reloaded};
+use crate::adaptive_limits::AdaptiveLimits;
 use crate::batch::{BatchDecision, Demand, DemandError};
 use crate::blocked::BlockedCounts;
 use crate::decision::Decision;
@@ -24,6 +25,8 @@ use crate::rejections::DenialLog;
 use crate::snapshot::Snapshot;
 use crate::stores::Traced;
 use crate::throttle::Throttled;
+#[cfg(feature = "wait")]
+use crate::waiting::WaitingRoom;
 
 /// Decides requests by rules, with state in a store.
 ///
@@ -43,6 +46,9 @@ pub struct Limiter<S = Traced<MemoryStore>> {
     denial_feed: DenialFeed,
     pub(crate) throttles: Arc<Throttles>,
     denial_delays: DenialDelays,
+    #[cfg(feature = "wait")]
+    pub(crate) waiting_room: WaitingRoom,
+    pub(crate) adaptive_limits: AdaptiveLimits,
 }
 
 /// The bound of a denial in the log and in the feed.
@@ -138,6 +144,9 @@ impl<S: Store> LimiterBuilder<'_, S> {
             denial_feed: DenialFeed::new(config.telemetry.denials.per_second),
             throttles,
             denial_delays: DenialDelays::default(),
+            #[cfg(feature = "wait")]
+            waiting_room: WaitingRoom::default(),
+            adaptive_limits: AdaptiveLimits::default(),
             clock,
             store,
         }
@@ -174,8 +183,8 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// Returns the active config for a short look. Cheaper than a [`snapshot`](Self::snapshot). Do not
-    /// hold it while something else happens.
+    /// Returns the active config, for reading it at once. Cheaper than a [`snapshot`](Self::snapshot). Do not keep
+    /// the returned value.
     #[inline]
     pub fn loaded(&self) -> Loaded {
         self.current.load()
@@ -202,6 +211,13 @@ impl<S: Store> Limiter<S> {
     #[must_use]
     pub fn denial_delays(&self) -> &DenialDelays {
         &self.denial_delays
+    }
+
+    /// Returns the queues of requests that wait for their turn.
+    #[cfg(feature = "wait")]
+    #[must_use]
+    pub fn waiting_room(&self) -> &WaitingRoom {
+        &self.waiting_room
     }
 
     /// Decides whether a request may proceed now. If so, takes one unit from every rule that applies.
@@ -294,6 +310,10 @@ impl<S: Store> Limiter<S> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn reload(&self, config: &Config) -> Reloaded {
+        let telemetry = &config.telemetry;
+        self.denial_log.set_pace(telemetry.rejections_per_second);
+        let without_rule = self.denial_feed.without_rule();
+        without_rule.set(telemetry.denials.per_second);
         self.current.reload(config)
     }
 
@@ -516,7 +536,7 @@ impl<S: Immediate> Limiter<S> {
     pub fn ask_now(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
         let snapshot = self.once();
         let mut decision = Decision::new(snapshot.active.rules());
-        now(snapshot.ask_into(attributes, ask, &mut decision));
+        snapshot.ask_at_once(attributes, ask, &mut decision);
         decision
     }
 

@@ -10,13 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollgate_config::RuleSet;
-use tollgate_core::{Enforcement, Outcome, Subject};
+use tollgate_core::{Charge, Enforcement, Key, Outcome, Subject, Time};
 
 use crate::candidates::{Candidates, Comparison};
-use crate::decision::Reason;
+use crate::decision::{Decision, Reason};
+use crate::fair_counts::{FairCounts, FairRule};
 use crate::hot_keys::HotKeys;
 use crate::rule_outcome::{RuleOutcome, RuleVerdict};
 use crate::striped::{STRIPES, Striped, stripe};
+#[cfg(feature = "wait")]
+use crate::waiting::WaitCounts;
 
 /// The decisions of each rule and of ad-hoc limits so far.
 pub struct Metrics {
@@ -24,7 +27,11 @@ pub struct Metrics {
     rules: Box<[Arc<[Cells; STRIPES]>]>,
     throttles: Arc<Throttles>,
     candidates: Candidates,
+    fair: FairCounts,
     hot_keys: HotKeys,
+    /// The waits under each rule that lets requests wait, in the order of the file.
+    #[cfg(feature = "wait")]
+    waits: Box<[Option<Arc<WaitCounts>>]>,
 }
 
 /// The decisions of ad-hoc limits: allowed, limited, failed. They do not belong to a config.
@@ -40,7 +47,7 @@ pub struct HotKey {
     pub subject: Subject,
     /// The approximate number of recent requests.
     pub requests: u64,
-    /// The approximate number of recent requests of all subjects and rules.
+    /// The approximate number of recent requests of all subjects: of all rules, or of the rule that was asked for.
     pub of: u64,
 }
 
@@ -128,7 +135,10 @@ impl Metrics {
             rules: rules.rules().iter().map(|_| Arc::default()).collect(),
             throttles,
             candidates: Candidates::new(rules, None),
+            fair: FairCounts::new(rules, None),
             hot_keys: HotKeys::new(),
+            #[cfg(feature = "wait")]
+            waits: waits(rules, std::iter::repeat(None)),
         }
     }
 
@@ -139,6 +149,13 @@ impl Metrics {
         next: &RuleSet,
         places: impl Iterator<Item = Option<usize>>,
     ) -> Metrics {
+        let places: Vec<Option<usize>> = places.collect();
+        #[cfg(feature = "wait")]
+        let waits = {
+            let before = places.iter().map(|place| self.waits((*place)?));
+            waits(next, before)
+        };
+        let places = places.into_iter();
         let mut moved = vec![None; self.rules.len()];
         let rules = (0u32..).zip(places).map(|(now, before)| {
             let kept = before.and_then(|place| self.rules.get(place));
@@ -151,8 +168,18 @@ impl Metrics {
             rules: rules.collect(),
             throttles: Arc::clone(&self.throttles),
             candidates: Candidates::new(next, Some(&self.candidates)),
+            fair: FairCounts::new(next, Some(&self.fair)),
             hot_keys: self.hot_keys.moved(&moved),
+            #[cfg(feature = "wait")]
+            waits,
         }
+    }
+
+    /// Returns the waits under the rule at this index; `None` if requests do not wait under it.
+    #[cfg(feature = "wait")]
+    #[must_use]
+    pub fn waits(&self, rule: usize) -> Option<&Arc<WaitCounts>> {
+        self.waits.get(rule)?.as_ref()
     }
 
     /// Returns the decisions of ad-hoc limits.
@@ -166,6 +193,12 @@ impl Metrics {
         }
     }
 
+    /// Counts what `charges` of fair rules got. `rules` has the rule of each charge.
+    #[inline]
+    pub(crate) fn count_fair(&self, charges: &[Charge<'_>], rules: &[u32], decision: &Decision) {
+        self.fair.count(charges, rules, decision);
+    }
+
     /// Counts the outcomes of a request of a tenant on `plan`.
     pub(crate) fn count(&self, outcomes: &[RuleOutcome], plan: Option<u16>) {
         self.hot_keys.sample(outcomes);
@@ -176,12 +209,19 @@ impl Metrics {
                 continue;
             };
             let cells = &rule[mine.index()];
-            if let RuleVerdict::Decided(_) = &outcome.verdict
-                && outcome.remaining() < cells.least.load(Ordering::Relaxed)
-            {
-                cells
-                    .least
-                    .fetch_min(outcome.remaining(), Ordering::Relaxed);
+            if let RuleVerdict::Decided(decided) = &outcome.verdict {
+                let remaining = outcome.remaining();
+                if remaining < cells.least.load(Ordering::Relaxed) {
+                    cells.least.fetch_min(remaining, Ordering::Relaxed);
+                }
+                // The most common outcome, without the cases below.
+                if decided.is_allowed()
+                    && outcome.grace == 0
+                    && remaining.saturating_mul(5) >= decided.limit
+                {
+                    mine.add(&cells.allowed, 1);
+                    continue;
+                }
             }
             let cell = match (outcome.reason(), outcome.enforcement) {
                 (None, _) => {
@@ -205,6 +245,12 @@ impl Metrics {
     #[must_use]
     pub fn comparisons(&self) -> Vec<Comparison> {
         self.candidates.comparisons()
+    }
+
+    /// Returns what fair rules gave to their clients, by lane and weight, as of `now`.
+    #[must_use]
+    pub fn fair(&self, now: Time) -> Vec<FairRule> {
+        self.fair.figures(now)
     }
 
     /// Returns the counts of each rule, in the order of the file.
@@ -242,23 +288,48 @@ impl Metrics {
     /// missing. Rules without `per` have only one subject, and are left out.
     #[must_use]
     pub fn hot_keys(&self, rules: &RuleSet, limit: usize) -> Vec<HotKey> {
-        let all = self.hot_keys.most();
-        let of = all.iter().map(|(_, _, requests)| requests).sum();
-        let hot = all.into_iter().filter_map(|(rule, key, requests)| {
-            let place = rule as usize;
-            let several = rules
-                .rules()
-                .get(place)
-                .is_some_and(|it| !it.per().is_empty());
-            several.then(|| HotKey {
-                rule: place,
-                subject: key.subject(rules.salt(rule)),
-                requests,
-                of,
-            })
-        });
-        hot.take(limit).collect()
+        hot_of(rules, self.hot_keys.most(), limit)
     }
+
+    /// Returns the subjects with the most recent requests under the rule at this index, the largest number first,
+    /// at most `limit` of them. A subject with less than 4 percent of the requests of the rule may be missing.
+    #[must_use]
+    pub fn hot_keys_of(&self, rules: &RuleSet, rule: usize, limit: usize) -> Vec<HotKey> {
+        let all = u32::try_from(rule).map(|rule| self.hot_keys.most_of(rule));
+        hot_of(rules, all.unwrap_or_default(), limit)
+    }
+}
+
+fn hot_of(rules: &RuleSet, all: Vec<(u32, Key, u64)>, limit: usize) -> Vec<HotKey> {
+    let of = all.iter().map(|(_, _, requests)| requests).sum();
+    let hot = all.into_iter().filter_map(|(rule, key, requests)| {
+        let place = rule as usize;
+        let several = rules
+            .rules()
+            .get(place)
+            .is_some_and(|it| !it.per().is_empty());
+        several.then(|| HotKey {
+            rule: place,
+            subject: key.subject(rules.salt(rule)),
+            requests,
+            of,
+        })
+    });
+    hot.take(limit).collect()
+}
+
+/// Returns the waits under each of `rules`. `before` has those under the same rules of the config before.
+#[cfg(feature = "wait")]
+fn waits<'m>(
+    rules: &RuleSet,
+    before: impl Iterator<Item = Option<&'m Arc<WaitCounts>>>,
+) -> Box<[Option<Arc<WaitCounts>>]> {
+    let rules = rules.rules().iter().zip(before);
+    let waits = rules.map(|(rule, before)| match before {
+        Some(before) => Some(Arc::clone(before)),
+        None => rule.waiting().map(|_| Arc::default()),
+    });
+    waits.collect()
 }
 
 const _: () = assert!(Outcome::UNLIMITED == NOTHING_SEEN);

@@ -13,7 +13,7 @@ const COUNT_BITS: u32 = 16;
 
 /// Counts the log lines of the current second.
 pub(crate) struct Pace {
-    per_second: u64,
+    per_second: AtomicU64,
     /// The current second, and the number of lines in it.
     window: AtomicU64,
     suppressed: AtomicU64,
@@ -22,26 +22,32 @@ pub(crate) struct Pace {
 impl Pace {
     pub(crate) fn new(per_second: u32) -> Pace {
         Pace {
-            per_second: u64::from(per_second).min((1 << COUNT_BITS) - 1),
+            per_second: AtomicU64::new(bound(per_second)),
             window: AtomicU64::new(0),
             suppressed: AtomicU64::new(0),
         }
     }
 
+    /// Sets another bound, which also holds for the current second.
+    pub(crate) fn set(&self, per_second: u32) {
+        self.per_second.store(bound(per_second), Ordering::Relaxed);
+    }
+
     /// Returns whether logging is off.
     pub(crate) fn is_none(&self) -> bool {
-        self.per_second == 0
+        self.per_second.load(Ordering::Relaxed) == 0
     }
 
     /// Returns whether a line at `now` may be logged. If not, counts the line as suppressed.
     pub(crate) fn admits(&self, now: Time) -> bool {
         let second = now.as_micros() / Span::SECOND.as_micros();
+        let per_second = self.per_second.load(Ordering::Relaxed);
         let next = |window: u64| {
             let (counted, count) = (window >> COUNT_BITS, window & ((1 << COUNT_BITS) - 1));
             if second > counted || counted - second > MAX_LATE_SECONDS {
                 return Some(second << COUNT_BITS | 1);
             }
-            (count < self.per_second).then_some(window + 1)
+            (count < per_second).then_some(window + 1)
         };
         let order = Ordering::Relaxed;
         let is_due = self.window.fetch_update(order, order, next).is_ok();
@@ -61,6 +67,10 @@ impl Pace {
         let suppressed = self.suppressed.swap(0, Ordering::Relaxed);
         (suppressed > 0).then_some(suppressed)
     }
+}
+
+fn bound(per_second: u32) -> u64 {
+    u64::from(per_second).min((1 << COUNT_BITS) - 1)
 }
 
 /// Returns the start of `text`, at most `bytes` long.
@@ -90,6 +100,16 @@ mod tests {
         assert_eq!(due(&two, &times), expected);
         assert_eq!(two.take_suppressed(), Some(3));
         assert_eq!(two.take_suppressed(), None);
+    }
+
+    #[test]
+    fn another_bound_holds_at_once_and_keeps_the_count() {
+        let pace = Pace::new(1);
+        assert_eq!(due(&pace, &[0, 0]), [true, false]);
+        pace.set(3);
+        assert_eq!(due(&pace, &[0, 0, 0]), [true, true, false]);
+        pace.set(0);
+        assert!(pace.is_none());
     }
 
     #[test]

@@ -31,6 +31,11 @@ impl DenialLog {
         DenialLog(Pace::new(per_second))
     }
 
+    /// Sets another bound.
+    pub(crate) fn set_pace(&self, per_second: u32) {
+        self.0.set(per_second);
+    }
+
     /// Returns whether a subscriber wants denials.
     #[inline]
     pub(crate) fn is_on() -> bool {

@@ -61,6 +61,7 @@ impl<'p> Part<'p> {
 }
 
 /// Returns whether a rule denies the request before any store is asked.
+#[inline]
 pub(crate) fn is_denied(resolution: &Resolution<'_>) -> bool {
     resolution.denials.iter().any(|denial| !denial.shadow)
 }

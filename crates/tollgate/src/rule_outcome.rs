@@ -111,6 +111,29 @@ impl RuleOutcome {
         own.reset_at = own.reset_at.max(until);
     }
 
+    /// Denies the request until `at` or longer, because others wait before it; with `is_full` because too many
+    /// wait.
+    #[cfg(feature = "wait")]
+    #[cold]
+    pub(crate) fn keep_out(&mut self, at: Time, is_full: bool) {
+        if let RuleVerdict::Decided(outcome) = &mut self.verdict {
+            let retry = match outcome.admission {
+                Admission::Denied(Denial::Until(retry)) => retry.max(at),
+                // The units that are left belong to the requests that wait.
+                Admission::Allowed { .. } => {
+                    outcome.remaining = 0;
+                    at
+                }
+                Admission::Denied(_) => return,
+            };
+            outcome.admission = Admission::Denied(match is_full {
+                true => Denial::QueueFull(retry),
+                false => Denial::Until(retry),
+            });
+            outcome.reset_at = outcome.reset_at.max(retry);
+        }
+    }
+
     /// Makes the outcome of a charge of the rule at index `rule`. For a quota, call
     /// [`apply_period`](Self::apply_period) afterwards.
     #[inline]
@@ -237,11 +260,15 @@ impl RuleOutcome {
         }
     }
 
+    #[inline]
     pub(crate) fn remaining(&self) -> u64 {
+        // The common case first, without a jump by table.
+        if let RuleVerdict::Decided(outcome) = &self.verdict {
+            return outcome.remaining.saturating_sub(self.grace);
+        }
         match &self.verdict {
-            RuleVerdict::Decided(outcome) => outcome.remaining.saturating_sub(self.grace),
             RuleVerdict::Assumed(_) => Outcome::UNLIMITED,
-            RuleVerdict::Denied(_) | RuleVerdict::StoreFailed(..) => 0,
+            _ => 0,
         }
     }
 }

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use tollgate_config::{Attributes, Explanation, RequestLimits, Resolution};
 use tollgate_core::{Charge, Limit, Span, Time};
-use tollgate_store::{Answer, Applied, Ask, Store, StoreError};
+use tollgate_store::{Answer, Applied, Ask, Immediate, Store, StoreError};
 
 use crate::active_config::ActiveConfig;
 use crate::decision::Decision;
 use crate::denial::RequestOrigin;
-use crate::limiter::Limiter;
+use crate::limiter::{Limiter, now};
 use crate::reply::{Part, Reply, conclude, is_denied};
 use crate::throttle::Throttled;
 
@@ -90,23 +90,70 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         }
         let limits = RequestLimits::default();
         let mut resolution = Resolution::default();
-        let rules = self.active.rules();
-        rules.resolve_into(attributes, &limits, &mut resolution);
-        self.set_time(&mut resolution);
+        self.resolve_for(attributes, &limits, &mut resolution);
         let mut reply = Reply::default();
-        if is_denied(&resolution) {
-            // Rare, and boxed so that the future of a check stays small.
-            reply = Box::pin(self.count_denied(&resolution, ask)).await;
-        } else {
-            let (store, charges) = (&self.limiter.store, &resolution.charges);
-            match store.apply_into(charges, ask, &mut reply.applied) {
-                None => self.follow(&resolution, &reply.applied),
-                Some(answer) => reply = self.reply_to(answer, &resolution, ask, true).await,
-            }
+        if let Some(rest) = self.ask_store(&resolution, ask, &mut reply) {
+            reply = self.wait_for(rest, &resolution, ask).await;
         }
-        self.decide_into(&resolution, &reply, decision);
+        self.end(attributes, &resolution, &reply, decision);
+    }
+
+    /// Resolves the rules for a request without limits of its own.
+    #[inline]
+    fn resolve_for<'r, 'a: 'r>(
+        &'r self,
+        attributes: &Attributes<'a>,
+        limits: &'r RequestLimits,
+        resolution: &mut Resolution<'r>,
+    ) {
+        let rules = self.active.rules();
+        rules.resolve_into(attributes, limits, resolution);
+        self.adjust(resolution, limits);
+    }
+
+    /// Asks the store, if no rule has denied the request. If the store answers at once, writes its answer to
+    /// `reply` and returns `None`.
+    #[inline]
+    fn ask_store<'q, 'r: 'q>(
+        &'q self,
+        resolution: &'q Resolution<'r>,
+        ask: Ask,
+        reply: &mut Reply,
+    ) -> Option<Rest<'q>> {
+        if is_denied(resolution) {
+            return Some(Rest::Denied);
+        }
+        let (store, charges) = (&self.limiter.store, &resolution.charges);
+        match store.apply_into(charges, ask, &mut reply.applied) {
+            None => {
+                self.follow(resolution, &reply.applied);
+                None
+            }
+            Some(answer) => Some(Rest::Asked(answer)),
+        }
+    }
+
+    /// Waits for the rest of the reply.
+    async fn wait_for(&self, rest: Rest<'_>, resolution: &Resolution<'_>, ask: Ask) -> Reply {
+        match rest {
+            // Rare, and boxed so that the future of a check stays small.
+            Rest::Denied => Box::pin(self.count_denied(resolution, ask)).await,
+            Rest::Asked(answer) => self.reply_to(answer, resolution, ask, true).await,
+        }
+    }
+
+    /// Writes the decision that follows from the reply, and counts it.
+    #[inline(never)]
+    fn end(
+        &self,
+        attributes: &Attributes<'_>,
+        resolution: &Resolution<'_>,
+        reply: &Reply,
+        decision: &mut Decision,
+    ) {
+        self.decide_into(resolution, reply, decision);
         self.tell_time(decision);
-        self.finish(attributes, &resolution, &reply, decision);
+        self.finish(attributes, resolution, reply, decision);
     }
 
     /// Returns what [`ask`](Self::ask) would decide now. Takes nothing, and is not counted.
@@ -116,16 +163,24 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         }
         let limits = RequestLimits::default();
         let mut resolution = self.active.rules().resolve(attributes, &limits);
-        self.set_time(&mut resolution);
+        self.adjust(&mut resolution, &limits);
         let reply = self.look(&resolution, ask).await;
         let mut decision = self.decide(&resolution, &reply);
         self.tell_time(&mut decision);
         decision
     }
 
+    /// Gives the limits of this instance and the time of the request to its charges. Every way to decide a request
+    /// does so after its rules are resolved.
+    #[inline]
+    pub(crate) fn adjust<'r>(&self, resolution: &mut Resolution<'r>, limits: &'r RequestLimits) {
+        self.adapt(resolution, limits);
+        self.set_time(resolution);
+    }
+
     /// Gives the time of the request to its charges.
     #[inline]
-    pub(crate) fn set_time(&self, resolution: &mut Resolution<'_>) {
+    fn set_time(&self, resolution: &mut Resolution<'_>) {
         if self.at != Time::default() {
             for charge in &mut resolution.charges {
                 charge.at = self.at;
@@ -133,7 +188,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
         }
     }
 
-    /// Makes a decision tell its waits from now on, if it was made at the time of the request.
+    /// Lets the waits of a decision count from now on, if it was made at the time of the request.
     #[inline]
     pub(crate) fn tell_time(&self, decision: &mut Decision) {
         if self.at != Time::default() && decision.decided_at() == self.at {
@@ -261,7 +316,9 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
     #[inline]
     fn follow(&self, resolution: &Resolution<'_>, applied: &Applied) {
         let (fallback, fallbacks) = (&self.limiter.fallback, self.active.fallbacks());
-        fallback.follow(fallbacks, resolution, applied);
+        if fallbacks.has_cached {
+            fallback.follow(fallbacks, resolution, applied);
+        }
     }
 
     /// Makes the reply of failure policies after `error`.
@@ -314,6 +371,7 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
     ) {
         let metrics = self.active.metrics();
         metrics.count(decision.outcomes(), resolution.plan);
+        metrics.count_fair(&resolution.charges, &resolution.rules, decision);
         if decision.is_allowed() {
             self.active
                 .notice(&resolution.charges, reply, |_| attributes);
@@ -387,6 +445,61 @@ impl<'l, S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'l, S, C> {
             limiter.denied_throttle(from, charge, &told, latency);
         }
         Ok(told)
+    }
+}
+
+/// The steps that remain before a request has its reply.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "the value is moved once, and a box would cost an allocation for each check on Redis"
+)]
+enum Rest<'q> {
+    /// A rule denies the request. The store only counts it.
+    Denied,
+    /// The store answers later, or has failed.
+    Asked(Answer<'q, Result<Applied, StoreError>>),
+}
+
+impl<S: Immediate, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
+    /// Like [`ask_into`](Self::ask_into), for a store that answers at once: the same steps without a future. The
+    /// place of the values of a future costs time.
+    #[inline]
+    pub(crate) fn ask_at_once(
+        &self,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+        decision: &mut Decision,
+    ) {
+        if let Some(block) = self.block_of(attributes) {
+            *decision = self.deny_blocked(block, attributes);
+            return;
+        }
+        let limits = RequestLimits::default();
+        let mut resolution = Resolution::default();
+        self.resolve_for(attributes, &limits, &mut resolution);
+        let mut reply = Reply::default();
+        if let Some(rest) = self.ask_store(&resolution, ask, &mut reply) {
+            reply = self.wait_now(rest, &resolution, ask);
+        }
+        self.end(attributes, &resolution, &reply, decision);
+    }
+
+    #[cold]
+    fn wait_now(&self, rest: Rest<'_>, resolution: &Resolution<'_>, ask: Ask) -> Reply {
+        now(self.wait_for(rest, resolution, ask))
+    }
+}
+
+impl<'l, S: Store> Snapshot<'l, S> {
+    /// Like [`with_origin`](Self::with_origin), with an owned handle to the config.
+    #[must_use]
+    pub fn owned_with_origin(&self, origin: RequestOrigin) -> Snapshot<'l, S> {
+        Snapshot {
+            limiter: self.limiter,
+            active: Arc::clone(&self.active),
+            at: self.at,
+            origin,
+        }
     }
 }
 

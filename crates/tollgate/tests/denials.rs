@@ -307,6 +307,12 @@ rules:
     assert_eq!(deny("some", 0..1), [1]);
     assert_eq!(deny("some", 0..1), [0; 0]);
     assert_eq!(deny("some", 1..2), [1]);
+    // A reload sets another bound, also of rules that it keeps.
+    let reloaded = limiter.reload(&parse(&text.replace("per_second: 2", "per_second: 5")));
+    assert!(reloaded.needs_restart.is_empty(), "{reloaded:?}");
+    assert_eq!(deny("some", 2..9), [0, 0, 0]);
+    clock.advance(Span::SECOND);
+    assert_eq!(deny("some", 0..7), [4, 0, 0, 0, 0]);
     let none = Limiter::with_clock(
         &parse(&text.replace("per_second: 2", "per_second: 0")),
         clock,

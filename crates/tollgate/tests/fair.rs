@@ -3,20 +3,78 @@
 #![allow(clippy::panic, clippy::unwrap_used)] // Helpers of tests fail as tests do.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
-use tollgate::{Ask, Attributes, Limiter, ManualClock, MemoryStore, Span, Time, Traced};
+use tokio::runtime::Runtime;
+use tollgate::{
+    Ask, Attributes, Config, Limiter, ManualClock, MemoryStore, Remembered, Span, Time, Traced,
+};
+use tollgate_redis::{Address, ClockSource, Options, RedisStore, Servers};
+use tollgate_rig::Redis;
 
 const START: Time = Time::from_micros(1_800_000_000_000_000);
 const BUCKET: &str = "algorithm: token-bucket, capacity: 100, refill: 100/s";
 
 type MemoryLimiter = Limiter<Traced<MemoryStore<ManualClock>>>;
 
-fn limiter(text: &str) -> (MemoryLimiter, ManualClock) {
+fn config(text: &str) -> Config {
     let text = format!("version: 1\n{text}");
     let config = tollgate_config::parse("rules.yaml", &text, &|_| None);
-    let config = config.unwrap_or_else(|error| panic!("{error}"));
+    config.unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn limiter(text: &str) -> (MemoryLimiter, ManualClock) {
     let clock = ManualClock::at(START);
-    (Limiter::with_clock(&config, clock.clone()).unwrap(), clock)
+    let limiter = Limiter::with_clock(&config(text), clock.clone());
+    (limiter.unwrap(), clock)
+}
+
+/// Two instances on one Redis. Requests go to them in turn.
+struct Fleet {
+    redis: Redis,
+    runtime: Runtime,
+    clock: ManualClock,
+    instances: [Limiter<Remembered<RedisStore>>; 2],
+}
+
+impl Fleet {
+    fn start(text: &str) -> Fleet {
+        let (redis, clock) = (Redis::start(), ManualClock::at(START));
+        let runtime = Runtime::new().unwrap();
+        let hash_secret = "subjects: { hash_secret: 0123456789abcdef }";
+        let config = config(&format!("{hash_secret}\n{text}"));
+        let instance = || {
+            let mut options = Options::new(Servers::Standalone(Address {
+                host: "127.0.0.1".to_owned(),
+                port: redis.port(),
+            }));
+            options.clock = ClockSource::Caller(Arc::new(clock.clone()));
+            // Redis expires keys by its own clock.
+            options.margin = Span::HOUR;
+            options.timeout = Duration::from_secs(10);
+            options.connect_timeout = Duration::from_secs(10);
+            let store = runtime.block_on(RedisStore::connect(options)).unwrap();
+            let store = Remembered::new(store, Span::MINUTE, Arc::new(clock.clone()));
+            let builder = Limiter::builder(&config, store).replicas(2);
+            builder.clock(clock.clone()).build()
+        };
+        Fleet {
+            instances: [instance(), instance()],
+            redis,
+            runtime,
+            clock,
+        }
+    }
+
+    fn run(&self, askers: &[Asker], seconds: u64) -> Got {
+        let mut turn = 0;
+        run_with(&self.clock, askers, seconds, |attributes, ask| {
+            turn += 1;
+            let asked = self.instances[turn % 2].ask(attributes, ask);
+            self.runtime.block_on(asked).is_allowed()
+        })
+    }
 }
 
 /// A client that asks `burst` times at once, at every multiple of `gap`.
@@ -48,6 +106,18 @@ type Got = BTreeMap<String, (u64, u64)>;
 /// Runs the askers for `seconds`. The value of the first attribute names a client in the result.
 fn run(text: &str, askers: &[Asker], seconds: u64) -> Got {
     let (limiter, clock) = limiter(text);
+    run_with(&clock, askers, seconds, |attributes, ask| {
+        limiter.ask_now(attributes, ask).is_allowed()
+    })
+}
+
+/// Does the same with a limiter of the caller's choice, which goes by `clock`.
+fn run_with(
+    clock: &ManualClock,
+    askers: &[Asker],
+    seconds: u64,
+    mut allows: impl FnMut(&Attributes<'_>, Ask) -> bool,
+) -> Got {
     let mut got = Got::new();
     let mut events: Vec<(u64, usize)> = Vec::new();
     for (place, asker) in askers.iter().enumerate() {
@@ -66,10 +136,7 @@ fn run(text: &str, askers: &[Asker], seconds: u64) -> Got {
         let attributes: Attributes<'_> = pairs.map(|(name, value)| (*name, &**value)).collect();
         let (admitted, denied) = got.entry(asker.attributes[0].1.clone()).or_default();
         for _ in 0..asker.burst {
-            match limiter
-                .ask_now(&attributes, Ask::Exactly(asker.units))
-                .is_allowed()
-            {
+            match allows(&attributes, Ask::Exactly(asker.units)) {
                 true => *admitted += asker.units,
                 false => *denied += 1,
             }
@@ -122,6 +189,61 @@ fn one_of_a_thousand_loud_clients_is_never_denied_below_its_share() {
     assert_eq!(got["quiet"], (9, 0));
     let total: u64 = got.values().map(|(admitted, _)| admitted).sum();
     assert!((5_978..=6_200).contains(&total), "{total}");
+}
+
+/// A thousand clients that ask `per_second` times each, and a quiet one that asks three times at once, twice a
+/// minute, from `quiet_from` on. Returns what the quiet one got, and the total.
+fn quiet_among_a_thousand(per_second: f64, quiet_from: Span) -> ((u64, u64), u64) {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let gap = Span::from_micros((1e6 / per_second) as u64);
+    let names: Vec<String> = (0..1_000).map(|n| format!("loud-{n}")).collect();
+    let mut askers = vec![Asker {
+        burst: 3,
+        starts: quiet_from,
+        ..asker(&[("tenant", "quiet")], Span::from_secs(30))
+    }];
+    askers.extend(names.iter().map(|name| Asker {
+        starts: Span::from_millis(500),
+        ..asker(&[("tenant", name)], gap)
+    }));
+    let got = run(&shared(", fair: { per: [tenant] }"), &askers, 95);
+    (
+        got["quiet"],
+        got.values().map(|(admitted, _)| admitted).sum(),
+    )
+}
+
+#[test]
+fn a_new_client_below_its_share_is_not_denied() {
+    for per_second in [0.2, 0.5, 2.0, 5.0] {
+        let (quiet, total) = quiet_among_a_thousand(per_second, Span::from_secs(20));
+        assert_eq!(quiet, (9, 0), "{per_second}");
+        assert!((9_310..=9_600).contains(&total), "{per_second}: {total}");
+    }
+}
+
+#[test]
+fn clients_that_ask_more_rarely_than_once_a_second_leave_the_reserve_alone() {
+    for per_second in [0.2, 0.5] {
+        let (quiet, _) = quiet_among_a_thousand(per_second, Span::ZERO);
+        assert_eq!(quiet, (12, 0), "{per_second}");
+    }
+}
+
+/// While there is enough for all, a burst passes as it would without `fair`.
+#[test]
+fn bursts_pass_while_nobody_is_denied() {
+    let bursts = Asker {
+        burst: 80,
+        ..asker(&[("tenant", "bursts")], Span::SECOND)
+    };
+    for others in [1, 10] {
+        let mut askers = vec![bursts.clone()];
+        askers
+            .extend((0..others).map(|n| asker(&[("tenant", &format!("other-{n}"))], Span::SECOND)));
+        let got = run(&shared(", fair: { per: [tenant] }"), &askers, 60);
+        assert_eq!(got["bursts"], (4_800, 0), "{others}");
+    }
 }
 
 #[test]
@@ -182,6 +304,68 @@ fn denial_by_another_rule_takes_no_share() {
     );
     let got = run(&text, &loud_and_quiet(), 2);
     assert_eq!((got["loud"].0, got["quiet"].0), (3, 3));
+}
+
+/// Two instances on one Redis admit and deny the same requests as one instance in memory.
+#[test]
+fn two_instances_on_redis_give_the_same_shares_as_one_in_memory() {
+    let by_weight = "plans: { free: {}, enterprise: {} }
+tenants: { big: { plan: enterprise }, small: { plan: free } }
+";
+    let weights = ", fair: { per: [tenant], weights: { plan: { free: 1, enterprise: 5 } } }";
+    let lanes =
+        ", fair: { per: [tenant], lanes: { by: priority, shares: { high: 60%, low: 40% } } }";
+    let of = |lane: &'static str| {
+        let attributes = [("priority", lane), ("tenant", "one")];
+        asker(&attributes, Span::from_micros(1_900))
+    };
+    let costly = Asker {
+        units: 7,
+        ..asker(&[("tenant", "few")], Span::from_millis(5))
+    };
+    let many = asker(&[("tenant", "many")], Span::from_micros(1_700));
+    for (text, askers) in [
+        (
+            shared(", fair: { per: [tenant] }"),
+            loud_and_quiet().to_vec(),
+        ),
+        (
+            format!("{by_weight}{}", shared(weights)),
+            vec![
+                asker(&[("tenant", "big")], Span::from_micros(2_500)),
+                asker(&[("tenant", "small")], Span::from_micros(900)),
+            ],
+        ),
+        (shared(lanes), vec![of("high"), of("low")]),
+        (shared(lanes), vec![of("low")]),
+        (shared(", fair: { per: [tenant] }"), vec![costly, many]),
+    ] {
+        let fleet = Fleet::start(&text);
+        let got = fleet.run(&askers, 2);
+        assert_eq!(got, run(&text, &askers, 2), "{text}");
+    }
+}
+
+/// Without Redis, each instance divides its part of the bucket fairly.
+#[test]
+fn instances_without_redis_divide_their_part_fairly() {
+    let fair = ", fair: { per: [tenant] }, on_store_failure: local-fallback";
+    let fleet = Fleet::start(&shared(fair));
+    fleet.redis.kill();
+    // Each instance has half of the bucket: 50 a second.
+    let one = &fleet.instances[0];
+    let [mut loud, quiet] = loud_and_quiet();
+    // The bucket knows the quiet client before the loud one has emptied it.
+    loud.starts = Span::from_millis(500);
+    let got = run_with(&fleet.clock, &[loud, quiet], 10, |attributes, ask| {
+        fleet
+            .runtime
+            .block_on(one.ask(attributes, ask))
+            .is_allowed()
+    });
+    assert_eq!(got["quiet"], (100, 0));
+    let (loud, _) = got["loud"];
+    assert!((360..=450).contains(&loud), "{got:?}");
 }
 
 #[test]

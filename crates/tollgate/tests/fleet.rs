@@ -4,7 +4,8 @@
 //!
 //! Each run is determined by its seed. A run that fails prints the seed. To run only that one:
 //! `TOLLGATE_SEED=7 cargo test -p tollgate --test fleet`. The tables of `docs/modes.md` come from
-//! `cargo test -p tollgate --test fleet -- --nocapture tables`.
+//! `cargo test -p tollgate --test fleet -- --nocapture tables`, and its plots from the same command with
+//! `TOLLGATE_BLESS=1`.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,6 +17,8 @@
 
 #[path = "fleet/judge.rs"]
 mod judge;
+#[path = "fleet/plot.rs"]
+mod plot;
 #[path = "fleet/world.rs"]
 mod world;
 
@@ -173,6 +176,10 @@ fn the_judge_finds_an_overshoot() {
     }
 }
 
+/// The fleets and loads of the tables, in percent of the limit.
+const INSTANCES: [usize; 3] = [3, 10, 100];
+const LOADS: [u64; 4] = [50, 90, 150, 300];
+
 /// Prints how much of the limit is admitted, and how many calls the store gets.
 #[test]
 fn tables_of_what_leased_mode_admits_and_saves() {
@@ -180,8 +187,11 @@ fn tables_of_what_leased_mode_admits_and_saves() {
         "\n| instances | load of the limit | admitted of the limit | calls per request | from slices |"
     );
     println!("|---|---|---|---|---|");
-    for instances in [3, 10, 100] {
-        for load in [50, 90, 150, 300] {
+    let (mut admitted_shares, mut calls) = (Vec::new(), Vec::new());
+    for instances in INSTANCES {
+        admitted_shares.push(Vec::new());
+        calls.push(Vec::new());
+        for load in LOADS {
             let it = Run {
                 seed: 7,
                 limit: gcra(2000, 2000),
@@ -210,26 +220,37 @@ fn tables_of_what_leased_mode_admits_and_saves() {
             let refilled = 2000 * it.length.as_micros() / 2_000_000;
             let offered = result.late_requests.min(refilled);
             let share = |part: u64, of: u64| part as f64 / of as f64;
+            let admitted_share = 100.0 * share(admitted, offered);
+            let calls_share = share(result.calls, result.requests);
+            admitted_shares.last_mut().unwrap().push(admitted_share);
+            calls.last_mut().unwrap().push(calls_share);
             println!(
-                "| {instances} | {load}% | {:.1}% | {:.3} | {:.1}% |",
-                100.0 * share(admitted, offered),
-                share(result.calls, result.requests),
+                "| {instances} | {load}% | {admitted_share:.1}% | {calls_share:.3} | {:.1}% |",
                 100.0 * share(result.covered, result.requests),
             );
             assert!(admitted * 100 >= offered * 98, "{instances} at {load}%");
         }
     }
+    let panels = [
+        ("% admitted of the limit or of the load", admitted_shares),
+        ("calls per request", calls),
+    ];
+    let panels = panels.map(|(title, values)| plot::Panel { title, values });
+    plot::write("modes-leased.svg", &INSTANCES, &LOADS, &panels);
 }
 
 /// Prints by how much a fleet in async mode exceeds its limit, and how many calls the store gets.
 #[test]
 fn tables_of_what_async_mode_admits_and_saves() {
     println!(
-        "\n| instances | load of the limit | admitted of the limit | most above the limit | measured | calls per request |"
+        "\n| instances | load of the limit | admitted of the limit | most above the limit | overdrawn | calls per request |"
     );
     println!("|---|---|---|---|---|---|");
-    for instances in [3, 10, 100] {
-        for load in [50, 90, 150, 300] {
+    let (mut overshoots, mut calls) = (Vec::new(), Vec::new());
+    for instances in INSTANCES {
+        overshoots.push(Vec::new());
+        calls.push(Vec::new());
+        for load in LOADS {
             let limit = gcra(2000, 2000);
             let it = Run {
                 seed: 7,
@@ -258,14 +279,56 @@ fn tables_of_what_async_mode_admits_and_saves() {
             let admitted = result.uses.len() as u64;
             let over = judge::overshoot(meter, &result);
             let share = |part: u64, of: u64| part as f64 / of as f64;
+            let calls_share = share(result.calls, result.requests);
+            overshoots.last_mut().unwrap().push(over as f64);
+            calls.last_mut().unwrap().push(calls_share);
             println!(
-                "| {instances} | {load}% | {:.1}% | {over} | {} | {:.4} |",
+                "| {instances} | {load}% | {:.1}% | {over} | {} | {calls_share:.4} |",
                 100.0 * share(admitted, result.requests.min(allowed)),
                 result.excess,
-                share(result.calls, result.requests),
             );
             // The debt of one flush is repaid in the next ones.
             assert!(admitted <= allowed + over);
         }
+    }
+    let panels = [
+        ("units above the limit, in any span", overshoots),
+        ("calls per request", calls),
+    ];
+    let panels = panels.map(|(title, values)| plot::Panel { title, values });
+    plot::write("modes-async.svg", &INSTANCES, &LOADS, &panels);
+}
+
+/// Prints how much less a fleet in async mode admits, if a bucket holds less than what refills in a flush.
+#[test]
+fn tables_of_what_async_mode_admits_with_small_bursts() {
+    println!("\n| burst, of the refill in a flush | 1 instance | 3 instances | 10 instances |");
+    println!("|---|---|---|---|");
+    for percent in [20, 50, 100, 200] {
+        let shares = [1, 3, 10].map(|instances| {
+            let it = Run {
+                seed: 7,
+                limit: gcra(2000, 1000 * percent / 100),
+                mode: Mode::Async {
+                    flush: Span::from_millis(500),
+                },
+                instances,
+                length: Span::from_secs(6),
+                traffic: Traffic {
+                    per_second: 3000,
+                    skewed: false,
+                    bursty: false,
+                },
+                faults: Faults {
+                    most_delay: Span::from_millis(2),
+                    ..Faults::default()
+                },
+            };
+            let allowed = 1000 * percent / 100 + 2000 * it.length.as_micros() / 1_000_000;
+            100.0 * run(&it).uses.len() as f64 / allowed as f64
+        });
+        let [one, three, ten] = shares;
+        println!("| {percent}% | {one:.0}% | {three:.0}% | {ten:.0}% |");
+        assert!(one <= 100.0, "one instance never exceeds a limit");
     }
 }

@@ -15,6 +15,7 @@ use tollgate::{
     Admission, Ask, Clock, Denial, Limit, ManualClock, MemoryStore, Outcome, Rate, Remembered,
     Span, Store, Time,
 };
+use tollgate_conformance::seed;
 use tollgate_core::{Charge, Key};
 use tollgate_redis::{Address, ClockSource, Options, RedisStore, Servers};
 use tollgate_rig::Redis;
@@ -254,10 +255,12 @@ fn prefilter_never_denies_what_the_store_would_admit() {
         Arc::new(clock.clone()),
     );
     let (filtered, limits) = (remembered.prefilter(), limits());
-    let (mut seed, mut differs) = (7_u64, 0);
+    let (mut state, mut differs) = (seed(7), 0);
     let mut random = |most: u64| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 33) % most
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) % most
     };
     for _ in 0..20_000 {
         // Up to three charges: of the subject, of its group, and of all.

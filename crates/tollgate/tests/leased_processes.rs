@@ -1,5 +1,6 @@
-//! Three processes in leased mode on one Redis, and on a cluster. They are killed and stopped while they work. All
-//! together never admit more than the limit, in any span of time.
+//! Three processes in leased mode on one Redis, and on a cluster. They are killed and stopped while they work, and a
+//! master is replaced: behind Sentinels, and in a cluster. All together never admit more than the limit, in any span of
+//! time.
 //!
 //! Each process is this test program again, with the variable `WORKER` set. It writes the instant of each admitted
 //! request to a file, before it makes the next request.
@@ -20,8 +21,10 @@ use std::process::{Child, Command};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tollgate::{Attributes, Engine, Limit, Rate, Span, Time};
-use tollgate_rig::{Cluster, Redis, wait};
+use tollgate_rig::{Cluster, Redis, Reply, Sentinels, wait};
 
+/// How long to wait for a condition.
+const LIMIT: Duration = Duration::from_secs(60);
 const WORKER: &str = "TOLLGATE_TEST_WORKER";
 /// A request that took longer was stopped in between, so the instant of its admission is not known.
 const STOPPED: u64 = 20_000;
@@ -96,9 +99,11 @@ struct Fleet {
 impl Fleet {
     fn new(folder: &Path, store: &str, rule: &str) -> Fleet {
         let config = folder.join("rules.yaml");
+        // After a failover the breaker may open more than once. By default it stays open for 30 s each time.
+        let breaker = "circuit_breaker: { timeout_duration: 1s }";
         let text = format!(
             "version: 1\nsubjects: {{ hash_secret: a secret of 16 bytes }}\n\
-             store: {{ redis: {{ {store}, timeout: 1s, replicas: 3 }} }}\n\
+             store: {{ redis: {{ {store}, timeout: 1s, replicas: 3, {breaker} }} }}\n\
              rules: [{{ id: api, per: [tenant], mode: leased, on_store_failure: fail-closed, {rule} }}]\n"
         );
         std::fs::write(&config, text).unwrap();
@@ -123,6 +128,26 @@ impl Fleet {
         let id = self.workers[worker].id().to_string();
         let sent = Command::new("kill").args([signal, &id]).status().unwrap();
         assert!(sent.success());
+    }
+
+    /// Starts three processes, and waits until they use slices.
+    fn start(&mut self) {
+        for _ in 0..3 {
+            self.start_worker();
+        }
+        wait::until("the processes use slices", LIMIT, || self.uses().1 > 100);
+    }
+
+    /// Kills all processes, and judges what they have admitted.
+    fn judge(mut self, limit: &Limit) {
+        for worker in &mut self.workers {
+            worker.kill().unwrap();
+            worker.wait().unwrap();
+        }
+        let (uses, covered) = self.uses();
+        assert!(covered > 100, "{covered} of {}", uses.len());
+        let forgotten = Vec::new();
+        judge::check(limit, &world::Outcomes { uses, forgotten }).unwrap();
     }
 
     /// Returns the instants of all admitted requests, and how many came from slices.
@@ -152,12 +177,7 @@ impl Drop for Fleet {
 fn hammer(store: &str, rule: &str, limit: &Limit) {
     let folder = tempfile::tempdir().unwrap();
     let mut fleet = Fleet::new(folder.path(), store, rule);
-    for _ in 0..3 {
-        fleet.start_worker();
-    }
-    wait::until("the processes use slices", Duration::from_secs(60), || {
-        fleet.uses().1 > 100
-    });
+    fleet.start();
     for round in 0..6 {
         std::thread::sleep(Duration::from_millis(120));
         match round % 2 {
@@ -176,14 +196,35 @@ fn hammer(store: &str, rule: &str, limit: &Limit) {
         }
     }
     std::thread::sleep(Duration::from_millis(300));
-    for worker in &mut fleet.workers {
-        worker.kill().unwrap();
-        worker.wait().unwrap();
-    }
-    let (uses, covered) = fleet.uses();
-    assert!(covered > 100, "{covered} of {}", uses.len());
-    let forgotten = Vec::new();
-    judge::check(limit, &world::Outcomes { uses, forgotten }).unwrap();
+    fleet.judge(limit);
+}
+
+/// Replaces the master while processes work, and judges what they have admitted.
+fn hammer_through_failover(store: &str, replace_master: impl FnOnce()) {
+    let (limit, rule) = rate();
+    let folder = tempfile::tempdir().unwrap();
+    let mut fleet = Fleet::new(folder.path(), store, rule);
+    fleet.start();
+    replace_master();
+    let before = fleet.uses().1;
+    wait::until("slices of the new master", LIMIT, || {
+        fleet.uses().1 > before + 500
+    });
+    fleet.judge(&limit);
+}
+
+/// Kills a master that has acknowledged no write which its replica lacks. So the failover forgets nothing, and the
+/// limit has to hold to the last unit.
+fn kill_without_loss(master: &Redis, replica: &Redis) {
+    let paused = master
+        .connect()
+        .command(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+    assert_eq!(paused, Reply::Simple("OK".into()));
+    wait::until("a replica with all writes", LIMIT, || {
+        let (ours, theirs) = (master.info("replication"), replica.info("replication"));
+        ours["master_repl_offset"] == theirs["slave_repl_offset"]
+    });
+    master.kill();
 }
 
 fn rate() -> (Limit, &'static str) {
@@ -214,4 +255,35 @@ fn processes_on_a_cluster_never_exceed_a_limit() {
     let urls = cluster.urls().join("\", \"");
     let (limit, rule) = rate();
     hammer(&format!("mode: cluster, urls: [\"{urls}\"]"), rule, &limit);
+}
+
+#[test]
+fn processes_behind_sentinels_never_exceed_a_limit_through_a_failover() {
+    let sentinels = Sentinels::start();
+    let (urls, master) = (sentinels.urls().join("\", \""), Sentinels::MASTER);
+    let store = format!("mode: sentinel, urls: [\"{urls}\"], sentinel_master: {master}");
+    hammer_through_failover(&store, || {
+        kill_without_loss(sentinels.primary(), sentinels.replica());
+        sentinels.wait_for_failover();
+    });
+}
+
+#[test]
+fn processes_on_a_cluster_never_exceed_a_limit_through_a_failover() {
+    let cluster = Cluster::start(3, 1);
+    let urls = cluster.urls().join("\", \"");
+    hammer_through_failover(&format!("mode: cluster, urls: [\"{urls}\"]"), || {
+        let nodes = cluster.nodes();
+        let with_rule = |node: &usize| {
+            let keys = nodes[*node].connect().keys();
+            let keys = keys
+                .iter()
+                .map(|it| String::from_utf8_lossy(it).into_owned());
+            let mut keys = keys.filter(|it| it.contains("api"));
+            keys.next().map(|key| (*node, key))
+        };
+        let (old, key) = cluster.masters().iter().find_map(with_rule).unwrap();
+        kill_without_loss(&nodes[old], &nodes[cluster.replicas_of(old)[0]]);
+        cluster.wait_for_failover(cluster.slot_of(&key), old);
+    });
 }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod common;
+#[path = "common/late.rs"]
+mod late;
 #[path = "common/with_ledger.rs"]
 mod with_ledger;
 
@@ -10,10 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use common::{Flaky, START, config};
+use late::{Late, pause};
 use tollgate::{
-    Answer, Applied, Ask, Attributes, Charge, Decision, Enforcement, Guarantee, Key, Limit,
-    Limiter, ManualClock, MemoryStore, Mode, OnDenied, Override, Prepaid, Rate, Repair, Reply,
-    Span, Store, Time,
+    Answer, Applied, Ask, Attributes, CarryOver, Charge, Decision, Enforcement, Guarantee, Key,
+    Limit, Limiter, ManualClock, MemoryStore, Mode, MonotonicClock, OnDenied, Override, Prepaid,
+    Rate, Repair, Reply, Reported, Span, Store, Time,
 };
 use tollgate_conformance::block_on;
 use tollgate_ledger::{Database, Ledger, Options};
@@ -445,6 +448,54 @@ fn a_ledger_records_what_was_used_and_not_what_was_drawn() {
     });
 }
 
+/// What another instance has recorded, and reports a `flush` later, is not repaired.
+#[test]
+fn a_comparison_waits_for_the_reports_of_other_instances() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let config = tollgate::parse(
+        "rules.yaml",
+        "version: 1\nledger: { sqlite: ./ledger.db }\nsubjects: { hash_secret: a secret of 16 bytes }\n\
+         rules: [{ id: api, per: [tenant], algorithm: quota, limit: 10000, period: month, mode: async, flush: 300ms }]\n",
+        &|_| None,
+    )
+    .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options {
+        flush_interval: std::time::Duration::from_millis(10),
+        ..Options::new(Database::Sqlite(folder.path().join("ledger.db")))
+    };
+    runtime.block_on(async {
+        let ledger = Ledger::open(options).await.unwrap();
+        let (clock, acme) = (
+            ManualClock::at(START),
+            Attributes::from([("tenant", "acme")]),
+        );
+        let store = Arc::new(MemoryStore::with_clock(10_000, clock.clone()));
+        let instances = [(); 2].map(|()| {
+            let shared = Arc::clone(&store) as Arc<dyn Store>;
+            let reported = Reported::new(shared, Arc::new(MonotonicClock::new()));
+            reported.keep_reporting();
+            WithLedger::new(&config, reported, ledger.clone(), clock.clone())
+        });
+        for _ in 0..100 {
+            assert!(instances[0].check(&acme).await.is_allowed());
+        }
+        let pending = instances[0].inner().reported_usage().pending_units;
+        assert!(pending > 50, "{pending}");
+        ledger.flush().await.unwrap();
+        let found = instances[1].reconcile(None, Repair::Counters, "ann");
+        let found = found.await.unwrap();
+        assert_eq!((found.compared, found.drifts), (1, vec![]));
+        instances[0].inner().close().await;
+        let peeked = instances[1].peek(&acme, Ask::Exactly(1)).await;
+        assert_eq!(peeked.rule().and_then(|rule| rule.remaining()), Some(9900));
+    });
+}
+
 /// A store that takes its time: each answer comes a slice later.
 struct Slow(Flaky, ManualClock);
 
@@ -522,4 +573,109 @@ fn a_request_that_slices_cover_in_part_asks_for_the_rest() {
     let denied = it.ask(&[charges[0], large_cost], 1);
     assert!(!denied.allowed && denied.outcomes[0].is_allowed());
     assert_eq!(it.prepaid.prepaid_usage().usable_units, usable - 1);
+}
+
+/// An instance that has not heard of a higher limit gives its slices back under the old numbers.
+#[test]
+fn a_late_refund_under_old_numbers_keeps_the_use_under_the_new_ones() {
+    for carry_over in [CarryOver::Keep, CarryOver::Reset] {
+        let it = Setup::new();
+        let [old, new] = [90, 900].map(|burst| {
+            let limit = Limit::gcra(Rate::new(1, Span::HOUR).unwrap(), burst).unwrap();
+            limit.prepaid(SLICE).unwrap().0
+        });
+        let with = |limit| Charge {
+            carry_over,
+            ..leased(1, limit)
+        };
+        let raised = with(&new);
+        it.warm(with(&old));
+        assert!(it.prepaid.prepaid_usage().usable_units > 0);
+        let other = Prepaid::new(it.store.clone(), Arc::new(it.clock.clone()), 1);
+        let asked = [raised];
+        let answer = other.apply(&asked, Ask::Exactly(800));
+        assert!(block_on(answer.into_future()).unwrap().allowed);
+        it.clock.advance(SLICE);
+        it.prepaid.sweep();
+        let used = 800 + u64::from(carry_over == CarryOver::Keep) * 4;
+        let left = it.left(raised);
+        assert!(left <= new.capacity() - used, "{left} left, {carry_over:?}");
+    }
+}
+
+#[test]
+fn a_shorter_slice_is_followed_at_once() {
+    let (it, limit) = (Setup::new(), window(1000));
+    let long = Charge {
+        mode: Mode::Leased {
+            slice: Span::from_secs(10),
+        },
+        ..leased(1, &limit)
+    };
+    it.warm(long);
+    let before = it.calls();
+    it.ask(&[leased(1, &limit)], 1);
+    assert!(it.calls() > before, "no unit of the longer slice is used");
+    it.clock.advance(SLICE);
+    it.prepaid.sweep();
+    assert_eq!(it.prepaid.prepaid_usage().usable_units, 0);
+    assert_eq!(it.left(long), 1000 - 5);
+}
+
+#[tokio::test]
+async fn a_draw_on_its_way_when_the_numbers_change_is_given_back_or_counted_as_lost() {
+    let bucket = |burst| Limit::gcra(Rate::new(1, Span::HOUR).unwrap(), burst).unwrap();
+    for limits in [[window(1000), window(900)], [bucket(1000), bucket(900)]] {
+        let it = Setup::new();
+        let late = Late::new(it.store.clone());
+        let prepaid = Prepaid::new(late.clone(), Arc::new(it.clock.clone()), 1);
+        let [one, other] = [leased(1, &limits[0]), leased(1, &limits[1])];
+        late.hold_back();
+        for _ in 0..4 {
+            prepaid.apply(&[one], Ask::Exactly(1)).await.unwrap();
+        }
+        pause().await;
+        assert_eq!(late.waiting(), 1, "a draw is on its way");
+        prepaid.apply(&[other], Ask::Exactly(1)).await.unwrap();
+        late.release().await;
+        it.clock.advance(SLICE);
+        prepaid.sweep();
+        pause().await;
+        let usage = prepaid.prepaid_usage();
+        let outstanding = 900 - 5 - it.left(other);
+        assert_eq!(outstanding, usage.lost_units, "{usage:?}");
+        assert_eq!(usage.drawn_units, usage.lost_units + usage.returned_units);
+        assert_eq!(usage.lost_units > 0, !limits[0].has_periods());
+    }
+}
+
+#[tokio::test]
+async fn a_close_waits_for_draws_and_gives_back_many_keys_at_once() {
+    let (it, limit) = (Setup::new(), window(1000));
+    let late = Late::new(it.store.clone());
+    let prepaid = Prepaid::new(late.clone(), Arc::new(it.clock.clone()), 1);
+    let prepaid = Arc::new(prepaid);
+    let warm = async |key| {
+        for _ in 0..4 {
+            let charges = [leased(key, &limit)];
+            prepaid.apply(&charges, Ask::Exactly(1)).await.unwrap();
+        }
+    };
+    for key in 1..=100 {
+        warm(key).await;
+    }
+    late.hold_back();
+    warm(101).await;
+    pause().await;
+    assert_eq!(late.waiting(), 1, "a draw is on its way");
+    let closing = Arc::clone(&prepaid);
+    let closing = tokio::spawn(async move { closing.close().await });
+    pause().await;
+    assert!(late.waiting() > 20, "{} refunds at once", late.waiting());
+    while !closing.is_finished() {
+        late.release().await;
+    }
+    for key in 1..=101 {
+        assert_eq!(it.left(leased(key, &limit)), 996, "key {key}");
+    }
 }

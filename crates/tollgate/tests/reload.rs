@@ -123,7 +123,7 @@ fn sections_that_need_a_restart_are_named_and_unchanged() {
 
     let other = "hash_secret: fedcba9876543210, max_keys: 2000";
     let store = "namespace: two\nstore: { redis: { url: \"redis://127.0.0.1\" } }\n\
-                 telemetry: { rejections_per_second: 1 }\n\
+                 telemetry: { denials: { recent: 200 } }\n\
                  ledger: { sqlite: ./tollgate.db }\nevents: { near_limit: [50] }\n";
     let all = parse(&yaml(store, other, "http: 127.0.0.1:1"));
     let named = [

@@ -3,16 +3,24 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod common;
+#[path = "common/late.rs"]
+mod late;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use common::{Flaky, START, config};
+use late::{Late, pause};
 use tollgate::{
-    Applied, Ask, Attributes, Charge, Decision, Guarantee, Key, Limit, Limiter, ManualClock,
-    MemoryStore, Mode, OnDenied, Override, Prepaid, Rate, Reported, Span, Store, StoreError,
+    Applied, Ask, Attributes, CarryOver, Charge, Decision, Engine, Guarantee, Key, Limit, Limiter,
+    ManualClock, MemoryStore, Mode, OnDenied, Override, Prepaid, Rate, Reported, Span, Store,
+    StoreError,
 };
-use tollgate_conformance::block_on;
+use tollgate_conformance::{block_on, seed};
+use tollgate_core::{Anchor, Calendar, Unit, Zone};
+use tollgate_core::{HoldId, Tag, Token};
+use tollgate_rig::Redis;
+use tollgate_store::{Held, NewHold, Purpose};
 
 const FLUSH: Span = Span::from_millis(500);
 const ASYNC: Mode = Mode::Async { flush: FLUSH };
@@ -103,7 +111,7 @@ fn a_busy_key_is_decided_here_and_reported_once_a_flush() {
     assert_eq!(it.left(one), 1000 - 492);
     let usage = it.instances[0].reported_usage();
     assert_eq!((usage.decided, usage.asked), (490, 2));
-    assert_eq!((usage.reported_units, usage.excess_units), (490, 0));
+    assert_eq!((usage.reported_units, usage.overdrawn_units), (490, 0));
     assert_eq!(usage.pending_units, 0);
 }
 
@@ -137,7 +145,7 @@ fn an_instance_denies_until_the_use_of_the_others_is_repaid() {
     let excess = it
         .instances
         .iter()
-        .map(|it| it.reported_usage().excess_units);
+        .map(|it| it.reported_usage().overdrawn_units);
     assert_eq!(excess.sum::<u64>(), 94);
     // Each instance has read the others' use with its last report. The level is back at 0 after 940 ms.
     for _ in 0..2 {
@@ -307,7 +315,7 @@ fn switching_between_all_modes_keeps_every_count() {
             format!(r#"{{ "rule": "api", "mode": "{mode}", "for": "1h", "reason": "a test" }}"#);
         Arc::new(Override::parse(&text, START.as_micros() / 1000).unwrap())
     });
-    let mut random = fastrand::Rng::with_seed(3);
+    let mut random = fastrand::Rng::with_seed(seed(3));
     let mut admitted = 0;
     for _ in 0..1000 {
         let mode = &modes[random.usize(..3)];
@@ -334,4 +342,256 @@ fn switching_between_all_modes_keeps_every_count() {
     let peeked = block_on(limiter.peek(&Attributes::from([("user", "ann")]), Ask::Exactly(1)));
     let left = peeked.rule().and_then(|rule| rule.remaining());
     assert_eq!(left, Some(100_000 - 9000));
+}
+
+/// Returns the rule of this test in a mode, with a limit.
+fn hourly(mode: &str, limit: u64) -> String {
+    format!(
+        "  - {{ id: api, per: [user], algorithm: fixed-window, limit: {limit}, window: 30d, {mode}, on_store_failure: fail-closed }}\n"
+    )
+}
+
+const MODES: [&str; 3] = [
+    "mode: exact",
+    "mode: async, flush: 50ms",
+    "mode: leased, slice: 50ms",
+];
+
+/// The config file changes mode and limit three hundred times while requests come. No unit is lost or counted twice.
+#[test]
+fn reloads_between_all_modes_keep_every_count() {
+    let fleet = Fleet::of(0);
+    let clock: Arc<ManualClock> = Arc::new(fleet.clock.clone());
+    let prepaid = Prepaid::new(fleet.store.clone(), clock.clone(), 1);
+    let reported = Arc::new(Reported::new(prepaid, clock));
+    let first = config(&hourly(MODES[0], 100_000));
+    let limiter = Limiter::builder(&first, Arc::clone(&reported) as Arc<dyn Store>)
+        .clock(fleet.clock.clone())
+        .build();
+    let mut random = fastrand::Rng::with_seed(seed(5));
+    let mut admitted = 0;
+    for _ in 0..300 {
+        let limit = [100_000, 90_000][random.usize(..2)];
+        limiter.reload(&config(&hourly(MODES[random.usize(..3)], limit)));
+        for _ in 0..random.usize(1..20) {
+            admitted += u64::from(check(&limiter).is_allowed());
+            fleet.clock.advance(Span::from_millis(2));
+        }
+        reported.sweep();
+    }
+    let (usage, slices) = (reported.reported_usage(), reported.store().prepaid_usage());
+    assert!(
+        usage.decided > 500 && usage.unconfirmed_units == 0,
+        "{usage:?}"
+    );
+    assert!(slices.covered > 300 && slices.lost_units == 0, "{slices:?}");
+    limiter.reload(&first);
+    fleet.clock.advance(Span::SECOND);
+    reported.sweep();
+    let peeked = block_on(limiter.peek(&Attributes::from([("user", "ann")]), Ask::Exactly(1)));
+    let left = peeked.rule().and_then(|rule| rule.remaining());
+    assert_eq!(left, Some(100_000 - admitted));
+}
+
+/// The same with two instances on a real Redis, each with its own reloads.
+#[tokio::test(flavor = "multi_thread")]
+async fn reloads_of_two_instances_on_redis_keep_every_count() {
+    let redis = Redis::start();
+    let with = |mode: &str, limit: u64| {
+        let text = format!(
+            "version: 1\nsubjects: {{ hash_secret: a secret of 16 bytes }}\n\
+             store: {{ redis: {{ url: \"{}\", timeout: 10s, replicas: 2 }} }}\nrules:\n{}",
+            redis.url(),
+            hourly(mode, limit)
+        );
+        tollgate::parse("rules.yaml", &text, &|_| None).unwrap()
+    };
+    let first = with(MODES[0], 100_000);
+    let start = async || Engine::start(&first).await.unwrap();
+    let instances = [start().await, start().await];
+    let mut random = fastrand::Rng::with_seed(seed(7));
+    let ann = Attributes::from([("user", "ann")]);
+    let mut admitted = 0;
+    for _ in 0..60 {
+        for engine in &instances {
+            let limit = [100_000, 90_000][random.usize(..2)];
+            engine.reload(&with(MODES[random.usize(..3)], limit));
+        }
+        for request in 0..80 {
+            let engine = &instances[random.usize(..2)];
+            admitted += u64::from(engine.check(&ann).await.is_allowed());
+            if request % 16 == 0 {
+                // Reports and draws get their turn.
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        }
+    }
+    assert_eq!(admitted, 60 * 80);
+    for engine in &instances {
+        let (usage, slices) = (engine.reported_usage(), engine.prepaid_usage());
+        assert!(usage.decided > 100, "{usage:?}");
+        assert!(slices.covered > 100, "{slices:?}");
+        engine.reload(&first);
+        engine.close().await;
+        let (usage, slices) = (engine.reported_usage(), engine.prepaid_usage());
+        assert_eq!((usage.unconfirmed_units, slices.lost_units), (0, 0));
+    }
+    let judge = start().await;
+    let peeked = judge.peek(&ann, Ask::Exactly(1)).await;
+    let left = peeked.rule().and_then(|rule| rule.remaining());
+    assert_eq!(left, Some(100_000 - admitted));
+}
+
+/// An instance whose report is on its way, with the answer held back.
+struct Reporting {
+    instance: Reported<Late>,
+    late: Late,
+    fleet: Fleet,
+}
+
+impl Reporting {
+    async fn new(one: Charge<'_>) -> Reporting {
+        let fleet = Fleet::of(0);
+        let late = Late::new(fleet.store.clone());
+        let clock = Arc::new(fleet.clock.clone());
+        let it = Reporting {
+            instance: Reported::new(late.clone(), clock),
+            late,
+            fleet,
+        };
+        for _ in 0..3 {
+            it.remaining(&[one]).await;
+        }
+        pause().await;
+        assert_eq!(it.instance.reported_usage().decided, 1);
+        it.late.hold_back();
+        it.fleet.clock.advance(FLUSH);
+        it.instance.report_due();
+        pause().await;
+        assert_eq!(it.late.waiting(), 1, "a report is on its way");
+        it
+    }
+
+    async fn remaining(&self, charges: &[Charge<'_>]) -> u64 {
+        let applied = self.instance.apply(charges, Ask::Exactly(1)).await;
+        applied.unwrap().outcomes[0].remaining
+    }
+}
+
+#[tokio::test]
+async fn a_late_level_does_not_undo_what_the_store_has_taken_since() {
+    for limit in [window(1000), Limit::sliding_log(1000, Span::HOUR).unwrap()] {
+        let (one, other) = (charge(1, &limit), window(1000));
+        let it = Reporting::new(one).await;
+        let large = Charge { cost: 500, ..one };
+        // The other key is new, so the store decides both.
+        assert_eq!(it.remaining(&[large, charge(2, &other)]).await, 497);
+        it.late.release().await;
+        assert_eq!(it.remaining(&[one]).await, 496, "{limit:?}");
+        // The next level is exact again.
+        it.fleet.clock.advance(FLUSH);
+        it.instance.report_due();
+        pause().await;
+        assert_eq!(it.remaining(&[one]).await, 495, "{limit:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_late_level_does_not_undo_a_hold() {
+    let limit = window(1000);
+    let one = charge(1, &limit);
+    let it = Reporting::new(one).await;
+    let new = NewHold {
+        id: HoldId::new(7, Tag::default()),
+        ttl: Span::MINUTE,
+        purpose: Purpose::Reservation,
+        token: Token::NONE,
+        owner: "",
+        memo: "",
+        idempotency_key: None,
+        fingerprint: 0,
+        wait: None,
+        bound: None,
+    };
+    let held = it.instance.hold(&[one], 500, &new).await.unwrap();
+    assert!(matches!(held, Held::Taken { .. }));
+    it.late.release().await;
+    assert_eq!(it.remaining(&[one]).await, 496);
+}
+
+#[tokio::test]
+async fn a_level_from_before_a_correction_decides_nothing() {
+    let calendar = Calendar::new(1, Unit::Month, Anchor::First, Zone::utc()).unwrap();
+    let limit = Limit::quota(1000, 0, 0, calendar).unwrap();
+    let one = charge(1, &limit);
+    let it = Reporting::new(one).await;
+    let adjusting = it.instance.adjust(&one, 500, 0);
+    let releasing = async {
+        pause().await;
+        it.late.release().await;
+    };
+    let (adjusted, ()) = tokio::join!(adjusting.into_future(), releasing);
+    adjusted.unwrap();
+    assert_eq!(it.remaining(&[one]).await, 496);
+}
+
+#[tokio::test]
+async fn a_level_from_before_an_exact_request_decides_nothing() {
+    let limit = window(1000);
+    let one = charge(1, &limit);
+    let it = Reporting::new(one).await;
+    let exact = Charge {
+        mode: Mode::Exact,
+        cost: 500,
+        ..one
+    };
+    it.remaining(&[exact]).await;
+    it.late.release().await;
+    assert_eq!(it.remaining(&[one]).await, 496);
+}
+
+#[tokio::test]
+async fn a_close_waits_for_a_report_and_sends_what_is_newer() {
+    let limit = window(1000);
+    let one = charge(1, &limit);
+    let it = Reporting::new(one).await;
+    for _ in 0..10 {
+        it.remaining(&[one]).await;
+    }
+    let instance = Arc::new(it.instance);
+    let closing = Arc::clone(&instance);
+    let closing = tokio::spawn(async move { closing.close().await });
+    pause().await;
+    assert!(!closing.is_finished());
+    while !closing.is_finished() {
+        it.late.release().await;
+    }
+    assert_eq!(it.fleet.left(one), 1000 - 13);
+    assert_eq!(instance.reported_usage().pending_units, 0);
+}
+
+/// An instance that has not heard of a higher limit reports under the old numbers.
+#[test]
+fn a_late_report_under_old_numbers_keeps_the_use_under_the_new_ones() {
+    for carry_over in [CarryOver::Keep, CarryOver::Reset] {
+        let it = Fleet::of(1);
+        let [old, new] =
+            [90, 900].map(|burst| Limit::gcra(Rate::new(1, Span::HOUR).unwrap(), burst).unwrap());
+        let with = |limit| Charge {
+            carry_over,
+            ..charge(1, limit)
+        };
+        it.join(0, with(&old));
+        for _ in 0..5 {
+            it.ask(0, &[with(&old)]);
+        }
+        let raised = Charge {
+            mode: Mode::Exact,
+            ..with(&new)
+        };
+        assert!(it.store.store.apply(&[raised], Ask::Exactly(800)).allowed);
+        it.report_all();
+        let used = 800 + 5 + i64::from(carry_over == CarryOver::Keep) * 2;
+        assert_eq!(it.left(raised), 900 - used, "{carry_over:?}");
+    }
 }

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 
 use common::{Flaky, START};
 use tollgate::{
-    Ask, Attributes, Charge, Engine, Key, Limit, Limiter, ManualClock, MemoryStore, Rate, Reserve,
-    ReserveOutcome, Sharded, Span, Store,
+    Ask, Attributes, Charge, Engine, Key, Limit, Limiter, ManualClock, MemoryStore, OnDenied, Rate,
+    Reserve, ReserveOutcome, Sharded, Span, Store,
 };
 use tollgate_conformance::{Fixture, block_on};
 use tollgate_rig::Cluster;
@@ -88,6 +88,30 @@ fn uneven_load_gets_the_limit_and_never_more() {
         let admitted = admitted.count() as u64;
         assert!(admitted <= amount, "{admitted} of {amount}");
         assert!(admitted * 100 >= amount * 95, "{admitted} of {amount}");
+    }
+}
+
+/// A rule that counts denied requests counts each request once, however many parts of another rule were tried.
+#[test]
+fn a_rule_beside_a_sharded_one_counts_each_request_once() {
+    for amount in [3, 16, 40] {
+        let pair = Pair::new();
+        let limit = Limit::fixed_window(amount, Span::HOUR).unwrap();
+        let counting = Limit::fixed_window(1000, Span::HOUR).unwrap();
+        let beside = Charge {
+            on_denied: OnDenied::Charge,
+            ..Charge::new(Key::from_bits(8), &counting)
+        };
+        let (charges, mut admitted) = ([split(&limit), beside], 0);
+        for _ in 0..100 {
+            let asked = pair.store.asked.load(Ordering::Relaxed);
+            let answer = pair.instances[0].apply(&charges, Ask::Exactly(1));
+            admitted += u64::from(block_on(answer.into_future()).unwrap().allowed);
+            assert!(pair.store.asked.load(Ordering::Relaxed) - asked <= 4);
+        }
+        assert_eq!(admitted, amount);
+        let left = pair.store.store.peek(&[beside], Ask::Exactly(0)).outcomes[0].remaining;
+        assert_eq!(left, 900, "{amount}");
     }
 }
 

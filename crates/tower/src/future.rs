@@ -14,7 +14,7 @@ use crate::body::LimitedBody;
 use crate::layer::PerRules;
 use crate::lease::Lease;
 
-/// What a request gets in the end.
+/// The response to a request, or the error of the service.
 pub(crate) type Answer<B, E> = Result<Response<LimitedBody<B>>, E>;
 
 pin_project! {
@@ -51,7 +51,7 @@ impl Allowed {
         }
     }
 
-    /// Adds the fields of the decision to a response. Its body keeps the slots.
+    /// Adds the fields of the decision to a response. The body of the response keeps the slots.
     pub(crate) fn complete<B>(self, mut response: Response<B>) -> Response<LimitedBody<B>> {
         let responder = &self.rules.responder;
         responder.write_fields(response.headers_mut(), &self.decision);

@@ -12,8 +12,8 @@ use http::{Request, Response, StatusCode};
 use http_body::Body;
 use tokio::time::{Instant, sleep};
 use tollgate::{
-    Acquire, AcquireOutcome, ActiveConfig, Algorithm, Ask, Attributes, Decision, Engine, HoldError,
-    HoldName, Limiter, Span, Store,
+    Acquire, AcquireOutcome, ActiveConfig, Algorithm, Ask, Attributes, Decision, HasLimiter,
+    HoldError, HoldName, LONGEST_MAX_WAIT, Span, Store,
 };
 use tollgate_respond::{ErrorBody, JSON, Responder, json};
 use tower_layer::Layer;
@@ -23,31 +23,6 @@ use crate::attributes::RequestAttributes;
 use crate::body::LimitedBody;
 use crate::future::{Allowed, ResponseFuture};
 use crate::lease::Lease;
-
-/// Something that has a limiter: a [`Limiter`] of any store, or an [`Engine`].
-pub trait HasLimiter: Send + Sync + 'static {
-    /// The store of the limiter.
-    type Store: Store;
-
-    /// Returns the limiter.
-    fn limiter(&self) -> &Limiter<Self::Store>;
-}
-
-impl<S: Store + 'static> HasLimiter for Limiter<S> {
-    type Store = S;
-
-    fn limiter(&self) -> &Limiter<S> {
-        self
-    }
-}
-
-impl HasLimiter for Engine {
-    type Store = Arc<dyn Store>;
-
-    fn limiter(&self) -> &Limiter<Arc<dyn Store>> {
-        self
-    }
-}
 
 /// Limits the requests of services.
 pub struct TollgateLayer<T, F> {
@@ -72,6 +47,8 @@ pub(crate) struct PerRules {
     pub(crate) responder: Responder,
     /// Whether a request may have to hold slots.
     has_slots: bool,
+    /// Whether a request may wait for its turn.
+    has_waits: bool,
 }
 
 impl<T: HasLimiter, F> TollgateLayer<T, F>
@@ -152,7 +129,7 @@ where
         let (parts, body) = request.into_parts();
         // A decision in memory is made here, on the stack. So the request needs no future of its own.
         let mut decided = None;
-        if limiter.store().is_local() && !rules.has_slots {
+        if limiter.store().is_local() && !rules.has_slots && !rules.has_waits {
             let described = shared.described(&parts);
             let attributes = described.attributes();
             decided = limiter.ask(&attributes, described.ask()).now_or_never();
@@ -220,7 +197,7 @@ where
                 let (attributes, ask) = (described.attributes(), described.ask());
                 match rules.has_slots {
                     true => self.take_slots(&attributes, ask).await.map_err(failed)?,
-                    false => (self.limiter.limiter().ask(&attributes, ask).await, None),
+                    false => (self.ask(&attributes, ask).await, None),
                 }
             }
         };
@@ -235,6 +212,12 @@ where
         Err(rules.responder.deny(&decision, &parts.headers))
     }
 
+    /// Decides a request. Waits for its turn as long as its rules permit.
+    async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
+        let longest = LONGEST_MAX_WAIT;
+        self.limiter.ask_or_wait(attributes, ask, longest).await
+    }
+
     /// Decides a request under rules of which some have slots. Not every request has such a rule.
     async fn take_slots(
         &self,
@@ -244,7 +227,7 @@ where
         let limiter = self.limiter.limiter();
         let acquire = Acquire::default();
         match limiter.try_acquire(attributes, &acquire, None).await {
-            Err(HoldError::NothingToLease) => Ok((limiter.ask(attributes, ask).await, None)),
+            Err(HoldError::NothingToLease) => Ok((self.ask(attributes, ask).await, None)),
             Err(error) => Err(error),
             Ok(AcquireOutcome::Denied(decision)) => Ok((decision, None)),
             Ok(AcquireOutcome::Granted {
@@ -252,7 +235,7 @@ where
                 token,
                 decision,
             }) => {
-                // Without an id, a failure policy has admitted the request. It holds nothing.
+                // A failure policy has admitted a request without an id. Such a request holds nothing.
                 let held = matches!(lease.id, HoldName::Held(_)).then(|| {
                     let limiter = Arc::clone(&self.limiter);
                     Lease::keep(limiter, &lease, token, decision.decided_at())
@@ -286,6 +269,7 @@ impl PerRules {
             generation: active.generation(),
             responder: Responder::new(&active.config().headers, rules),
             has_slots: all.any(|rule| rule.algorithm() == Algorithm::Concurrency),
+            has_waits: active.has_waits(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The slots that a request holds, and the state that nobody needs any more.
+//! The slots that a request holds, and the removal of expired state.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -51,12 +51,15 @@ mod body;
 mod future;
 mod layer;
 mod lease;
+mod shed;
 
 pub use attributes::RequestAttributes;
 pub use body::LimitedBody;
 pub use future::ResponseFuture;
-pub use layer::{HasLimiter, Tollgate, TollgateLayer};
+pub use layer::{Tollgate, TollgateLayer};
 pub use lease::sweep;
+pub use shed::{Degraded, NEVER_SHED, Shed, ShedFuture, ShedLayer};
+pub use tollgate::HasLimiter;
 
 /// The programs of docs/tower.md, compiled and run as tests.
 #[cfg(doctest)]

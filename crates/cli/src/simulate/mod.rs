@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, short, value_name = "FILE", num_args = 1.., conflicts_with = "traffic")]
     log: Vec<PathBuf>,
 
-    /// The format of the logs [default: guessed from the first line]
+    /// The format of the logs [default: guessed from the first lines]
     #[arg(long, value_name = "FORMAT", value_parser = ["combined", "json", "envoy", "alb"], requires = "log")]
     format: Option<String>,
 
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     let report = match args.log.is_empty() {
         true => described(args, simulation),
         false => {
-            let summary = replay(args, &new, &mut simulation)?;
+            let summary = replay(args, &new, old.as_ref(), &mut simulation)?;
             simulation.finish().with_log(&summary)
         }
     };
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
     Ok(is_within(&report, args.max_denied))
 }
 
-/// Whether no larger share is denied than a person accepts.
+/// Whether the denied share is within `--max-denied`.
 fn is_within(report: &Report, most: Option<u32>) -> bool {
     let denied = match report.changes {
         Some(changes) => changes.newly_denied,
@@ -139,6 +139,7 @@ fn described(args: &Args, mut simulation: Simulation) -> Report {
 fn replay(
     args: &Args,
     config: &Config,
+    old: Option<&Config>,
     simulation: &mut Simulation,
 ) -> Result<tollgate_simulate::log::LogSummary, String> {
     let progress = Progress::default();
@@ -153,14 +154,19 @@ fn replay(
     }
     let format = args.format.as_deref();
     let fields = Fields {
-        format: format.and_then(|name| Format::ALL.into_iter().find(|it| it.name() == name)),
+        format: format.and_then(Format::named),
         mapped: args.map.clone(),
         fixed: args.set.clone(),
     };
     let bar = Bar::of_bytes(size);
     let mut requests = 0_u64;
-    let summary = Replay::new(config, fields, sources).run(&mut |time, attributes| {
-        simulation.decide(time, attributes, 1);
+    let replay = Replay::new(config, fields, sources);
+    let replay = match old {
+        Some(old) => replay.against(old),
+        None => replay,
+    };
+    let summary = replay.run_both(&mut |time, attributes, of_old| {
+        simulation.decide_both(time, attributes, of_old, 1);
         requests += 1;
         if requests.is_multiple_of(8192) {
             bar.at(progress.bytes(), requests);

@@ -115,7 +115,8 @@ struct Between<'v> {
 }
 
 impl<'v> Between<'v> {
-    /// Returns `None` if there is no time between them, or the instance was restarted: its totals began anew.
+    /// Returns `None` if there is no time between the documents, or if the instance was restarted, because its totals
+    /// then start from zero.
     fn new(before: &'v Value, after: &'v Value) -> Option<Between<'v>> {
         let at = |document: &Value| number(&document["atEpochMillis"]);
         let started = |document: &Value| document["process"]["startedAtEpochMillis"].clone();
@@ -132,7 +133,7 @@ impl<'v> Between<'v> {
         of(self.after).saturating_sub(of(self.before)) as f64 / self.seconds
     }
 
-    /// Returns the bound below which `share` of the values lie that came between the documents.
+    /// Returns the bound below which `share` of the values lie. Uses only values between the two documents.
     fn percentile(&self, of: impl Fn(&Value) -> &Value, share: f64) -> Option<u64> {
         let counts = |document| -> BTreeMap<u64, u64> {
             let pairs = items(&of(document)["upTo"]).iter();
@@ -160,13 +161,9 @@ fn of_rule(document: &Value, id: &str, what: &str) -> u64 {
     rule.map_or(0, |it| number(&it[what]))
 }
 
-fn all_rules(document: &Value, what: &str) -> u64 {
-    let rules = items(&document["rules"]).iter();
-    rules.map(|it| number(&it[what])).sum()
-}
-
-fn denied(document: &Value) -> u64 {
-    all_rules(document, "denied") + number(&document["blocked"])
+/// Returns the requests of an instance. A request under several rules is counted once.
+fn requests(document: &Value, what: &str) -> u64 {
+    number(&document["requests"][what])
 }
 
 impl Figures {
@@ -230,8 +227,8 @@ impl Figures {
             address: address.to_owned(),
             is_up: true,
             config: text(&after["configVersion"]),
-            allowed: rate(&|it| all_rules(it, "allowed")),
-            denied: rate(&denied),
+            allowed: rate(&|it| requests(it, "allowed")),
+            denied: rate(&|it| requests(it, "denied")),
             store: match broken {
                 Some((_, state)) => format!("breaker {}", text(state)),
                 None => text(&store["kind"]),
@@ -296,6 +293,7 @@ mod tests {
     fn document(millis: u64, allowed: u64, denied: u64) -> Value {
         json!({
             "atEpochMillis": millis, "configVersion": "v1", "blocked": 0, "fallbacks": {},
+            "requests": { "allowed": 2 * allowed, "denied": denied },
             "rules": [
                 { "ruleId": "a", "algorithm": "gcra", "state": "enforce", "allowed": allowed, "denied": denied,
                   "nearLimit": 0, "shadowDenied": 0 },
@@ -321,7 +319,8 @@ mod tests {
         let before = vec![Ok(document(1000, 100, 10)), Ok(document(1000, 0, 0))];
         let after = vec![Ok(document(3000, 300, 50)), Ok(document(3000, 20, 0))];
         let figures = Figures::new(&addresses(2), &before, &after);
-        assert_eq!((figures.allowed, figures.denied), (330.0, 20.0));
+        // The requests, and not the sums over both rules.
+        assert_eq!((figures.allowed, figures.denied), (220.0, 20.0));
         assert_eq!(figures.unmatched, 20.0);
         let [a, b] = &figures.rules[..] else {
             panic!("two rules");

@@ -32,7 +32,7 @@ impl View {
     }
 }
 
-/// Writes a rate so that small ones can be told from zero.
+/// Writes a rate so that a small rate does not look like zero.
 pub(super) fn rate(value: f64) -> String {
     match value {
         0.0 => "0".to_owned(),

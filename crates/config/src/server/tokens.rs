@@ -81,7 +81,7 @@ words! {
     pub enum TokenScope is "a scope" {
         /// Check and peek, also by forward-auth, Envoy and `CL.THROTTLE`.
         Check = "check",
-        /// Make and end reservations and leases, and list the holders of leases.
+        /// Make and end reservations and leases, list the holders of leases, and report latencies.
         Reserve = "reserve",
         /// Give back what a check charged.
         Refund = "refund",

@@ -2,13 +2,14 @@
 
 use tollgate_core::{
     Admission, Balance, CarryOver, Charge, Denial, Enforcement, Limit, OnDenied, Outcome, Recorded,
-    Span, Time, Token,
+    Span, Time, Token, Unit,
 };
 
 use super::holds::{ONE_SLOT, commit, due, ended, find, held, overdrawing, settle, taken};
-use super::quota::{DECEMBER, FEBRUARY, JANUARY, NOVEMBER, TEN, monthly};
+use super::quota::{DECEMBER, FEBRUARY, JANUARY, NOVEMBER, TEN, monthly, with_periods};
 use super::{
-    CAPACITY, WINDOW, apply, charge, denied, enforced, just_before, left, peek, refund, reset, take,
+    CAPACITY, WINDOW, apply, charge, denied, enforced, just_before, left, peek, refund, reset,
+    retry_at, take,
 };
 use crate::{Fixture, Kind, reservation};
 use tollgate_store::{Ask, NewHold, Purpose, Settle, Settled, Store};
@@ -122,6 +123,17 @@ pub async fn a_shadow_that_needs_a_restore_denies_nothing(fixture: &impl Fixture
     assert!(is_unrestored(&answer.outcomes[0]), "{answer:?}");
     assert_eq!(left(fixture, charge(2, &open)).await, CAPACITY - 1);
     assert_eq!(read(fixture, shadow).await, None);
+}
+
+/// A balance may be of a period that ends long after the periods of a new calendar. A cost that needs the whole
+/// rollover is allowed after the first whole unused period after it.
+pub async fn a_balance_of_another_calendar_has_a_retry_time(fixture: &impl Fixture) {
+    let hourly = with_periods(Unit::Hour, "UTC", 7, 0, 2);
+    let one = ledgered(1, &hourly);
+    fixture.set_time(NOVEMBER);
+    restore(fixture, one, balance(DECEMBER, 7, 0)).await;
+    let outcome = denied(fixture, one, 9).await;
+    assert_eq!(retry_at(&outcome), Some(DECEMBER + Span::from_secs(3_600)));
 }
 
 /// A new period needs no restore while the old state exists.

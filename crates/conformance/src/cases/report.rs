@@ -1,6 +1,6 @@
 //! Checks reports: usage that was admitted without the store, and counts although the limit may deny it.
 
-use tollgate_core::{Charge, Limit, Span};
+use tollgate_core::{CarryOver, Charge, Limit, Span};
 use tollgate_store::{AllowanceLevel, Store};
 
 use super::{CAPACITY, WINDOW, charge, costing, denied, left, take};
@@ -22,7 +22,7 @@ async fn report(fixture: &impl Fixture, charge: Charge<'_>, units: u64) -> Optio
     level.expect("the store answers")
 }
 
-/// A report takes its amount, below zero too. The level and the excess are told.
+/// A report takes its amount, even below zero, and returns the level and the excess.
 pub async fn a_report_counts_although_the_limit_denies(fixture: &impl Fixture) {
     for (number, kind) in (1..).zip(KINDS) {
         let limit = kind.limit(CAPACITY, WINDOW);
@@ -54,6 +54,38 @@ pub async fn a_report_counts_although_the_limit_denies(fixture: &impl Fixture) {
         assert!(back.left >= all, "{kind:?}");
         take(fixture, one, capacity).await;
         fixture.set_time(START);
+    }
+}
+
+/// A caller that does not know the new numbers of a limit yet may report and give back late. This changes the state in
+/// its present numbers, and loses no usage.
+pub async fn late_calls_under_old_numbers_carry_nothing_over(fixture: &impl Fixture) {
+    for (number, kind) in (1..).zip(KINDS) {
+        for carry_over in CarryOver::ALL {
+            let [old, new] = [CAPACITY, 10 * CAPACITY].map(|it| kind.limit(it, WINDOW));
+            let key = 10 * number + carry_over as u64;
+            let [late, one] = [&old, &new].map(|limit| Charge {
+                carry_over,
+                ..charge(key, limit)
+            });
+            take(fixture, one, 9 * CAPACITY).await;
+            let all = i64::try_from(new.capacity()).expect("a small number");
+            let used = i64::try_from(9 * CAPACITY).expect("a small number");
+            let told = report(fixture, late, 2).await.expect("a level");
+            assert!(told.left <= i64::try_from(old.capacity()).expect("a small number"));
+            let level = report(fixture, one, 0).await.expect("a level");
+            assert_eq!(level.left, all - used - 2, "{kind:?}, {carry_over:?}");
+            let back = fixture.store().refund(&[late], 2, START).await;
+            back.expect("the store answers");
+            // Usage that a change has reset is not given back.
+            let back = 2 * i64::from(carry_over != CarryOver::Reset);
+            let level = report(fixture, one, 0).await.expect("a level");
+            assert_eq!(
+                level.left,
+                all - used - 2 + back,
+                "{kind:?}, {carry_over:?}"
+            );
+        }
     }
 }
 

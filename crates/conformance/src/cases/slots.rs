@@ -292,7 +292,7 @@ pub async fn a_client_that_waits_for_several_slots_is_not_overtaken(fixture: &im
     held(fixture, &[charge(7, &ONE_SLOT)], 1, &lease(10)).await;
 }
 
-/// A client waits only if just slots are missing.
+/// A client waits only if nothing but slots is missing.
 pub async fn a_client_that_other_charges_deny_does_not_wait(fixture: &impl Fixture) {
     let window = Kind::FixedWindow.limit(1, LONG);
     let both = [charge(1, &ONE_SLOT), charge(2, &window)];

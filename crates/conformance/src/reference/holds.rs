@@ -36,8 +36,8 @@ impl States {
         self.decide(charge, cost, now)
     }
 
-    /// Gives the hold a place in the queue of each slot that it needs, if just slots are missing. Returns how
-    /// many clients are before it in the longest queue.
+    /// Gives the hold a place in the queue of each slot that it needs, if nothing but slots is missing. Returns
+    /// how many clients are before it in the longest queue.
     fn wait(
         &mut self,
         charges: &[Charge<'_>],

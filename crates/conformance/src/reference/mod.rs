@@ -283,6 +283,9 @@ impl States {
             // A charge that allowed the request must not report a denial.
             if !allowed || !charge.enforces() {
                 verdict = self.decide(charge, asked(charges, i, units), now);
+                if charge.on_denied == OnDenied::Note {
+                    verdict = verdict.after_denial(now);
+                }
             }
         } else if cost > 0
             && !unrestored
@@ -315,7 +318,7 @@ impl States {
         with_kept!(self, charge.limit, |numbers, kept| {
             let fresh = || (numbers.clone(), Default::default());
             let (own, state) = kept.entry(charge.key).or_insert_with(fresh);
-            if own != numbers && own.expires_at(state) <= now {
+            if own != numbers && own.expires_for(state, numbers) <= now {
                 // An expired state with other numbers is the same as a missing state. An expired state with
                 // these numbers is not: if the clock has stepped back, the state may have seen a later
                 // instant.
@@ -345,7 +348,9 @@ impl States {
     fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
         with_kept!(self, charge.limit, |numbers, kept| {
             if let Some((own, state)) = kept.get_mut(&charge.key)
-                && (own == numbers || charge.carry_over != CarryOver::Reset)
+                && (own == numbers
+                    || charge.carry_over != CarryOver::Reset
+                        && own.expires_for(state, numbers) > now)
             {
                 own.asked_by(numbers).refund(state, cost, charged_at, now);
             }
@@ -424,7 +429,6 @@ impl<C: Clock> Store for ReferenceStore<C> {
         charged_at: Time,
     ) -> Reply<'a, Applied> {
         let (now, mut states) = self.current();
-        states.carry_over(charges, now);
         for charge in charges {
             let cost = charge.cost.saturating_mul(units);
             states.refund(charge, cost, charged_at, now);
@@ -472,17 +476,22 @@ impl<C: Clock> Store for ReferenceStore<C> {
         units: u64,
     ) -> Reply<'a, Option<AllowanceLevel>> {
         let (now, mut states) = self.current();
-        states.carry_over(&[*charge], now);
         let reported = charge.cost.saturating_mul(units);
-        let Some(before) = states.level(charge, now) else {
+        let carried_over = |states: &States| {
+            let mut copy = states.clone();
+            copy.carry_over(&[*charge], now);
+            copy
+        };
+        let Some(before) = carried_over(&states).level(charge, now) else {
             return Answer::Now(Ok(None));
         };
         if reported > 0 {
             states.overdraw(charge, reported, MAX_AMOUNT, now);
         }
-        let left = states.level(charge, now).unwrap_or_default();
+        let mut copy = carried_over(&states);
+        let left = copy.level(charge, now).unwrap_or_default();
         let admission = Admission::Allowed { delay: Span::ZERO };
-        let reset_at = states.outcome(charge, admission, now).reset_at;
+        let reset_at = copy.outcome(charge, admission, now).reset_at;
         let level = AllowanceLevel::after(reported, before, left, now, reset_at);
         Answer::Now(Ok(Some(level)))
     }

@@ -20,7 +20,7 @@ pub(super) struct Mark {
     /// What the client got, divided by its weight.
     pub(super) got: u64,
     pub(super) weight: u32,
-    /// One more than the contention epoch in which the client was last ahead or denied; 0 for never.
+    /// One more than the contention epoch in which the client was last denied; 0 for never.
     contended: u64,
 }
 
@@ -29,6 +29,8 @@ pub(super) struct Mark {
 pub(super) struct Weights {
     known: [u64; 2],
     contending: [u64; 2],
+    /// The highest level, in units, that a denied client needed. Clients that were ahead do not count.
+    wanted: [u64; 2],
 }
 
 impl Weights {
@@ -37,9 +39,25 @@ impl Weights {
         self.known[0] + self.known[1]
     }
 
-    /// Returns the weights of the clients that were ahead or denied lately.
+    /// Returns the weights of the clients that were denied in this contention epoch or the one before it.
     pub(super) fn contending(self) -> u64 {
         self.contending[0] + self.contending[1]
+    }
+
+    /// Returns the highest level that was wanted in this contention epoch or the one before it.
+    pub(super) fn wanted(self) -> u64 {
+        self.wanted[0].max(self.wanted[1])
+    }
+
+    /// Notes that a denied client needs this level.
+    pub(super) fn want(&mut self, level: u64) {
+        self.wanted[0] = self.wanted[0].max(level);
+    }
+
+    /// Begins new contention epochs.
+    fn begin_epochs(&mut self, epochs: u64) {
+        turn(&mut self.contending, epochs);
+        turn(&mut self.wanted, epochs);
     }
 }
 
@@ -103,17 +121,17 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Returns how many contention epochs have begun since the state was written.
-    pub(super) fn epochs(&self) -> u64 {
-        self.epochs
-    }
-
-    /// Returns whether the client was ahead or denied lately.
+    /// Returns whether the client was denied in this contention epoch or the one before it.
     pub(super) fn is_contending(&self) -> bool {
-        self.mark.contended + 1 > self.epoch && self.mark.contended > 0
+        self.was_denied_within(2)
     }
 
-    /// Notes that the client is ahead or denied.
+    /// Returns whether the client was denied in this contention epoch, or in one of the `epochs - 1` before it.
+    pub(super) fn was_denied_within(&self, epochs: u64) -> bool {
+        self.mark.contended > 0 && self.mark.contended + epochs > self.epoch + 1
+    }
+
+    /// Notes that the client is denied.
     pub(super) fn contend(&mut self) {
         let weight = u64::from(self.mark.weight);
         if self.mark.contended == self.epoch + 1 {
@@ -139,14 +157,6 @@ impl Clients {
         // A table has up to 8 places for 7 entries, and a byte beside each place.
         let places = self.current.capacity() + self.previous.capacity();
         (places * 8).div_ceil(7) * (size_of::<(u64, Mark)>() + 1)
-    }
-
-    /// Returns the weights of the clients of a lane that contend, when `epochs` have begun since the last
-    /// write.
-    pub(super) fn contending_in(&self, lane: usize, epochs: u64) -> u64 {
-        let mut contending = self.weights[lane].contending;
-        turn(&mut contending, epochs);
-        contending[0] + contending[1]
     }
 
     /// Returns the weights of the clients of a lane that are known when `generations` have begun since the
@@ -180,7 +190,7 @@ impl Clients {
         let (generations, epochs) = (generation - self.generation, epoch - self.epoch);
         let mut weights = self.weights[lane];
         turn(&mut weights.known, generations);
-        turn(&mut weights.contending, epochs);
+        weights.begin_epochs(epochs);
         let find = |id| self.find(id, generations, lane, shift);
         let mut id = limit.mark_id();
         let mut found = find(id);
@@ -244,7 +254,7 @@ impl Clients {
         }
         for weights in &mut self.weights {
             turn(&mut weights.known, seen.generations);
-            turn(&mut weights.contending, seen.epochs);
+            weights.begin_epochs(seen.epochs);
         }
         self.epoch = seen.epoch;
         self.weights[seen.lane] = seen.weights;
@@ -257,6 +267,13 @@ impl Clients {
     /// Makes clients that are not known share a mark, until the next generation begins.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
+    }
+
+    /// Forgets the levels that clients wanted: the bucket gets other numbers.
+    pub(super) fn forget_wanted(&mut self) {
+        for weights in &mut self.weights {
+            weights.wanted = [0; 2];
+        }
     }
 
     /// Forgets all clients. Epochs may have another length from now on, so they are counted anew.

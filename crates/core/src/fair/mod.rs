@@ -6,27 +6,39 @@
 //! # Promise
 //! * **Total**: in any span `t`, at most `capacity + refill × t` is taken, as from a
 //!   [token bucket](crate::token_bucket); error bound 0.
-//! * **Shares**: while clients compete, each gets its weighted share. Two clients that always ask differ in
-//!   what they get, divided by their weights, by at most one request each.
+//! * **Shares**: a fluid scheduler that divides each refill of the bucket by weight is the ideal. No client
+//!   falls behind it by more than the capacity and one request.
 //! * **Quiet clients**: a client that stays below its share is not denied, while the tokens that such
 //!   clients have saved up are fewer than the reserve: a quarter of the capacity, at least one token. A
 //!   client saves up its share of [`MEMORY`], but at most half of the capacity or its share of the capacity.
-//! * **No waste**: what a client does not use, others get. A single client gets everything.
-//! * **Lanes**: a lane always gets its share of capacity and refill. What it does not use, other lanes
-//!   borrow, unless they are strict.
+//!   A new client may take as much in advance, up to an eighth of the capacity.
+//! * **No waste**: what a client does not use, others get. A single client gets everything, and a burst
+//!   passes while nobody is denied, if it leaves an eighth of the capacity.
+//! * **Large requests**: a client that asks again and again gets its share, whatever its requests cost, up to
+//!   15/16 of the capacity.
+//! * **Lanes**: a lane always gets its share of capacity and refill. A full lane passes its
+//!   refill on to the lanes that are not strict, by their shares.
 //!
 //! # How it works
 //! The bucket has a *virtual time*: what a client of weight 1 should have got so far. Each client has a
 //! *mark*: what it did get, divided by its weight. A client whose mark is at or below the virtual time may
 //! take tokens. A client that is ahead waits. The virtual time moves with the refill, divided by the weights
-//! of all known clients: that is the share that each of them is guaranteed. If a client is ahead and the
-//! bucket holds more than half, others leave a part of their shares: the virtual time moves on by the
-//! surplus, divided by the weights of the clients that were ahead or denied lately. So it moves at the speed
-//! at which those clients can be served.
+//! of all known clients: that is the share that each of them is guaranteed.
 //!
-//! The lowest quarter of the bucket is a reserve. Clients that were denied lately do not touch it, unless
-//! they are behind by a whole request. So a quiet client finds tokens at any time. The reserve costs nothing
-//! in the long run: what refills a bucket that is a quarter full is taken, like what refills an empty one.
+//! If a client is ahead and the bucket holds more than half, others leave a part of their shares. Then the
+//! virtual time moves on by the surplus, divided by the weights of the clients that were denied lately. So it
+//! moves at the speed at which those clients can be served. A client that is not ahead may need more than half of
+//! the bucket. If it was denied in this or the previous epoch, the level that it needs takes the place of the half.
+//! Otherwise clients with small requests would keep the bucket half full, and it would never reach that level.
+//!
+//! A client is *calm* if it was not denied within [`MEMORY`]. A calm client may be ahead: by what it earns
+//! within [`MEMORY`], up to an eighth of the capacity; by the whole capacity while nobody else was denied
+//! lately. So a client that is new, or asks in bursts, finds its share at once, and waits afterwards.
+//!
+//! The lowest quarter of the bucket is a reserve. Clients that are not calm do not touch it, unless they are
+//! behind by a whole request, or the bucket is full but for a quarter of the reserve. Calm clients leave half of
+//! the reserve. So a quiet client finds tokens at any time. The reserve costs nothing in the long run: clients take
+//! the refill of a bucket that is a quarter full, as they take the refill of an empty one.
 //!
 //! A client that is not seen for one to two [`MEMORY`] spans is forgotten, with what it has saved up.
 //!
@@ -35,7 +47,7 @@
 //!
 //! # When the numbers change
 //! Missing tokens are kept up to the new capacity of each lane; clients keep their marks.
-//! Proof: `tests/fair.rs`.
+//! Proof: `tests/fair.rs`, and `tests/gps.rs` beside the fluid scheduler.
 
 mod clients;
 mod numbers;
@@ -101,14 +113,13 @@ impl Fair {
     fn advance(&self, pool: &mut Pool, clients: &Clients, now: Time) -> [u64; MAX_LANES] {
         let generations = clients.generations_until(now);
         let tick = self.tick().of(now);
-        let units = self.refill(tick.saturating_sub(pool.tick));
-        for lane in 0..self.lanes().len() {
-            let refilled = self.refilled(lane, pool.tick, units);
+        let inflows = self.inflows(pool, self.refill(tick.saturating_sub(pool.tick)));
+        for (lane, inflow) in inflows.into_iter().enumerate().take(self.lanes().len()) {
             let it = &mut pool.lanes[lane];
-            it.missing = it.missing.saturating_sub(refilled);
+            it.missing = it.missing.saturating_sub(inflow);
             let known = clients.known_in(lane, generations);
             if known > 0 {
-                it.unmoved = (it.unmoved + refilled).min(self.full(lane));
+                it.unmoved = (it.unmoved + inflow).min(self.full(lane));
                 let moved = self.virtual_time(it.unmoved, known);
                 it.virtual_time += moved;
                 let used = (moved * known * self.token()).div_ceil(self.numbers.scale);
@@ -135,88 +146,116 @@ impl Fair {
         shifts
     }
 
-    /// Takes surplus units of other lanes, so that this lane has up to `wanted` units. Returns how many more
-    /// could be taken.
-    fn borrow(&self, pool: &mut Pool, clients: &Clients, epochs: u64, wanted: u64) -> u64 {
-        let own = self.lane();
-        let (full, _, _) = self.levels(own);
-        if self.lanes()[own].strict {
-            return 0;
+    /// Returns what each lane gets of the `units` that the bucket refills. What full lanes would lose goes to
+    /// the other lanes that are not strict: by their shares, and what is left in the order of the lanes.
+    fn inflows(&self, pool: &Pool, units: u64) -> [u64; MAX_LANES] {
+        let mut inflows = [0; MAX_LANES];
+        let lanes = self.lanes();
+        if let [_] = lanes {
+            inflows[0] = units;
+            return inflows;
         }
-        let mut more = 0;
-        for other in (0..self.lanes().len()).filter(|it| *it != own) {
-            if clients.contending_in(other, epochs) > 0 {
-                continue;
+        let (mut left, mut lacking, mut shares) = (0, 0, 0);
+        for (lane, numbers) in lanes.iter().enumerate() {
+            let (own, missing) = (
+                self.refilled(lane, pool.tick, units),
+                pool.lanes[lane].missing,
+            );
+            inflows[lane] = own;
+            left += own.saturating_sub(missing);
+            if missing > own && !numbers.strict {
+                lacking += missing - own;
+                shares += self.share(lane);
             }
-            let (lender_full, _, surplus_from) = self.levels(other);
-            let lender = lender_full.saturating_sub(pool.lanes[other].missing);
-            let level = full.saturating_sub(pool.lanes[own].missing);
-            let wanted = wanted.min(full).saturating_sub(level);
-            let surplus = lender.saturating_sub(surplus_from);
-            let lent = surplus.min(wanted);
-            pool.lanes[other].missing += lent;
-            pool.lanes[own].missing -= lent;
-            more += surplus - lent;
         }
-        more
+        left = left.min(lacking);
+        let to_divide = left;
+        for is_by_share in [true, false] {
+            for (lane, numbers) in lanes.iter().enumerate() {
+                let lacks = pool.lanes[lane].missing.saturating_sub(inflows[lane]);
+                if left == 0 || lacks == 0 || numbers.strict {
+                    continue;
+                }
+                let part = match is_by_share {
+                    true => (to_divide * self.share(lane) / shares).min(lacks),
+                    false => left.min(lacks),
+                };
+                inflows[lane] += part;
+                left -= part;
+            }
+        }
+        inflows
     }
 
-    /// Decides `cost` for the client. Moves the virtual time on, and notes whether the client contends. A
-    /// larger cost could borrow `lendable` more units.
-    fn ask(&self, lane: &mut LaneState, seen: &mut Seen, cost: u64, lendable: u64) -> Look {
-        let (full, reserve, surplus_from) = self.levels(self.lane());
-        let (token, scale) = (self.token(), self.numbers.scale);
-        // The level that the lane can have, with what it may borrow.
+    /// Decides `cost` for the client. Moves the virtual time on, and notes a denial.
+    fn ask(&self, lane: &mut LaneState, seen: &mut Seen, cost: u64) -> Look {
+        let (full, reserve, half) = self.levels(self.lane());
+        let (token, weight) = (self.token(), self.weight());
+        let surplus_from = half.max(seen.weights.wanted());
         let level = full.saturating_sub(lane.missing);
-        let level = level.saturating_add(lendable).min(full);
         let needs = cost * token;
-        self.clamp(lane, seen);
+        let earned = self.clamp(lane, seen);
 
-        let mut needed = needs;
-        let is_alone = seen.weights.known() == self.weight();
-        if is_alone && !seen.is_contending() {
+        let known = seen.weights.known();
+        let is_alone = known == weight;
+        let is_calm = match is_alone {
+            true => !seen.is_contending(),
+            false => !seen.was_denied_within(1 + MEMORY.as_micros() / self.epoch()),
+        };
+        if is_alone && is_calm {
             lane.virtual_time = lane.virtual_time.max(seen.mark.got);
         }
-        let tolerated = match seen.is_new || seen.is_contending() {
-            true => 0,
-            false => scale / self.weight(),
+        let others = match seen.is_contending() {
+            true => seen.weights.contending().saturating_sub(weight),
+            false => seen.weights.contending(),
         };
-        if seen.mark.got > lane.virtual_time + tolerated {
-            seen.contend();
-            let contending = seen.weights.contending();
-            let ahead = seen.mark.got - lane.virtual_time;
-            let surplus = ahead.saturating_mul(contending).saturating_mul(token);
-            needed = surplus_from
-                .saturating_add(surplus.div_ceil(scale))
-                .min(full);
-            if level >= needed {
+        let mut needed = needs;
+        let ahead = seen.mark.got.saturating_sub(lane.virtual_time);
+        if ahead > 0 {
+            let surplus = self.units(ahead, others + weight);
+            let with_surplus = surplus_from.saturating_add(surplus).min(full);
+            if level >= with_surplus {
                 lane.virtual_time = seen.mark.got;
             } else if level > surplus_from {
-                let moved = self.virtual_time(level - surplus_from, contending);
+                let moved = self.virtual_time(level - surplus_from, others + weight);
                 lane.virtual_time += moved.min(ahead);
             }
+            // The refill alone moves the virtual time on too.
+            let refill = self.units(ahead, known).min(full);
+            needed = with_surplus.min((full + refill).saturating_sub(lane.missing));
         }
-        let is_ahead = match seen.is_contending() || seen.is_new {
-            true => seen.mark.got > lane.virtual_time,
-            false => seen.mark.got > lane.virtual_time + tolerated,
+        let tolerated = match (is_calm, others) {
+            (false, _) => 0,
+            (true, 0) => self.virtual_time(full, weight),
+            (true, _) => {
+                let most = self.virtual_time(reserve / 2, weight);
+                earned.min(most).max(self.numbers.scale / weight)
+            }
         };
-        let floor = match (seen.is_new, seen.is_contending()) {
-            (_, true) => reserve,
-            (true, _) if !is_alone => reserve / 2,
-            _ => 0,
+        let is_ahead = seen.mark.got > lane.virtual_time + tolerated;
+        let floor = match (is_calm, is_alone) {
+            (false, _) => reserve,
+            (true, false) => reserve / 2,
+            (true, true) => 0,
         };
         let behind = lane.virtual_time.saturating_sub(seen.mark.got);
         // Behind by this many tokens, the client may use the reserve.
-        let owed = (behind.saturating_mul(self.weight()) / scale).min(level / token);
+        let owed = (behind.saturating_mul(weight) / self.numbers.scale).min(level / token);
+        let nearly_full = full - reserve / 4;
         let available = match is_ahead {
             true => 0,
-            false if level == full => full / token,
+            false if level >= nearly_full => level / token,
             false => owed.max(level.saturating_sub(floor) / token),
         };
         let passes = !is_ahead && cost <= available;
-        needed = needed.max(floor + needs).min(full);
+        // The client is not calm from now on.
+        let wanted = (reserve + needs).min(nearly_full.max(needs)).min(full);
+        needed = needed.max(wanted).min(full);
         if !passes {
             seen.contend();
+            if seen.mark.got <= lane.virtual_time {
+                seen.weights.want(wanted);
+            }
         }
         Look {
             needed,
@@ -225,22 +264,22 @@ impl Fair {
         }
     }
 
-    /// Limits what the client has saved up.
-    fn clamp(&self, lane: &LaneState, seen: &mut Seen) {
-        let (full, _, surplus_from) = self.levels(self.lane());
+    /// Limits what the client has saved up. Returns what it earns within [`MEMORY`], as virtual time.
+    fn clamp(&self, lane: &LaneState, seen: &mut Seen) -> u64 {
+        let (full, _, half) = self.levels(self.lane());
         let known = seen.weights.known().max(self.weight());
         let share = self.virtual_time(full, known);
-        let most = self.virtual_time(surplus_from, self.weight());
+        let most = self.virtual_time(half, self.weight());
         let earned = (self.numbers.earned / known).min(most);
         // The whole and the rest apart, so that the products stay small.
         let (whole, part) = (self.numbers.whole, self.share(self.lane()));
         let earned = earned / whole * part + earned % whole * part / whole;
-        let saved = share.max(earned);
-        let least = lane.virtual_time.saturating_sub(saved);
+        let least = lane.virtual_time.saturating_sub(share.max(earned));
         seen.mark.got = match seen.is_new {
             true => lane.virtual_time,
             false => seen.mark.got.max(least),
         };
+        earned
     }
 
     /// Reads the client at `now`, and decides `cost`, on a copy of everything but the clients.
@@ -248,11 +287,8 @@ impl Fair {
         let (mut pool, clients) = (state.0.pool, &state.0.clients);
         let shifts = self.advance(&mut pool, clients, now);
         let mut seen = clients.read(self, shifts[self.lane()], now);
-        let (full, _, surplus_from) = self.levels(self.lane());
-        let cost = cost.min(full / self.token());
-        let wanted = surplus_from.saturating_add(cost * self.token());
-        let lendable = self.borrow(&mut pool, clients, seen.epochs(), wanted);
-        let look = self.ask(&mut pool.lanes[self.lane()], &mut seen, cost, lendable);
+        let cost = cost.min(self.capacity());
+        let look = self.ask(&mut pool.lanes[self.lane()], &mut seen, cost);
         (pool, seen, shifts, look)
     }
 
@@ -333,6 +369,9 @@ impl Limiting for Fair {
     }
 
     fn refund(&self, state: &mut State, cost: u64, charged_at: Time, now: Time) {
+        if cost == 0 {
+            return;
+        }
         let (mut pool, mut seen, shifts, _) = self.look(state, 0, now);
         let cost = cost.min(self.capacity());
         let ticks = self
@@ -349,6 +388,7 @@ impl Limiting for Fair {
         }
         let lane = &mut pool.lanes[self.lane()];
         lane.missing = lane.missing.saturating_sub(units);
+        // Others could not use what has refilled since then. So it stays a part of the client's share.
         let moved = units * self.numbers.scale / self.token() / self.weight();
         seen.mark.got = seen.mark.got.saturating_sub(moved);
         Fair::write(state, pool, &seen, &shifts);
@@ -414,6 +454,7 @@ impl Limiting for Fair {
         }
         let seen = from.tick().start(tick).max(now);
         pool.tick = self.tick().of(seen);
+        clients.forget_wanted();
         let is_same_scale = from.numbers.scale == self.numbers.scale;
         if !is_same_scale || from.epoch() != self.epoch() || from.lanes() != self.lanes() {
             clients.clear();

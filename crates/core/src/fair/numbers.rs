@@ -148,15 +148,16 @@ fn of_meter(meter: Meter, lanes: &[Lane]) -> Option<Fair> {
     let ticks = MEMORY.as_micros() / tick.micros();
     let refilled = ticks.saturating_mul(u64::from(per_tick)) / token;
     let most = (2 * refilled).max(capacity) + 1;
-    let fits = |scale: u64| {
-        full.saturating_mul(scale) < EXACT / 2 && most.saturating_mul(scale) < EXACT / 4
+    let fits = |scale: u64, margin: u64| {
+        full.saturating_mul(scale) < EXACT / 2 && most.saturating_mul(scale) < EXACT / margin
     };
     let mut scale = FINEST;
-    while !fits(scale) {
+    // A client can be ahead by twice the capacity, so there is room for a multiple of it where scale allows.
+    while scale > 1 && !fits(scale, 16) {
         scale /= 2;
-        if scale == 0 {
-            return None;
-        }
+    }
+    if !fits(scale, 4) {
+        return None;
     }
     let part = |share: &u64| full * share / whole;
     let numbers = Numbers {
@@ -316,6 +317,14 @@ impl Fair {
     /// Returns `units` of a lane as virtual time of a client with this weight, rounded down.
     pub(super) fn virtual_time(&self, units: u64, weight: u64) -> u64 {
         units * self.numbers.scale / weight / self.token()
+    }
+
+    /// Returns the units that virtual time takes with this weight, rounded up, but at most a huge number.
+    pub(super) fn units(&self, virtual_time: u64, weight: u64) -> u64 {
+        let products = virtual_time
+            .saturating_mul(weight)
+            .saturating_mul(self.token());
+        products.div_ceil(self.numbers.scale)
     }
 
     /// Returns the virtual time that `cost` tokens take, rounded up.

@@ -334,8 +334,13 @@ impl Shared {
             ..HoldCall::default()
         };
         let mut told = HoldReply::Unknown;
+        // The fence is in the part that has the slots.
+        let mut fence = 0;
         for part in parts.iter().rev() {
             told = self.settle_part(made, part, &call).await?;
+            if let HoldReply::Done(value) = &told {
+                fence = value.fence.max(fence);
+            }
         }
         self.recent_holds.forget(made.id);
         self.note_due(made.id, None).await?;
@@ -343,6 +348,7 @@ impl Shared {
         Ok(match told {
             HoldReply::Done(value) => {
                 value.update(&mut record, &parts[0].indexes);
+                record.fence = fence;
                 for charge in &mut record.charges {
                     charge.taken = 0;
                 }

@@ -143,7 +143,9 @@ impl Sample {
             ) => "hash",
             Some(Content::Audit) => "list",
             Some(Content::Slots(_) | Content::Due | Content::Open | Content::SharedIndex) => "zset",
-            Some(Content::State(_) | Content::Undone | Content::Hold) | None => "string",
+            Some(Content::State(_) | Content::Mark(_) | Content::Undone | Content::Hold) | None => {
+                "string"
+            }
         };
         if kind != expected {
             self.wrong_type.add(&key);

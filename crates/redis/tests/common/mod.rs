@@ -171,10 +171,10 @@ pub(crate) fn changes(redis: &Redis) -> u64 {
     info["rdb_changes_since_last_save"].parse().unwrap()
 }
 
-/// Returns the number of steps of a random sequence: ten times as many in a long run.
+/// Returns the number of steps of a random sequence: five times as many in a long run.
 pub(crate) fn steps() -> usize {
     match std::env::var("TOLLGATE_PROOF_CASES") {
-        Ok(_) => conformance::STEPS * 10,
+        Ok(_) => conformance::STEPS * 5,
         Err(_) => conformance::STEPS,
     }
 }

@@ -172,6 +172,7 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
         let policy = rule.on_store_failure.map_or("none", |it| it.name());
         let emergency = rule.emergency_limit.map(|it| it.to_string());
         let most = rule.max_lease.map(|it| it.to_string());
+        let adaptive = rule.adaptive.map(|it| it.to_string());
         [
             ("missing", rule.missing.name().to_owned()),
             ("charge_denied", denied.to_owned()),
@@ -180,6 +181,7 @@ fn settings(about: &str, old: &Rule, new: &Rule, found: &mut Found) {
             ("durability", rule.durability.name().to_owned()),
             ("overdraft", rule.overdraft().to_string()),
             ("max_lease", most.unwrap_or_else(|| "lease".to_owned())),
+            ("adaptive", adaptive.unwrap_or_else(|| "off".to_owned())),
             ("on_store_failure", policy.to_owned()),
             ("emergency_limit", emergency.unwrap_or_else(none)),
             ("limit_from", source(rule)),

@@ -21,6 +21,14 @@ pub(super) fn plans(old: &Numbered<'_>, new: &Numbered<'_>, found: &mut Found) {
         let what = format!("{old} becomes {new}: for tenants without a plan");
         found.note("default_plan", what);
     }
+    if before.plan_from != after.plan_from {
+        let said = |from: Option<&str>| match from {
+            Some(name) => format!("attributes.{name}"),
+            None => "nothing".to_owned(),
+        };
+        let (old, new) = (said(before.plan_attribute()), said(after.plan_attribute()));
+        found.note("plan_from", format!("{old} becomes {new}"));
+    }
     for plan in &before.plans {
         if after.plan(&plan.name).is_none() {
             found.note(format!("plan {}", plan.name), "is gone");

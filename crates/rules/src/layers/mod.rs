@@ -81,13 +81,31 @@ pub(crate) struct Allowance {
     /// Whether each tenant has its own allowance. The numbers can differ by tenant only if this is
     /// true.
     by_tenant: bool,
+    /// Whether plans may set its numbers.
+    by_plan: bool,
     counting: Counting,
+}
+
+impl Allowance {
+    pub(crate) fn new(
+        name: &Arc<str>,
+        per: &[String],
+        counting: &Counting,
+        tiers: &Tiers,
+    ) -> Allowance {
+        Allowance {
+            name: Arc::clone(name),
+            by_tenant: is_by_tenant(per),
+            by_plan: tiers.may_differ_by_plan(per),
+            counting: counting.clone(),
+        }
+    }
 }
 
 /// Plans, tenants and overrides, before the tables are computed.
 #[derive(Debug, Default)]
 pub(crate) struct Layers {
-    tiers: Tiers,
+    pub(crate) tiers: Tiers,
     everyone: Vec<Arc<Override>>,
     /// Indexed by plan.
     plans: Vec<Vec<Arc<Override>>>,
@@ -139,6 +157,12 @@ impl Layers {
         Layers::new(policy, &[], &Keyring::new(b"", ""))
     }
 
+    /// Returns whether a subject has overrides.
+    #[inline]
+    pub(crate) fn has_subjects(&self) -> bool {
+        !self.subjects.is_empty()
+    }
+
     /// Returns the overrides of the subjects of a request.
     #[inline]
     pub(crate) fn of_subjects(&self, attributes: &Attributes<'_>) -> OwnOverrides {
@@ -178,14 +202,30 @@ impl Layers {
         of(Some(rule)).or_else(|| of(None)).map(|it| &**it)
     }
 
+    /// Returns the rollout that an override gives the rule, and the override.
+    pub(crate) fn rollout(&self, rule: &str) -> Option<(u16, &Override)> {
+        let mut of_rule = self
+            .everyone
+            .iter()
+            .rev()
+            .filter(|it| it.rule() == Some(rule));
+        of_rule.find_map(|it| match it.change {
+            Change::Rollout(share) => Some((share, &**it)),
+            _ => None,
+        })
+    }
+
+    /// Returns the tenants with overrides that concern an allowance.
+    pub(crate) fn overridden_tenants(&self, allowance: &str) -> impl Iterator<Item = &str> {
+        let concerns = move |it: &Arc<Override>| it.rule().is_none_or(|rule| rule == allowance);
+        let all = self.tenants.iter();
+        let own = all.filter(move |(_, overrides)| overrides.iter().any(concerns));
+        own.map(|(tenant, _)| &**tenant)
+    }
+
     /// The names of the plans.
     pub(crate) fn plans(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tiers.plans()
-    }
-
-    /// Returns the plan of a tenant. A tenant that the config does not name has the default plan.
-    pub(crate) fn plan_of(&self, tenant: &str) -> Option<u16> {
-        self.tiers.plan_of(self.tiers.tenants.get(tenant))
     }
 
     /// Returns the time zone of a tenant, if the config names the tenant and the zone.
@@ -233,10 +273,8 @@ impl Layers {
         tenant: Option<&str>,
         own_overrides: &[Arc<Override>],
     ) -> Resolved {
-        let (plan, tenant) = match it.by_tenant {
-            true => (plan, tenant),
-            false => (None, None),
-        };
+        let plan = plan.filter(|_| it.by_plan);
+        let tenant = tenant.filter(|_| it.by_tenant);
         let counting = &it.counting;
         let zone = tenant.and_then(|tenant| self.zone_of(tenant));
         let mut numbers = counting.numbers.clone();
@@ -297,8 +335,9 @@ fn own<'p>(patches: &'p [(Arc<str>, Numbers)], allowance: &str) -> Option<&'p Nu
     own.map(|(_, numbers)| numbers)
 }
 
-/// Returns the overrides of one scope for an allowance. Of numbers: the override that names the allowance, and
-/// the override for all allowances. Of the mode: the other way around, so that the named one decides.
+/// Returns the overrides of one scope for an allowance. For numbers: first the override that names the allowance,
+/// then the override for all allowances. For the mode: the other way around, so that the override that names the
+/// allowance decides.
 fn applicable<'l>(
     overrides: &'l [Arc<Override>],
     allowance: &str,
@@ -306,7 +345,7 @@ fn applicable<'l>(
     let step = |it: &'l Arc<Override>| match &it.change {
         Change::Numbers(numbers) => Some((Layer::Override(it), Step::Numbers(numbers))),
         Change::Scale(scale) => Some((Layer::Override(it), Step::Scale(*scale))),
-        Change::State(_) | Change::Mode(_) | Change::Block => None,
+        Change::State(_) | Change::Rollout(_) | Change::Mode(_) | Change::Block => None,
     };
     let mode = |it: &'l Arc<Override>| match &it.change {
         Change::Mode(name) => Some((Layer::Override(it), Step::Mode(*name))),

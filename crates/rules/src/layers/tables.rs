@@ -4,13 +4,12 @@
 //! numbers share a row, for example tenants of one plan and one time zone.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 use tollgate_core::Zone;
 
-use super::{Allowance, Layers, Resolved, is_by_tenant};
+use super::{Allowance, Layers, Resolved};
 use crate::policy::Policy;
 use crate::raw::RawAlgorithm;
 use crate::tiers::Tenant;
@@ -23,6 +22,8 @@ pub(crate) struct Tables {
     /// Indexed by plan, then by allowance.
     plans: Vec<Box<[Resolved]>>,
     default_plan: Option<u16>,
+    /// The plans by name, if requests name their plans.
+    named_plans: Option<HashMap<Box<str>, u16, RandomState>>,
     tenants: HashMap<Name, Found, RandomState>,
     /// The rows of tenants with numbers of their own.
     own: Vec<Own>,
@@ -48,6 +49,9 @@ struct Found {
 pub(crate) struct Tier<'t> {
     pub(crate) plan: Option<u16>,
     own: Option<&'t [(u32, Resolved)]>,
+    /// Whether the request named a plan, and its tenant has numbers on top of another plan. These numbers are in
+    /// no table.
+    pub(crate) is_mixed: bool,
 }
 
 /// The rows while they are computed.
@@ -76,16 +80,18 @@ impl Tables {
         let own = own.map(|rule| (&rule.id, &rule.per, &rule.counting));
         let shared = policy.budgets.iter();
         let shared = shared.map(|it| (&it.name, &it.allowance.per, &it.allowance.counting));
-        let all = own.chain(shared).map(|(name, per, counting)| Allowance {
-            name: Arc::clone(name),
-            by_tenant: is_by_tenant(per),
-            counting: counting.clone(),
-        });
+        let all = own.chain(shared);
+        let all =
+            all.map(|(name, per, counting)| Allowance::new(name, per, counting, &policy.tiers));
         let mut tables = Tables {
             allowances: all.collect(),
             base: Box::default(),
             plans: Vec::new(),
             default_plan: policy.tiers.default_plan,
+            named_plans: policy.tiers.plan_from.as_ref().map(|_| {
+                let names = policy.tiers.plans().map(Box::from);
+                names.zip(0..).collect()
+            }),
             tenants: HashMap::default(),
             own: Vec::new(),
         };
@@ -154,7 +160,11 @@ impl Tables {
         concerned.retain(|place| self.allowances[*place as usize].by_tenant);
         concerned.sort_unstable();
         concerned.dedup();
-        let on_plan = Tier { plan, own: None };
+        let on_plan = Tier {
+            plan,
+            own: None,
+            is_mixed: false,
+        };
         let resolved = concerned.into_iter().map(|place| {
             let allowance = &self.allowances[place as usize];
             (place, layers.resolve(allowance, plan, Some(name), &[]))
@@ -175,6 +185,7 @@ impl Tables {
             return Tier {
                 plan: None,
                 own: None,
+                is_mixed: false,
             };
         };
         let found = self.tenants.get(tenant.as_bytes());
@@ -182,6 +193,26 @@ impl Tables {
         Tier {
             plan: found.map_or(self.default_plan, |found| found.plan),
             own: own.map(|own| &**own),
+            is_mixed: false,
+        }
+    }
+
+    /// Finds the plan and the row of a request of `tenant` that may name a plan. Without a known name, the
+    /// request has the plan of its tenant, or the default plan.
+    pub(crate) fn tier_of_request(&self, tenant: Option<&str>, named: Option<&str>) -> Tier<'_> {
+        let tier = self.tier(tenant);
+        let plan = named.and_then(|name| self.named_plans.as_ref()?.get(name).copied());
+        match plan {
+            None => Tier {
+                plan: tier.plan.or(self.default_plan),
+                ..tier
+            },
+            same if same == tier.plan => tier,
+            plan => Tier {
+                plan,
+                own: None,
+                is_mixed: tier.own.is_some(),
+            },
         }
     }
 

@@ -10,14 +10,23 @@ use crate::document::{Field, Place, Problems};
 use crate::mode::Modes;
 use crate::raw::RawAlgorithm;
 use crate::share::Carried;
+use crate::waiting;
 
 /// Returns the fields that an algorithm needs, and the fields that it may have.
 fn takes(algorithm: RawAlgorithm) -> (&'static [&'static str], &'static [&'static str]) {
     match algorithm {
-        RawAlgorithm::FixedWindow | RawAlgorithm::SlidingLog => (&["limit", "window"], &[]),
-        RawAlgorithm::SlidingCounter => (&["limit", "window"], &["buckets", "estimate"]),
-        RawAlgorithm::TokenBucket => (&["capacity", "refill"], &["fair"]),
-        RawAlgorithm::Gcra => (&["rate"], &["burst"]),
+        RawAlgorithm::FixedWindow | RawAlgorithm::SlidingLog => {
+            (&["limit", "window"], &["max_wait", "max_waiting"])
+        }
+        RawAlgorithm::SlidingCounter => (
+            &["limit", "window"],
+            &["buckets", "estimate", "max_wait", "max_waiting"],
+        ),
+        RawAlgorithm::TokenBucket => (
+            &["capacity", "refill"],
+            &["fair", "max_wait", "max_waiting"],
+        ),
+        RawAlgorithm::Gcra => (&["rate"], &["burst", "max_wait", "max_waiting"]),
         RawAlgorithm::LeakyBucket => (&["rate"], &["queue", "shape", "max_wait"]),
         RawAlgorithm::Quota => (
             &["limit", "period"],
@@ -144,11 +153,14 @@ fn stranger(name: &str, raw: RawAlgorithm) -> (String, String) {
     }
 }
 
-/// Lists the numbers that an algorithm takes, in words.
+/// Lists the numbers that an algorithm takes, in words. How long requests wait for their turn is not a number of
+/// the limit: a plan or an override cannot change it.
 fn taken(raw: RawAlgorithm) -> String {
     let (needed, optional) = takes(raw);
     let needed = needed.join(" and ");
-    match optional {
+    let is_number = |name: &&str| raw == RawAlgorithm::LeakyBucket || !name.starts_with("max_wait");
+    let optional: Vec<&str> = optional.iter().copied().filter(is_number).collect();
+    match &optional[..] {
         [] => needed,
         _ => format!("{needed}, and optionally {}", optional.join(", ")),
     }
@@ -264,5 +276,14 @@ fn consistent(rule: &Written<'_>, raw: RawAlgorithm, problems: &mut Problems<'_>
         problems.report(max_wait, message, "add `shape: true`, or remove `max_wait`");
         return false;
     }
+    if raw == RawAlgorithm::LeakyBucket {
+        return true;
+    }
+    if let (Some(key), Some(_)) = (rule.max_wait.key(), rule.fair.key()) {
+        let message = "`max_wait` of a rule with fair shares is a field of `fair`";
+        problems.report(key, message, "write `fair: { …, max_wait: 200ms }`");
+        return false;
+    }
+    waiting::check(rule.max_wait, rule.max_waiting, problems);
     true
 }

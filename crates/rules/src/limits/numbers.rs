@@ -102,6 +102,7 @@ numbers! {
     queue: Whole,
     shape: Flag,
     max_wait: Duration,
+    max_waiting: Whole,
     fair: Fairness,
 }
 
@@ -191,7 +192,12 @@ impl Numbers {
             let why = "the rule estimates from two windows and has no buckets";
             return Some(("buckets", why));
         }
-        let why = "the rule does not shape requests, so none of them waits";
+        let why = match (&self.max_wait, &self.fair) {
+            (None, None) => "the rule does not shape requests, so none of them waits",
+            _ => {
+                "requests wait as long as the rule says: only a rule that shapes has this number here"
+            }
+        };
         let waits = patch.max_wait.is_some() && self.shape != Some(Flag(true));
         waits.then_some(("max_wait", why))
     }

@@ -7,8 +7,8 @@ use tollgate_core::Keyring;
 use super::{Change, Override, Scope};
 use crate::address;
 use crate::document::{
-    At, ConfigError, Duration, Factor, Flag, Place, Problems, Read, Text, Whole, parse_document,
-    section,
+    At, ConfigError, Duration, Factor, Flag, Percent, Place, Problems, Read, Text, Whole,
+    parse_document, section,
 };
 use crate::mode::ModeName;
 use crate::named_subject::{NamedSubject, Owner};
@@ -50,6 +50,8 @@ section! {
         scale: Factor = "scale",
         /// The state of the rule; only for everyone.
         state: RuleState = "state",
+        /// The share of subjects that the rule applies to; only for everyone.
+        rollout: Percent = "rollout",
         /// The mode of the rule: exact, leased or async.
         mode: ModeName = "mode",
         /// Whether the subject is denied before any rule. Only in stored overrides.
@@ -141,6 +143,7 @@ fn check_block(raw: &RawOverride, problems: &mut Problems<'_>) {
         ("numbers", raw.numbers.key()),
         ("scale", raw.scale.key()),
         ("state", raw.state.key()),
+        ("rollout", raw.rollout.key()),
         ("mode", raw.mode.key()),
     ];
     for (name, key) in fields {
@@ -305,12 +308,13 @@ fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Opti
         raw.numbers.key(),
         raw.scale.key(),
         raw.state.key(),
+        raw.rollout.key(),
         raw.mode.key(),
     ];
     let given: Vec<Place> = given.into_iter().flatten().collect();
     let [place] = given.as_slice() else {
         let place = given.get(1).copied().unwrap_or_default();
-        let help = "write one of `numbers`, `scale`, `state` and `mode`";
+        let help = "write one of `numbers`, `scale`, `state`, `rollout` and `mode`";
         problems.report(place, "an override makes exactly one change", help);
         return None;
     };
@@ -324,6 +328,17 @@ fn change(raw: &RawOverride, scope: &Scope, problems: &mut Problems<'_>) -> Opti
             problems.report(*place, message, "add the `rule` to enforce");
         }
         return Some(Change::State(*state));
+    }
+    if let Some(share) = raw.rollout.value() {
+        if *scope != Scope::Everyone {
+            let help = "remove the tenant, plan or subject: a rollout chooses subjects itself";
+            problems.report(*place, "an override of `rollout` applies to everyone", help);
+        }
+        if raw.rule.is_absent() {
+            let help = "add the `rule` to roll out";
+            problems.report(*place, "a rollout belongs to a rule", help);
+        }
+        return Some(Change::Rollout(share.0));
     }
     if let Some(mode) = raw.mode.value() {
         return Some(Change::Mode(*mode));

@@ -73,16 +73,6 @@ impl RawAllowance {
             problems,
         );
         self.check_shards(&counting.limit, ledgered, problems);
-        let is_local = match &store {
-            RuleStore::Local => true,
-            RuleStore::Default => !outside.shared,
-            RuleStore::Named(_) => false,
-        };
-        if let (Some(key), false) = (self.fair.key(), is_local) {
-            let message = "a store that instances share has no fair shares yet";
-            let help = "write `store: local`: each instance shares its own bucket fairly; or remove `fair`";
-            problems.report(key, message, help);
-        }
         if let (Some(at), Limit::Concurrency(slots)) = (self.max_lease.get(), &counting.limit)
             && at.value.0 < slots.lease()
         {
@@ -106,6 +96,7 @@ impl RawAllowance {
             durability,
             overdraft: self.overdraft.value().copied(),
             max_lease: self.max_lease.value().map(|it| it.0),
+            adaptive: self.adaptive.value().and_then(|it| it.0),
         })
     }
 
@@ -207,6 +198,11 @@ impl RawAllowance {
             let help = "write `algorithm: concurrency`, or remove `max_lease`";
             problems.report(key, message, help);
         }
+        if let (Some(key), false) = (self.adaptive.key(), slots) {
+            let message = format!("`adaptive` is for concurrency, and this is {name}");
+            let help = "write `algorithm: concurrency`, or remove `adaptive`";
+            problems.report(key, message, help);
+        }
         if let (Some(at), true) = (self.overdraft.get(), slots) {
             let help = "remove `overdraft`: a slot is held or not, and has no amount";
             problems.report(at.place, "slots have no overdraft", help);
@@ -243,6 +239,7 @@ pub(super) fn drawing(
         ("durability", given.durability.key()),
         ("overdraft", given.overdraft.key()),
         ("max_lease", given.max_lease.key()),
+        ("adaptive", given.adaptive.key()),
         ("mode", given.mode.key()),
         ("slice", given.slice.key()),
         ("flush", given.flush.key()),
@@ -296,16 +293,7 @@ pub(super) fn limit_from(
         }
         _ => return Some(None),
     };
-    let given = from.value.0.as_str();
-    // A claim of a token becomes an attribute of the same name.
-    let claim = Some(given).filter(|it| it.starts_with("jwt.claims."));
-    let Some(attribute) = given.strip_prefix("attributes.").or(claim) else {
-        let message = format!("`{}` does not name an attribute", Short(given));
-        let help = "write attributes. and the name, such as attributes.rate_limit, or jwt.claims. and the claim of a token";
-        problems.report(from.place, message, help);
-        return None;
-    };
-    check_attribute(attribute, from.place, problems);
+    let attribute = attribute_of(from, "rate_limit", problems)?;
     let text = ceiling.value.0.as_str();
     let parsed = match allowance?.counting.limit.algorithm() {
         Algorithm::FixedWindow
@@ -316,8 +304,29 @@ pub(super) fn limit_from(
         _ => rate(text).map(Ceiling::Rate),
     };
     let ceiling = problems.accept(ceiling.place, parsed)?;
-    let attribute = attribute.to_owned();
     Some(Some(LimitFrom { attribute, ceiling }))
+}
+
+/// Returns the attribute that a text such as `attributes.rate_limit` names, or reports that it names none.
+/// `example` is the name of such an attribute.
+pub(super) fn attribute_of(
+    from: &At<Text>,
+    example: &str,
+    problems: &mut Problems<'_>,
+) -> Option<String> {
+    let given = from.value.0.as_str();
+    // A claim of a token becomes an attribute of the same name.
+    let claim = Some(given).filter(|it| it.starts_with("jwt.claims."));
+    let Some(attribute) = given.strip_prefix("attributes.").or(claim) else {
+        let message = format!("`{}` does not name an attribute", Short(given));
+        let help = format!(
+            "write attributes. and the name, such as attributes.{example}, or jwt.claims. and the claim of a token"
+        );
+        problems.report(from.place, message, help);
+        return None;
+    };
+    check_attribute(attribute, from.place, problems);
+    Some(attribute.to_owned())
 }
 
 /// Returns the back-off of a rule. `None` if it is wrong; the problem was reported.

@@ -51,8 +51,6 @@ pub struct Outside<'c> {
     pub ledger: bool,
     /// The names of the stores beside the default store.
     pub stores: &'c [Arc<str>],
-    /// Whether the default store is shared by instances, and not the memory of one instance.
-    pub shared: bool,
 }
 
 impl RawPolicy {
@@ -99,7 +97,7 @@ impl RawPolicy {
         // tenant that names a broken rule would report that rule again, as missing.
         if problems.is_empty() {
             let allowances = Allowances::new(&rules, &budgets);
-            tiers = tiers::plans(&self.plans, &self.default_plan, &allowances, problems);
+            tiers = tiers::plans(self, &allowances, problems);
             if let Some(named) = self.tenants.value() {
                 let mut tenants = HashMap::new();
                 tiers::tenants(named, &tiers, &allowances, &mut tenants, problems);

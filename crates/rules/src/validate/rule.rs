@@ -228,7 +228,7 @@ fn check_fair(raw: &RawRule, rule: &Rule, problems: &mut Problems<'_>) {
     }
 }
 
-/// Reports fields that need an answer of the store for every request, if the mode does not ask for one.
+/// Reports fields that need the store to decide every request, if the mode does not ask it for every request.
 fn check_mode(raw: &RawRule, rule: &Rule, problems: &mut Problems<'_>) {
     let mode = rule.counting.modes.name;
     if mode == ModeName::Exact {
@@ -375,6 +375,7 @@ fn rule(
         durable_by_default: allowance.durable_by_default,
         overdraft: allowance.overdraft,
         max_lease: allowance.max_lease,
+        adaptive: allowance.adaptive,
         on_store_failure: raw.on_store_failure.value().copied(),
         emergency_limit,
         placement: allowance.placement,

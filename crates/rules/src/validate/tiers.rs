@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use tollgate_core::Zone;
 
+use super::allowance::attribute_of;
 use super::{ID_HELP, Outside, is_id};
-use crate::document::{At, Field, Named, Place, Problems, Short, Text, one_of, suggestion};
+use crate::document::{At, Named, Place, Problems, Short, Text, one_of, suggestion};
 use crate::layers::is_by_tenant;
 use crate::limits::{self, Counting, Numbers};
-use crate::raw::{RawBudget, RawNumbers, RawTenant};
+use crate::raw::{RawBudget, RawNumbers, RawPolicy, RawTenant};
 use crate::rule::Rule;
 use crate::tiers::{Budget, Patches, Plan, Tenant, Tiers};
 use crate::zone;
@@ -54,8 +55,8 @@ pub(crate) struct Allowances<'c> {
     drawing: HashMap<&'c str, &'c str>,
 }
 
-/// The name of an allowance, whether each tenant has its own, and its numbers.
-type Known<'c> = (&'c Arc<str>, bool, &'c Counting);
+/// The name of an allowance, the attributes of its subjects, and its numbers.
+type Known<'c> = (&'c Arc<str>, &'c [String], &'c Counting);
 
 impl<'c> Allowances<'c> {
     pub(crate) fn new(rules: &'c [Rule], budgets: &'c [Budget]) -> Allowances<'c> {
@@ -64,7 +65,7 @@ impl<'c> Allowances<'c> {
         let shared = budgets.iter();
         let shared = shared.map(|it| (&it.name, &it.allowance.per, &it.allowance.counting));
         let all = own.chain(shared);
-        let all = all.map(|(name, per, counting)| (&**name, (name, is_by_tenant(per), counting)));
+        let all = all.map(|(name, per, counting)| (&**name, (name, &**per, counting)));
         let drawing = rules.iter().filter_map(|it| Some((&*it.id, it.budget()?)));
         Allowances {
             counting: all.collect(),
@@ -72,14 +73,16 @@ impl<'c> Allowances<'c> {
         }
     }
 
-    /// Returns the rule or budget called `name`, or reports that plans and tenants cannot change it.
+    /// Returns the rule or budget called `name`, or reports that plans and tenants cannot change it. `may_differ`
+    /// says whether an allowance with a `per` can have different numbers.
     fn find(
         &self,
         name: &At<String>,
+        may_differ: impl Fn(&[String]) -> bool,
         problems: &mut Problems<'_>,
     ) -> Option<(&'c Arc<str>, &'c Counting)> {
-        if let Some((id, by_tenant, counting)) = self.counting.get(name.value.as_str()) {
-            if *by_tenant {
+        if let Some((id, per, counting)) = self.counting.get(name.value.as_str()) {
+            if may_differ(per) {
                 return Some((id, counting));
             }
             let message = format!("tenants share the allowance of `{id}`");
@@ -106,11 +109,12 @@ impl<'c> Allowances<'c> {
         &self,
         raw: &Named<RawNumbers>,
         below: &[(Arc<str>, Numbers)],
+        may_differ: impl Fn(&[String]) -> bool,
         problems: &mut Problems<'_>,
     ) -> Patches {
         let mut patches: Vec<(Arc<str>, Numbers)> = Vec::with_capacity(raw.0.len());
         for (name, at) in &raw.0 {
-            let Some((id, counting)) = self.find(name, problems) else {
+            let Some((id, counting)) = self.find(name, &may_differ, problems) else {
                 continue;
             };
             if patches.iter().any(|(known, _)| known == id) {
@@ -135,13 +139,26 @@ impl<'c> Allowances<'c> {
     }
 }
 
+/// Returns the plans of a policy, without its tenants.
 pub(super) fn plans(
-    raw: &Field<Named<Named<RawNumbers>>>,
-    default_plan: &Field<Text>,
+    policy: &RawPolicy,
     allowances: &Allowances<'_>,
     problems: &mut Problems<'_>,
 ) -> Tiers {
+    let (raw, default_plan) = (&policy.plans, &policy.default_plan);
     let mut tiers = Tiers::default();
+    if let Some(from) = policy.plan_from.get() {
+        // A wrong text counts as an attribute, so that its plans are not reported as well.
+        tiers.plan_from = Some(attribute_of(from, "plan", problems).unwrap_or_default());
+        if raw.is_absent() {
+            let help = "add `plans`, or remove `plan_from`";
+            problems.report(
+                from.place,
+                "`plan_from` without `plans` has no effect",
+                help,
+            );
+        }
+    }
     let given = raw.value().map_or(&[][..], |named| &named.0);
     if let (Some(key), true) = (raw.key(), given.len() > MAX_PLANS) {
         let message = format!("there are {} plans", given.len());
@@ -157,7 +174,8 @@ pub(super) fn plans(
             twice("plan", name, problems);
             continue;
         }
-        let patches = allowances.patches(&at.value, &[], problems);
+        let may_differ = |per: &[String]| tiers.may_differ_by_plan(per);
+        let patches = allowances.patches(&at.value, &[], may_differ, problems);
         tiers.plans.push(Plan {
             name: name.value.as_str().into(),
             patches,
@@ -206,7 +224,7 @@ pub(crate) fn tenants(
         let below = of_plan.and_then(|plan| tiers.plans.get(usize::from(plan)));
         let below = below.map_or(&[][..], |plan| &plan.patches);
         let patches = match raw.overrides.value() {
-            Some(raw) => allowances.patches(raw, below, problems),
+            Some(raw) => allowances.patches(raw, below, is_by_tenant, problems),
             None => Patches::default(),
         };
         let zone = raw.timezone.get().and_then(|at| {

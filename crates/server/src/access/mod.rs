@@ -1,7 +1,7 @@
 //! Tokens: who may use a door, and how wrong tokens are answered.
 //!
 //! * `token`: recognises tokens by their hashes, in constant time.
-//! * `attempts`: counts, logs and slows down wrong tokens.
+//! * `attempts`: counts, logs, slows down and bounds wrong tokens.
 //! * [`Access`]: lets requests into a data door, by the scopes of their tokens. The admin door has roles
 //!   instead.
 //!
@@ -12,11 +12,12 @@ pub(crate) mod token;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tollgate::{ActiveConfig, Engine};
 use tollgate_config::{Listen, Server, TokenScope, TokenScopes};
 
-use self::attempts::Attempts;
+use self::attempts::{Attempts, TooManyWrong};
 use self::token::{Shown, Tokens};
 use crate::outbound::Seldom;
 use crate::per_config::{Made, PerConfig};
@@ -53,6 +54,17 @@ pub(crate) enum AccessError {
     NoToken,
     #[error("this token lacks the `{}` scope", .0.name())]
     NotPermitted(TokenScope),
+    #[error(
+        "too many wrong tokens came from this address: this one was not compared; try again in {} s",
+        .0.as_secs().max(1)
+    )]
+    TooManyWrong(Duration),
+}
+
+impl From<TooManyWrong> for AccessError {
+    fn from(full: TooManyWrong) -> AccessError {
+        AccessError::TooManyWrong(full.retry_after)
+    }
 }
 
 /// Lets requests into a data door.
@@ -110,9 +122,12 @@ impl Access {
         if tokens.is_empty() {
             return Ok(TokenScopes::ALL);
         }
+        if shown == Shown::Nothing {
+            return Err(AccessError::NoToken);
+        }
+        self.may_try(peer)?;
         let found = match shown {
-            Shown::Nothing => return Err(AccessError::NoToken),
-            Shown::Other => None,
+            Shown::Nothing | Shown::Other => None,
             Shown::Token(token) => tokens.find(token),
         };
         let Some((_, client)) = found else {
@@ -124,6 +139,11 @@ impl Access {
             return Err(AccessError::NotPermitted(scope));
         }
         Ok(client.scopes)
+    }
+
+    /// Call this before a token or a password of the client at `peer` is compared.
+    pub(crate) fn may_try(&self, peer: Option<IpAddr>) -> Result<(), TooManyWrong> {
+        self.attempts.may_try(peer)
     }
 
     /// Waits until the client at `peer` may learn that its token or password is wrong.

@@ -48,6 +48,10 @@ pub(super) struct BlockBody {
     /// Why the block has no effect; null if it has an effect.
     #[schema(required = true)]
     idle: Option<String>,
+    /// What `POST /v1/overrides/restore` takes to bring the block back. Only for a block that was removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Object, required = false)]
+    stored: Option<Value>,
 }
 
 /// A new block. A block has one of `for` and `forever`.
@@ -87,13 +91,19 @@ impl BlockBody {
             set_at_epoch_millis: block.set_at(),
             expires_at_epoch_millis: block.expires_at(),
             idle,
+            stored: None,
         }
     }
 
     /// Describes a stored block, whether or not it can be parsed.
     fn of_stored(stored: &StoredOverride) -> BlockBody {
         let why = match &stored.read {
-            Ok(it) => return BlockBody::of(it, None),
+            Ok(it) => {
+                return BlockBody {
+                    stored: Some(it.to_json()),
+                    ..BlockBody::of(it, None)
+                };
+            }
             Err(why) => why,
         };
         // Show the fields that can be found. Nothing has checked their length, so long texts are cut.
@@ -110,6 +120,7 @@ impl BlockBody {
             set_at_epoch_millis: fields["setAtEpochMillis"].as_u64().unwrap_or(0),
             expires_at_epoch_millis: fields["expiresAtEpochMillis"].as_u64(),
             idle: Some(format!("the block cannot be read: {why}")),
+            stored: None,
         }
     }
 }

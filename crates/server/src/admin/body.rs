@@ -77,7 +77,7 @@ pub(super) fn reason() -> Schema {
         .into()
 }
 
-/// A new override. An override has one of `numbers`, `scale`, `state` and `mode`.
+/// A new override. An override has one of `numbers`, `scale`, `state`, `rollout` and `mode`.
 #[derive(ToSchema)]
 #[expect(
     dead_code,
@@ -108,6 +108,9 @@ pub(super) struct NewOverride {
     /// `enforce`, `shadow` or `disabled`; for everyone only.
     #[schema(required = false)]
     state: String,
+    /// The share of subjects that the rule applies to; for everyone only, and for one rule.
+    #[schema(required = false, example = "25%")]
+    rollout: String,
     /// `exact`, `leased` or `async`: where the requests of the rule are decided.
     #[schema(required = false)]
     mode: String,

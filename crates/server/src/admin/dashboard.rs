@@ -21,7 +21,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 /// The name, the type and the content of each file.
-const FILES: [(&str, &str, &[u8]); 11] = [
+const FILES: [(&str, &str, &[u8]); 13] = [
     ("", HTML, include_bytes!("dashboard/index.html")),
     ("style.css", STYLE, include_bytes!("dashboard/style.css")),
     ("icon.svg", SVG, include_bytes!("dashboard/icon.svg")),
@@ -39,7 +39,9 @@ const FILES: [(&str, &str, &[u8]); 11] = [
         SCRIPT,
         include_bytes!("dashboard/subjects.js"),
     ),
+    ("acting.js", SCRIPT, include_bytes!("dashboard/acting.js")),
     ("changes.js", SCRIPT, include_bytes!("dashboard/changes.js")),
+    ("quotas.js", SCRIPT, include_bytes!("dashboard/quotas.js")),
     ("fleet.js", SCRIPT, include_bytes!("dashboard/fleet.js")),
 ];
 

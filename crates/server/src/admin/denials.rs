@@ -2,21 +2,52 @@
 
 use std::sync::Arc;
 
-use axum::extract::{RawQuery, State};
+use axum::extract::{RawQuery, Request, State};
+use serde::Deserialize;
 use tollgate::Attributes;
 use tollgate_rules::is_attribute_name;
+use utoipa::ToSchema;
 use utoipa::openapi::path::OperationBuilder;
 
 use super::{Admin, Answer};
-use crate::describe::{Describe, looking, number_schema, text_schema};
-use crate::http::bounds::{MAX_ATTRIBUTES, MAX_VALUE};
+use crate::describe::{Describe, looking, number_schema, taking, text_schema};
+use crate::http::body::{attribute_map, parse};
+use crate::http::bounds::{MAX_ATTRIBUTES, MAX_BODY, MAX_VALUE};
+use crate::http::read_body;
 use crate::journal::{FoundDenials, Query};
+use crate::question::AttributeMap;
 use crate::respond::{self, RequestError};
 
+/// The subject of a query, in a body: URLs are logged by proxies, and the value of an attribute may be a secret.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = DenialsOf)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SubjectBody<'a> {
+    /// The attributes of the subject.
+    #[serde(borrow)]
+    #[schema(schema_with = attribute_map)]
+    attributes: AttributeMap<'a>,
+}
+
 pub(super) async fn list(State(admin): State<Arc<Admin>>, RawQuery(query): RawQuery) -> Answer {
+    find(&admin, query.as_deref(), Vec::new()).await
+}
+
+/// Like [`list`], with the attributes of the subject in the body.
+pub(super) async fn search(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
+    let query = request.uri().query().map(str::to_owned);
+    let body = read_body(request, MAX_BODY).await?;
+    let body: SubjectBody<'_> = parse(&body)?;
+    let attributes = body.attributes.attributes();
+    let pairs = attributes.iter();
+    let subject = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    find(&admin, query.as_deref(), subject.collect()).await
+}
+
+async fn find(admin: &Admin, query: Option<&str>, mut subject: Vec<(String, String)>) -> Answer {
     let journal = admin.control.journal().ok_or(RequestError::NoJournal)?;
     let now = admin.control.now();
-    let (mut wanted, mut subject) = (Query::default(), Vec::new());
+    let mut wanted = Query::default();
     for (name, text) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
         if name == "subject" {
             subject.push(attribute(&text)?);
@@ -27,7 +58,7 @@ pub(super) async fn list(State(admin): State<Arc<Admin>>, RawQuery(query): RawQu
     }
     let checked = wanted.check();
     checked.map_err(|error| RequestError::Query(error.to_string()))?;
-    add_subjects(&admin, &subject, &mut wanted)?;
+    add_subjects(admin, &subject, &mut wanted)?;
     if wanted.after.is_some() {
         let is_draining = || admin.is_draining();
         let found = journal.follow(&wanted, is_draining).await;
@@ -97,18 +128,29 @@ fn add_subjects(
     Ok(())
 }
 
+pub(super) fn describe_search() -> OperationBuilder {
+    let example = serde_json::json!({ "attributes": { "api_key": "k1" } });
+    let summary = "Denials of a subject, the newest first. As GET, with the subject in the body: no URL shows it.";
+    parameters(taking::<SubjectBody<'_>>("denialsOf", example)).summary(Some(summary))
+}
+
 pub(super) fn describe() -> OperationBuilder {
+    let subject = "An attribute of the subject, as NAME=VALUE; repeat it for a subject of several attributes. The server hashes the values, and neither stores nor logs them. Proxies may log the URL: POST takes the attributes in a body.";
+    parameters(looking("denials"))
+        .summary(Some("Denials of this instance, the newest first."))
+        .query("subject", subject, text_schema())
+}
+
+/// Adds the parameters that GET and POST have in common, and the answers.
+fn parameters(operation: OperationBuilder) -> OperationBuilder {
     let limit = number_schema(1).maximum(Some(1000));
     let limit = limit.default(Some(100.into()));
-    let subject = "An attribute of the subject, as NAME=VALUE; repeat it for a subject of several attributes. The server hashes the values, and neither stores nor logs them.";
     let hash = "The hash of a subject, or its first 8 digits or more.";
     let time = "a time (RFC 3339), or an age such as `1h`.";
     let after = "Follow the journal: only denials after the `next` of an earlier answer, the oldest first, from memory.";
     let wait = "With `after`: for how many seconds to wait for a denial.";
     let unreadable = "A file of the journal cannot be read.";
-    looking("denials")
-        .summary(Some("Denials of this instance, the newest first."))
-        .query("subject", subject, text_schema())
+    operation
         .query("hash", hash, text_schema())
         .query("rule", "Only denials of this rule.", text_schema())
         .query("door", "Only denials at this door.", text_schema())

@@ -1,9 +1,9 @@
 //! The admin door: the API for operators, on its own listener.
 //!
-//! Every path except `/healthz`, `/readyz`, `/openapi.json` and the files of the dashboard needs a bearer token. A token has a role. The role
-//! `read` allows queries, `operate` also allows resets, refunds and overrides, and `admin` also allows
-//! changes of the rules. Every write is logged with the name of the token, and is in the [audit
-//! trail](crate::audit) before it is answered. A write always runs to its end, even if the client stops
+//! Every path except `/healthz`, `/readyz`, `/openapi.json` and the files of the dashboard needs a bearer
+//! token. A token has a role. The role `read` allows queries, `operate` also allows resets, refunds and
+//! overrides, and `admin` also allows changes of the rules. Every write is logged with the name of the token, and is
+//! in the [audit trail](crate::audit) before it is answered. A write always runs to its end, even if the client stops
 //! waiting.
 
 mod blocks;
@@ -16,6 +16,7 @@ mod ledger;
 mod openapi;
 mod overrides;
 mod overview;
+mod preview;
 mod versions;
 
 use std::sync::Arc;
@@ -33,7 +34,9 @@ use axum::routing::{MethodRouter, delete, get, post};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
-use tollgate::{ActiveConfig, Ask, Decision, Rule};
+use tollgate::{
+    ActiveConfig, Ask, Decision, Explanation, FairRule, Limit, Rule, RuleEffect as Effect,
+};
 use tollgate_config::Role;
 use utoipa::ToSchema;
 
@@ -180,6 +183,8 @@ fn routes(admin: &Arc<Admin>) -> Router {
     };
     let reading = Router::new()
         .route("/v1/rules", get(rules))
+        .route("/v1/rules/{rule}", get(preview::rule))
+        .route("/v1/rules/{rule}/subjects", get(overview::subjects))
         .route("/v1/explain", post(explain))
         .route("/v1/peek", post(peek))
         .route("/v1/overrides", get(overrides::list))
@@ -187,12 +192,14 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .route("/v1/config/versions", get(versions::list))
         .route("/v1/candidates", get(candidates::list))
         .route("/v1/audit", get(trail))
-        .route("/v1/denials", get(denials::list))
+        .route("/v1/denials", get(denials::list).post(denials::search))
         .route("/v1/overview", get(overview::once))
         .route("/v1/live", get(overview::live))
         .route("/v1/fleet", get(fleet::list))
         .route("/v1/ledger", get(ledger::status))
         .route("/v1/ledger/usage", get(ledger::usage))
+        .route("/v1/ledger/quotas", get(ledger::quotas))
+        .route("/v1/ledger/burndown", get(ledger::burndown))
         .route("/v1/ledger/entries", get(ledger::entries))
         // A repair needs the `operate` role, which the handler checks.
         .route("/v1/ledger/reconcile", change(ledger::reconcile))
@@ -203,8 +210,11 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .route("/v1/refund", change(refund))
         .route("/v1/overrides", change(overrides::set))
         .route("/v1/overrides", delete(overrides::clear))
+        .route("/v1/overrides/preview", change(preview::of_override))
+        .route("/v1/overrides/restore", change(overrides::restore))
         .route("/v1/blocks", change(blocks::set))
         .route("/v1/blocks", delete(blocks::clear))
+        .route("/v1/blocks/preview", change(preview::of_block))
         .route("/v1/ledger/corrections", change(ledger::correct))
         .route("/v1/ledger/grants", change(ledger::grant))
         .route_layer(guarded(Role::Operate));
@@ -212,6 +222,7 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .route("/v1/reload", change(reload))
         .route("/v1/rollback", change(versions::rollback))
         .route("/v1/config/versions/{version}", get(versions::show))
+        .route("/v1/config/diff", get(preview::of_config))
         .route_layer(guarded(Role::Admin));
     reading
         .merge(operating)
@@ -233,9 +244,14 @@ fn routes(admin: &Arc<Admin>) -> Router {
 /// Lets a request pass if its token has the role or a greater one.
 async fn authorize(admin: Arc<Admin>, role: Role, mut request: Request, next: Next) -> Answer {
     let tokens = admin.tokens.of(&admin.control.engine().active());
+    let peer = request.extensions().get().map(|Peer(peer)| peer.ip());
+    let has_token = bearer(request.headers()) != Shown::Nothing;
+    if has_token {
+        let tried = admin.attempts.may_try(peer);
+        tried.map_err(|full| RequestError::Access(full.into()))?;
+    }
     let Some(who) = who(&tokens, request.headers()) else {
-        if bearer(request.headers()) != Shown::Nothing {
-            let peer = request.extensions().get().map(|Peer(peer)| peer.ip());
+        if has_token {
             let path = request.uri().path();
             admin.attempts.wrong("admin", peer, path).await;
         }
@@ -322,17 +338,42 @@ struct ExplainedBody<'a> {
     decision: DecisionBody<'a>,
 }
 
+/// Says which share of a fair rule the client of a request gets while others compete.
+fn share(explanation: &Explanation, fair: &[FairRule]) -> Option<String> {
+    let Effect::Applies { limit, .. } = &explanation.effect else {
+        return None;
+    };
+    let Limit::Fair(bucket) = limit else {
+        return None;
+    };
+    let rule = fair
+        .iter()
+        .find(|it| it.rule == explanation.rule as usize)?;
+    rule.share_in_words(bucket.client())
+}
+
 async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
     let body = read_body(request, bounds::MAX_BODY).await?;
-    let Check { attributes, ask } = parse::<CheckBody<'_>>(&body)?.check()?;
+    let Check {
+        attributes, ask, ..
+    } = parse::<CheckBody<'_>>(&body)?.check()?;
     let attributes = attributes.attributes();
     let snapshot = admin.control.engine().snapshot();
     let decision = snapshot.peek(&attributes, ask).await;
     let explanations = snapshot.explain(&attributes);
+    let fair = admin
+        .control
+        .engine()
+        .active()
+        .metrics()
+        .fair(admin.control.now());
     let rules = explanations.iter().map(|it| match decision.applied(it) {
         Some(rule) => format!(
-            "{it}; {}; subject {}; {}",
-            rule.limit, rule.subject, rule.now
+            "{it}; {}; subject {}; {}{}",
+            rule.limit,
+            rule.subject,
+            rule.now,
+            share(it, &fair).map_or_else(String::new, |share| format!("; {share}")),
         ),
         None => it.to_string(),
     });
@@ -346,7 +387,9 @@ async fn explain(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
 
 async fn peek(State(admin): State<Arc<Admin>>, request: Request) -> Answer {
     let body = read_body(request, bounds::MAX_BODY).await?;
-    let Check { attributes, ask } = parse::<CheckBody<'_>>(&body)?.check()?;
+    let Check {
+        attributes, ask, ..
+    } = parse::<CheckBody<'_>>(&body)?.check()?;
     let engine = admin.control.engine();
     let decision = engine.peek(&attributes.attributes(), ask).await;
     Ok(respond::standing(&decision))

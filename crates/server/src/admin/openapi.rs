@@ -12,17 +12,17 @@ use utoipa::openapi::{InfoBuilder, OpenApiBuilder, Required};
 use super::blocks::{BlockBody, BlocksBody, NewBlock};
 use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
 use super::candidates::{CandidateBody, Compared};
-use super::overrides::{OverrideBody, OverridesBody};
+use super::overrides::{OverrideBody, OverridesBody, RestoreBody};
 use super::versions::{RollbackBody, TextBody, VersionBody, VersionsBody};
 use super::{ExplainedBody, Role, RuleBody, Rules};
-use super::{denials, fleet, ledger, overview};
+use super::{denials, fleet, ledger, overview, preview};
 use crate::audit::{Concerned, Entry, MAX_WHY, Trail};
-use crate::control::{Change, Changes, Named};
+use crate::control::{Change, Changes, ConfigDiff, Named};
 use crate::describe::{
-    self, Describe, answer, described, description, failure, healthz, hearing, item, looking,
-    metrics, number_schema, readyz, taking, text_schema,
+    self, Describe, TOO_MANY_WRONG, answer, described, description, failure, healthz, hearing,
+    item, looking, metrics, number_schema, readyz, taking, text_schema,
 };
-use crate::fleet::{FleetBody, Instance, Line};
+use crate::fleet::{FleetBody, Health, Instance, LedgerHealth, Line};
 use crate::http::body::CheckBody;
 use crate::journal::{FoundDenials, RecordedDenial};
 use crate::respond::{BadConfigBody, ConfigProblemBody, ErrorBody, Ready, ReadyConfig, answers};
@@ -37,8 +37,20 @@ pub(super) fn render() -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate, for operators")
         .version(env!("CARGO_PKG_VERSION"));
-    let guarded: [Guarded; 22] = [
+    let guarded: [Guarded; 29] = [
         ("/v1/rules", Get, Role::Read, rules()),
+        (
+            "/v1/rules/{rule}",
+            Get,
+            Role::Read,
+            preview::describe_rule(),
+        ),
+        (
+            "/v1/rules/{rule}/subjects",
+            Get,
+            Role::Read,
+            overview::describe_subjects(),
+        ),
         ("/v1/explain", Post, Role::Read, explain()),
         ("/v1/peek", Post, Role::Read, peek()),
         ("/v1/reset", Post, Role::Operate, reset()),
@@ -48,14 +60,39 @@ pub(super) fn render() -> Bytes {
         ("/v1/overrides", Get, Role::Read, overrides()),
         ("/v1/overrides", Post, Role::Operate, set_override()),
         ("/v1/overrides", Delete, Role::Operate, clear_override()),
+        (
+            "/v1/overrides/preview",
+            Post,
+            Role::Operate,
+            preview::describe_override(),
+        ),
+        (
+            "/v1/overrides/restore",
+            Post,
+            Role::Operate,
+            restore_override(),
+        ),
         ("/v1/blocks", Get, Role::Read, blocks()),
         ("/v1/blocks", Post, Role::Operate, block()),
         ("/v1/blocks", Delete, Role::Operate, unblock()),
+        (
+            "/v1/blocks/preview",
+            Post,
+            Role::Operate,
+            preview::describe_block(),
+        ),
         ("/v1/config/versions", Get, Role::Read, versions()),
         ("/v1/config/versions/{version}", Get, Role::Admin, version()),
+        (
+            "/v1/config/diff",
+            Get,
+            Role::Admin,
+            preview::describe_config(),
+        ),
         ("/v1/rollback", Post, Role::Admin, rollback()),
         ("/v1/audit", Get, Role::Read, audit()),
         ("/v1/denials", Get, Role::Read, denials::describe()),
+        ("/v1/denials", Post, Role::Read, denials::describe_search()),
         ("/v1/overview", Get, Role::Read, overview::describe()),
         ("/v1/live", Get, Role::Read, overview::describe_live()),
         ("/v1/fleet", Get, Role::Read, fleet::describe()),
@@ -67,7 +104,8 @@ pub(super) fn render() -> Bytes {
         let operation = operation
             .security(SecurityRequirement::new::<_, [&str; 0], &str>(TOKEN, []))
             .fails("401", "NO_TOKEN", "The token is missing or unknown.")
-            .fails("403", "NOT_PERMITTED", &forbidden);
+            .fails("403", "NOT_PERMITTED", &forbidden)
+            .fails("429", "TOO_MANY_WRONG_TOKENS", TOO_MANY_WRONG);
         paths = paths.path(path, item(method, operation));
     }
     let paths = paths
@@ -89,6 +127,7 @@ pub(super) fn render() -> Bytes {
         .schema_from::<CandidateBody>()
         .schema_from::<OverridesBody>()
         .schema_from::<OverrideBody>()
+        .schema_from::<RestoreBody>()
         .schema_from::<NewOverride>()
         .schema_from::<NewNumbers>()
         .schema_from::<BlocksBody>()
@@ -101,6 +140,7 @@ pub(super) fn render() -> Bytes {
         .schema_from::<Trail>()
         .schema_from::<Entry>()
         .schema_from::<Concerned>()
+        .schema_from::<denials::SubjectBody<'_>>()
         .schema_from::<FoundDenials>()
         .schema_from::<RecordedDenial>()
         .schema_from::<answers::DecisionBody<'_>>()
@@ -108,6 +148,12 @@ pub(super) fn render() -> Bytes {
         .schema_from::<answers::GraceBody>()
         .schema_from::<Rules<'_>>()
         .schema_from::<RuleBody<'_>>()
+        .schema_from::<preview::RuleDetails<'_>>()
+        .schema_from::<preview::ScopeBody>()
+        .schema_from::<preview::NumberBody>()
+        .schema_from::<preview::PreviewBody>()
+        .schema_from::<preview::ChangedBody>()
+        .schema_from::<ConfigDiff>()
         .schema_from::<ExplainedBody<'_>>()
         .schema_from::<Ready<'_>>()
         .schema_from::<ReadyConfig<'_>>()
@@ -115,13 +161,20 @@ pub(super) fn render() -> Bytes {
         .schema_from::<FleetBody>()
         .schema_from::<Instance>()
         .schema_from::<Line>()
+        .schema_from::<Health>()
+        .schema_from::<LedgerHealth>()
         .schema_from::<overview::Overview>()
+        .schema_from::<overview::RequestFigures>()
         .schema_from::<overview::RuleFigures>()
+        .schema_from::<overview::FairFigures>()
+        .schema_from::<overview::LaneFigures>()
+        .schema_from::<overview::WeightFigures>()
         .schema_from::<overview::DoorFigures>()
         .schema_from::<overview::Histogram>()
         .schema_from::<overview::StoreFigures>()
         .schema_from::<overview::RuleKeys>()
         .schema_from::<overview::HotKeyFigures>()
+        .schema_from::<overview::RuleSubjects>()
         .schema_from::<overview::LedgerFigures>()
         .schema_from::<overview::ProcessFigures>()
         .security_scheme(TOKEN, SecurityScheme::Http(bearer));
@@ -220,6 +273,20 @@ fn set_override() -> OperationBuilder {
             "TOO_MANY_OVERRIDES",
             "There are too many overrides; or, as `NO_HASH_SECRET`, a restart would forget the subject.",
         )
+        .response("422", answer::<BadConfigBody<'_>>(wrong, None))
+        .response("503", unavailable())
+}
+
+fn restore_override() -> OperationBuilder {
+    let example = json!({ "stored": {
+        "v": 1, "tenant": "acme", "scale": "200%", "reason": "launch day", "author": "ops",
+        "setAtEpochMillis": 1_780_000_000_000_u64,
+    } });
+    let wrong = "The text is not that of an override; or the override has expired, or would have no effect (`NO_EFFECT`, without `problems`).";
+    taking::<RestoreBody>("restoreOverride", example)
+        .summary(Some("Brings back an override or a block that was cleared or replaced. Replaces the override of the same name."))
+        .ok::<OverrideBody>("The override, which is in force now.")
+        .fails("409", "TOO_MANY_OVERRIDES", "There are too many overrides or blocks.")
         .response("422", answer::<BadConfigBody<'_>>(wrong, None))
         .response("503", unavailable())
 }
@@ -419,12 +486,24 @@ mod tests {
                     r#"{"attributes":{"user":"ann"},"rule":"monthly","amount":2,"reason":"because"}"#
                 }
                 "/v1/ledger/reconcile" => r#"{"repair":"ledger"}"#,
+                "/v1/overrides/preview" => {
+                    r#"{"rule":"user","scale":"50%","for":"1h","reason":"because"}"#
+                }
+                "/v1/blocks/preview" => r#"{"subject":"user=ann","for":"1h","reason":"because"}"#,
+                // Nothing was stored, so there is nothing to bring back.
+                "/v1/overrides/restore" => r#"{"stored":{}}"#,
                 // There is no such version.
                 "/v1/rollback" => r#"{"version":"0f1e2d3c4b5a","reason":"because"}"#,
                 _ => r#"{"attributes":{"user":"ann"}}"#,
             };
-            let found = if path == "/v1/rollback" { 404 } else { 200 };
-            for (body, expected) in [(right, found), ("{", 400)] {
+            let found = match path.as_str() {
+                "/v1/rollback" => 404,
+                "/v1/overrides/restore" => 422,
+                _ => 200,
+            };
+            // An override is read like a config, and has problems like one.
+            let wrong = if path.ends_with("/preview") { 422 } else { 400 };
+            for (body, expected) in [(right, found), ("{", wrong)] {
                 let (status, answer) = ask(&mut routes, &method.to_uppercase(), path, body).await;
                 if method == "post" {
                     assert_eq!(status, expected, "{path}: {answer}");
@@ -438,7 +517,15 @@ mod tests {
         is_described(&described, audit, "/v1/audit", entries.0, &entries.1);
         assert_eq!(status, 400);
         is_described(&described, audit, "/v1/audit", status, &answer);
+        let (status, answer) = ask(&mut routes, "GET", "/v1/rules/user", "").await;
+        assert_eq!(status, 200, "{answer}");
+        let rule = &described["paths"]["/v1/rules/{rule}"]["get"];
+        is_described(&described, rule, "/v1/rules/user", status, &answer);
         std::fs::write(&file, "version: 2\n").unwrap();
+        let (status, answer) = ask(&mut routes, "GET", "/v1/config/diff", "").await;
+        assert_eq!(status, 422, "{answer}");
+        let diff = &described["paths"]["/v1/config/diff"]["get"];
+        is_described(&described, diff, "/v1/config/diff", status, &answer);
         let (status, answer) = ask(&mut routes, "POST", "/v1/reload", "").await;
         assert_eq!(status, 422, "{answer}");
         let reload = &described["paths"]["/v1/reload"]["post"];

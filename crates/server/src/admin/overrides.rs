@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tollgate::Override;
 use tollgate_rules::Scope;
@@ -15,6 +15,7 @@ use utoipa::ToSchema;
 use super::Operator;
 use super::{Admin, Answer, run_to_end};
 use crate::audit::MAX_WHY;
+use crate::http::body::parse;
 use crate::overrides::{OverrideError, StoredOverride};
 use crate::respond::{self, RequestError};
 
@@ -59,10 +60,25 @@ pub(super) struct OverrideBody {
     /// Why the override has no effect under the rules in force; null if it has an effect.
     #[schema(required = true)]
     idle: Option<String>,
+    /// What `POST /v1/overrides/restore` takes to bring the override back. Only for an override that was cleared, or
+    /// that another one would replace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Object, required = false)]
+    stored: Option<Value>,
+}
+
+/// An override or a block that ends, or was replaced, and is brought back.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Restore)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RestoreBody {
+    /// The `stored` of the override or the block.
+    #[schema(value_type = Object)]
+    stored: Value,
 }
 
 impl OverrideBody {
-    fn of(it: &Override, idle: Option<String>) -> OverrideBody {
+    pub(super) fn of(it: &Override, idle: Option<String>) -> OverrideBody {
         let (mut tenant, mut plan, mut subject) = (None, None, None);
         match it.scope() {
             Scope::Everyone => {}
@@ -82,13 +98,22 @@ impl OverrideBody {
             set_at_epoch_millis: it.set_at(),
             expires_at_epoch_millis: it.expires_at(),
             idle,
+            stored: None,
+        }
+    }
+
+    /// Adds what brings the override back.
+    pub(super) fn with_stored(self, stored: Value) -> OverrideBody {
+        OverrideBody {
+            stored: Some(stored),
+            ..self
         }
     }
 
     /// Describes a stored override, whether or not it can be parsed.
     fn of_stored(stored: &StoredOverride) -> OverrideBody {
         let why = match &stored.read {
-            Ok(it) => return OverrideBody::of(it, None),
+            Ok(it) => return OverrideBody::of(it, None).with_stored(it.to_json()),
             Err(why) => why,
         };
         // Show the fields that can be found. Nothing has checked their length, so long texts are
@@ -108,6 +133,7 @@ impl OverrideBody {
             set_at_epoch_millis: fields["setAtEpochMillis"].as_u64().unwrap_or(0),
             expires_at_epoch_millis: fields["expiresAtEpochMillis"].as_u64(),
             idle: Some(format!("the override cannot be read: {why}")),
+            stored: None,
         }
     }
 }
@@ -136,6 +162,14 @@ pub(super) async fn set(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer
     let text = String::from_utf8_lossy(&body);
     let set = admin.control.overrides().set(&text, &who.name).await?;
     Ok(respond::report(&OverrideBody::of(&set, None)))
+}
+
+/// Brings back an override or a block. Its author is the operator that brings it back.
+pub(super) async fn restore(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
+    let body: RestoreBody = parse(&body)?;
+    let stored = body.stored.to_string();
+    let set = admin.control.overrides().restore(&stored, &who.name);
+    Ok(respond::report(&OverrideBody::of(&*set.await?, None)))
 }
 
 pub(super) async fn clear(

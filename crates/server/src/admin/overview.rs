@@ -11,17 +11,20 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::response::Response;
 use futures_util::stream;
 use serde::Serialize;
-use tollgate::{Outcome, Reason, Rule, RuleCounts, Span};
+use tollgate::algorithms::fair::WHOLE;
+use tollgate::{FairRule, HotKey, Outcome, Reason, Rule, RuleCounts, RuleSet, Span};
 use tollgate_redis::HistogramCounts;
 use utoipa::ToSchema;
 use utoipa::openapi::path::OperationBuilder;
 
+use super::preview::rule_parameter;
 use super::{Admin, Answer, Operator};
 use crate::describe::{Describe, looking};
+use crate::door_metrics::RequestCounts;
 use crate::process::Process;
 use crate::respond::{self, RequestError};
 
@@ -53,7 +56,9 @@ pub(super) struct Overview {
     #[schema(required = true)]
     config_rejected: Option<String>,
     namespace: String,
-    /// Each rule with its counts, in the order of the file.
+    /// The requests at all doors. A request is counted once, however many rules apply to it.
+    requests: RequestFigures,
+    /// Each rule with its counts, in the order of the file. A request is counted under each rule that applies to it.
     rules: Vec<RuleFigures>,
     /// Checks of blocked subjects, denied before any rule.
     blocked: u64,
@@ -72,6 +77,27 @@ pub(super) struct Overview {
     process: ProcessFigures,
 }
 
+/// Requests by what was decided. Each check of a batch is a request; clients that wait for a lease are not counted.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RequestFigures {
+    allowed: u64,
+    /// Denied by rules, or blocked.
+    denied: u64,
+    /// The store failed: a failure policy decided, or nothing did.
+    store_failed: u64,
+}
+
+impl From<RequestCounts> for RequestFigures {
+    fn from(counts: RequestCounts) -> RequestFigures {
+        RequestFigures {
+            allowed: counts.allowed,
+            denied: counts.denied,
+            store_failed: counts.store_failed,
+        }
+    }
+}
+
 /// The counts of one rule.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -79,6 +105,9 @@ pub(super) struct RuleFigures {
     rule_id: String,
     algorithm: &'static str,
     state: &'static str,
+    /// The rule that this rule is a candidate for.
+    #[schema(required = true)]
+    candidate_of: Option<String>,
     /// Null if the rule is unlimited.
     #[schema(required = true)]
     limit: Option<u64>,
@@ -87,14 +116,74 @@ pub(super) struct RuleFigures {
     /// Denials by reason, without those that never happened.
     #[schema(value_type = std::collections::HashMap<String, u64>)]
     reasons: BTreeMap<&'static str, u64>,
-    /// What a shadow rule would have denied.
+    /// What a shadow rule or a candidate would have denied.
     shadow_denied: u64,
     /// Allowed with less than a fifth of the limit left.
     near_limit: u64,
+    /// What clients of a fair rule got; null for other rules.
+    #[schema(required = true)]
+    fair: Option<FairFigures>,
+}
+
+/// What clients of a fair rule got.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct FairFigures {
+    lanes: Vec<LaneFigures>,
+}
+
+/// A lane of a fair rule.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LaneFigures {
+    /// Empty if the rule has no lanes.
+    #[schema(value_type = String)]
+    lane: Arc<str>,
+    /// The guaranteed part, from 0 to 1.
+    share: f64,
+    /// The clients of each weight.
+    weights: Vec<WeightFigures>,
+}
+
+/// What clients of one weight got in a lane.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WeightFigures {
+    weight: u32,
+    allowed: u64,
+    denied: u64,
+    /// Units that were taken.
+    units: u64,
+    /// About how many clients asked this instance in the last 30 to 60 seconds.
+    clients: u64,
+}
+
+impl FairFigures {
+    fn new(fair: &FairRule) -> FairFigures {
+        let lanes = fair.lanes.iter().map(|(lane, share)| LaneFigures {
+            lane: Arc::clone(lane),
+            share: f64::from(*share) / f64::from(WHOLE),
+            weights: fair
+                .classes
+                .iter()
+                .filter(|class| class.lane == *lane)
+                .map(|class| WeightFigures {
+                    weight: class.weight,
+                    allowed: class.allowed,
+                    denied: class.denied,
+                    units: class.units,
+                    clients: class.clients,
+                })
+                .collect(),
+        });
+        FairFigures {
+            lanes: lanes.collect(),
+        }
+    }
 }
 
 impl RuleFigures {
-    fn new(rule: &Rule, counts: &RuleCounts) -> RuleFigures {
+    fn new(rule: &Rule, counts: &RuleCounts, fair: Option<&FairRule>) -> RuleFigures {
         let capacity = rule.limit().capacity();
         let reasons = Reason::ALL.into_iter().zip(counts.denied);
         let reasons = reasons.filter(|(_, count)| *count > 0);
@@ -102,12 +191,14 @@ impl RuleFigures {
             rule_id: rule.id().to_owned(),
             algorithm: rule.algorithm().name(),
             state: rule.state().name(),
+            candidate_of: rule.candidate_of().map(str::to_owned),
             limit: (capacity != Outcome::UNLIMITED).then_some(capacity),
             allowed: counts.allowed,
             denied: counts.denied.iter().sum(),
             reasons: reasons.map(|(it, count)| (it.name(), count)).collect(),
             shadow_denied: counts.shadow_denied,
             near_limit: counts.near_limit,
+            fair: fair.map(FairFigures::new),
         }
     }
 }
@@ -117,6 +208,7 @@ impl RuleFigures {
 #[serde(rename_all = "camelCase")]
 pub(super) struct DoorFigures {
     door: &'static str,
+    requests: RequestFigures,
     /// Answered requests by status.
     #[schema(value_type = std::collections::HashMap<String, u64>)]
     statuses: BTreeMap<&'static str, u64>,
@@ -197,8 +289,29 @@ pub(super) struct HotKeyFigures {
     subject: String,
     /// About how many recent checks.
     checks: u64,
-    /// About which share of all recent decisions of rules, from 0 to 1.
+    /// The approximate share of all recent decisions of rules, from 0 to 1.
     share: f64,
+}
+
+impl HotKeyFigures {
+    fn new(rules: &RuleSet, hot: &HotKey) -> HotKeyFigures {
+        let mut subject = hot.subject.to_string();
+        subject.truncate(8);
+        HotKeyFigures {
+            rule: rules.rules()[hot.rule].id().to_owned(),
+            subject,
+            checks: hot.requests,
+            share: hot.requests as f64 / hot.of.max(1) as f64,
+        }
+    }
+}
+
+/// The subjects that ask most under one rule.
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RuleSubjects {
+    /// The busiest first, found by sampling. `share` is of the recent checks under this rule.
+    subjects: Vec<HotKeyFigures>,
 }
 
 /// How far the ledger is behind.
@@ -210,7 +323,7 @@ pub(super) struct LedgerFigures {
     waiting: u64,
 }
 
-/// The process. A number that the system does not tell is null.
+/// The process. A number that the system does not report is null.
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ProcessFigures {
@@ -229,7 +342,9 @@ impl Overview {
         let live = engine.active();
         let (rules, status) = (live.rules(), control.status());
         let counts = live.metrics().counts();
+        let fair = live.metrics().fair(control.now());
         let hot_keys = live.metrics().hot_keys(rules, HOT_KEYS).into_iter();
+        let hot_keys = hot_keys.map(|hot| HotKeyFigures::new(rules, &hot));
         let process = Process::read();
         Overview {
             at_epoch_millis: control.now().as_micros() / 1000,
@@ -240,28 +355,22 @@ impl Overview {
             config_loaded_at_epoch_millis: status.loaded_at.as_micros() / 1000,
             config_rejected: status.refused,
             namespace: live.config().namespace.clone(),
+            requests: control.requests().into(),
             rules: rules
                 .rules()
                 .iter()
                 .zip(&counts)
-                .map(|(rule, counts)| RuleFigures::new(rule, counts))
+                .enumerate()
+                .map(|(place, (rule, counts))| {
+                    let fair = fair.iter().find(|it| it.rule == place);
+                    RuleFigures::new(rule, counts, fair)
+                })
                 .collect(),
             blocked: engine.blocked().map(|(_, count)| count).sum(),
             fallbacks: engine.fallbacks().filter(|(_, count)| *count > 0).collect(),
             doors: doors(admin),
             store: store(admin),
-            hot_keys: hot_keys
-                .map(|hot| {
-                    let mut subject = hot.subject.to_string();
-                    subject.truncate(8);
-                    HotKeyFigures {
-                        rule: rules.rules()[hot.rule].id().to_owned(),
-                        subject,
-                        checks: hot.requests,
-                        share: hot.requests as f64 / hot.of.max(1) as f64,
-                    }
-                })
-                .collect(),
+            hot_keys: hot_keys.collect(),
             ledger: engine.accounts().map(|accounts| {
                 let status = accounts.ledger().status();
                 let lag = status.lag(control.now()).map_or(0, Span::as_micros);
@@ -290,6 +399,7 @@ fn doors(admin: &Admin) -> Vec<DoorFigures> {
         }
         DoorFigures {
             door: door.name,
+            requests: metrics.requests().into(),
             statuses: metrics.statuses(door.statuses).collect(),
             bad_requests: metrics.bad_requests().map(|(_, count)| count).sum(),
             unmatched: metrics
@@ -368,6 +478,19 @@ pub(super) async fn once(
     respond::report(&Overview::new(&admin, &who))
 }
 
+/// Returns the subjects that ask most under one rule.
+pub(super) async fn subjects(State(admin): State<Arc<Admin>>, Path(id): Path<String>) -> Answer {
+    let live = admin.control.engine().active();
+    let rules = live.rules();
+    let place = rules.rules().iter().position(|it| it.id() == id);
+    let place = place.ok_or(RequestError::NoSuchRule(id))?;
+    let hot_keys = live.metrics().hot_keys_of(rules, place, HOT_KEYS);
+    let subjects = hot_keys.iter().map(|hot| HotKeyFigures::new(rules, hot));
+    Ok(respond::report(&RuleSubjects {
+        subjects: subjects.collect(),
+    }))
+}
+
 /// Sends a document every second until the client leaves, or the server drains.
 pub(super) async fn live(
     State(admin): State<Arc<Admin>>,
@@ -409,6 +532,14 @@ pub(super) fn describe() -> OperationBuilder {
     looking("overview")
         .summary(Some("What this instance does now."))
         .ok::<Overview>("Counts since the start, and the state of store, doors and ledger.")
+}
+
+pub(super) fn describe_subjects() -> OperationBuilder {
+    looking("ruleSubjects")
+        .summary(Some("The subjects that ask most under a rule."))
+        .parameter(rule_parameter())
+        .ok::<RuleSubjects>("At most 10 subjects, as the first digits of their hashes.")
+        .fails("404", "NO_SUCH_RULE", "No such rule is in force.")
 }
 
 pub(super) fn describe_live() -> OperationBuilder {

@@ -109,14 +109,19 @@ pub(super) async fn show(State(admin): State<Arc<Admin>>, Path(version): Path<St
 pub(super) async fn rollback(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
     let RollbackBody { version, reason } = parse(&body)?;
     let rolling = admin.control.rollback(&version, &who.name, &reason);
-    let change = rolling.await.map_err(|error| match error {
+    let change = rolling.await.map_err(unchanged)?;
+    Ok(respond::report(&change))
+}
+
+/// Says why a version of the config cannot be used.
+pub(super) fn unchanged(error: RollbackError) -> RequestError {
+    match error {
         RollbackError::NoFile => RequestError::NoConfigFile,
         RollbackError::NotFound(version) => RequestError::NoSuchVersion(version),
         RollbackError::Rejected(rejected) => RequestError::BadConfig(rejected),
         RollbackError::Storage(error) => unavailable(error),
         error => RequestError::NotRestorable(error.to_string()),
-    })?;
-    Ok(respond::report(&change))
+    }
 }
 
 fn unavailable(error: OverrideError) -> RequestError {

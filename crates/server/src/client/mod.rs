@@ -6,6 +6,8 @@
 //! | `ip` | the client's address, behind trusted proxies |
 //! | `api_key` | the value of its header |
 //! | `user`, `service_account`, `tenant` | the values of their headers, from trusted proxies only |
+//! | `priority` | the class that its header names, from trusted proxies only |
+//! | `fairness_id` | the value of its header, from trusted proxies only |
 //! | `traffic` | `test` or `internal`, if one of them applies |
 //! | `subject` | `api_key:…`, `user:…`, `service_account:…` or `ip:…`, the first that is known |
 //! | `subject_type` | the type of that subject |
@@ -21,7 +23,7 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName};
 use smallvec::SmallVec;
-use tollgate_config::Subjects;
+use tollgate_config::{Subjects, address_text};
 
 use crate::http::bounds::MAX_VALUE;
 
@@ -33,6 +35,8 @@ pub struct Clients {
     user: Option<HeaderName>,
     service_account: Option<HeaderName>,
     tenant: Option<HeaderName>,
+    priority: Option<HeaderName>,
+    fairness_id: Option<HeaderName>,
     test: Option<HeaderName>,
 }
 
@@ -40,7 +44,7 @@ pub struct Clients {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client<'h> {
     address: IpAddr,
-    attributes: SmallVec<[(&'static str, Cow<'h, str>); 8]>,
+    attributes: SmallVec<[(&'static str, Cow<'h, str>); 10]>,
 }
 
 /// Why the client of a request is not known.
@@ -69,6 +73,8 @@ impl Clients {
             user: named(&headers.user),
             service_account: named(&headers.service_account),
             tenant: named(&headers.tenant),
+            priority: named(&headers.priority),
+            fairness_id: named(&headers.fairness_id),
             test: named(&subjects.test_header),
             subjects,
         }
@@ -100,6 +106,9 @@ impl Clients {
         let user = believed(&self.user)?;
         let service_account = believed(&self.service_account)?;
         let tenant = believed(&self.tenant)?;
+        let fairness_id = believed(&self.fairness_id)?;
+        let priority = believed(&self.priority)?;
+        let priority = priority.and_then(|header| self.subjects.priorities.named_by(header));
         let address = if trusted {
             address::behind(peer, headers, &self.subjects)
         } else {
@@ -120,17 +129,20 @@ impl Clients {
             .iter()
             .find_map(|(name, value)| Some((*name, (*value)?)));
         let (subject_type, subject) = match subject {
-            Some((name, value)) => (name, format!("{name}:{value}")),
-            None => ("ip", format!("ip:{}", self.subjects.network_of(address))),
+            Some((name, value)) => (name, [name, ":", value].concat()),
+            None => ("ip", ["ip:", &self.subjects.network_of(address)].concat()),
         };
         let mut attributes = SmallVec::new();
-        attributes.push(("ip", Cow::Owned(address.to_string())));
+        attributes.push(("ip", Cow::Owned(address_text(address))));
         for (name, value) in known
             .into_iter()
             .chain([("tenant", tenant), ("traffic", traffic)])
         {
             attributes.extend(value.map(|value| (name, Cow::Borrowed(value))));
         }
+        // The name of a class is the config's, not the request's.
+        attributes.extend(priority.map(|name| ("priority", Cow::Owned(name.to_owned()))));
+        attributes.extend(fairness_id.map(|it| ("fairness_id", Cow::Borrowed(it))));
         attributes.push(("subject", Cow::Owned(subject)));
         attributes.push(("subject_type", Cow::Borrowed(subject_type)));
         Ok(Client {

@@ -31,6 +31,39 @@ fn ip(clients: &Clients, peer: &str, lines: Lines<'_>) -> String {
 }
 
 #[test]
+fn priority_and_fairness_id_are_accepted_from_trusted_proxies_only() {
+    let attributes = |clients: &Clients, peer: &str, lines: Lines<'_>| {
+        let headers = headers(lines);
+        let client = clients.find(peer.parse().unwrap(), &headers).unwrap();
+        let attributes = client.into_attributes();
+        let named = attributes.filter(|(name, _)| ["priority", "fairness_id"].contains(name));
+        named
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect::<Vec<_>>()
+    };
+    let lines = [
+        ("x-gateway-inference-objective", "low"),
+        ("x-gateway-inference-fairness-id", "team-a"),
+        ("priority", "u=0"),
+    ];
+    let by_default = clients("");
+    let expected = ["priority=low", "fairness_id=team-a"];
+    assert_eq!(attributes(&by_default, "10.0.0.1", &lines), expected);
+    assert!(attributes(&by_default, "192.0.2.1", &lines).is_empty());
+    let own = clients(
+        ", priorities: [gold, silver, bronze, rest], headers: { priority: Priority, fairness_id: off }",
+    );
+    assert_eq!(attributes(&own, "10.0.0.1", &lines), ["priority=gold"]);
+    // Of four classes, the third is the usual one.
+    for (header, expected) in [("u=3", "bronze"), ("silver", "silver"), ("u=7, i", "rest")] {
+        let found = attributes(&own, "10.0.0.1", &[("priority", header)]);
+        assert_eq!(found, [format!("priority={expected}")], "{header}");
+    }
+    assert!(attributes(&own, "10.0.0.1", &[("priority", "platinum")]).is_empty());
+    assert!(attributes(&own, "192.0.2.1", &lines).is_empty());
+}
+
+#[test]
 fn first_address_that_is_not_a_trusted_proxy_is_the_client() {
     let clients = clients("");
     let hundred = vec!["10.0.0.7"; 100].join(",");

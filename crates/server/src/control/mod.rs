@@ -34,7 +34,7 @@ pub use self::rule_changes::{Changes, Named};
 use self::versions::Versions;
 pub use self::versions::{ConfigVersion, MAX_VERSIONS};
 use crate::audit::{self, Audit, Entry, MAX_NAMED, MAX_WHY};
-use crate::door_metrics::ShownDoor;
+use crate::door_metrics::{RequestCounts, ShownDoor};
 use crate::events::Webhook;
 use crate::fleet::Fleet;
 use crate::identity::Authenticators;
@@ -111,6 +111,26 @@ pub struct Change {
     /// How many rules this config has.
     pub rules: usize,
     /// The rules that have changed.
+    pub changes: Changes,
+    /// The differences in words: at most 50.
+    pub differences: Vec<String>,
+    /// Sections whose changes need a restart.
+    pub needs_restart: Vec<&'static str>,
+}
+
+/// A config compared with the one in force.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[non_exhaustive]
+pub struct ConfigDiff {
+    /// The version of the config in force.
+    pub in_force: String,
+    /// The version of the other config.
+    #[serde(rename = "configVersion")]
+    pub version: String,
+    /// How many rules the other config has.
+    pub rules: usize,
+    /// The rules that would change.
     pub changes: Changes,
     /// The differences in words: at most 50.
     pub differences: Vec<String>,
@@ -342,6 +362,15 @@ impl ControlPlane {
         self.doors.get().map_or(&[], Vec::as_slice)
     }
 
+    /// Returns the requests at all doors by what was decided.
+    pub(crate) fn requests(&self) -> RequestCounts {
+        let mut all = RequestCounts::default();
+        for door in self.doors() {
+            all += door.metrics.requests();
+        }
+        all
+    }
+
     /// Checks the file once a second, and reads it when it has changed. Never returns.
     pub async fn watch(self: &Arc<Self>) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
@@ -402,6 +431,38 @@ impl ControlPlane {
         });
         let reloaded = reloading.await;
         reloaded.unwrap_or_else(|error| Err(ReloadError::Rejected(error.into())))
+    }
+
+    /// Compares the config file, or an older version, with the config in force. Changes nothing.
+    ///
+    /// # Errors
+    /// If there is no file, or no such version, or if the text has problems.
+    pub async fn diff(&self, version: Option<&str>) -> Result<ConfigDiff, RollbackError> {
+        let source = self.source.clone().ok_or(RollbackError::NoFile)?;
+        let config = match version {
+            Some(version) => Some(self.older(&source, version).await?.0),
+            None => None,
+        };
+        let engine = Arc::clone(&self.engine);
+        // A large config takes long to parse and to compare, and would block other requests.
+        let comparing = tokio::task::spawn_blocking(move || {
+            let config = match config {
+                Some(config) => config,
+                None => source.parse(&source.text()?)?,
+            };
+            let live = engine.active();
+            let (changes, differences) = compare(live.config(), &config);
+            Ok(ConfigDiff {
+                in_force: live.rules().version().to_owned(),
+                version: config.policy.version.clone(),
+                rules: config.policy.rules.len(),
+                changes,
+                differences,
+                needs_restart: live.needs_restart(&config),
+            })
+        });
+        let compared = comparing.await.unwrap_or_else(|error| Err(error.into()));
+        compared.map_err(RollbackError::Rejected)
     }
 
     async fn read(
@@ -522,17 +583,22 @@ fn apply(engine: &Engine, config: &Config) -> Change {
     };
     if live.rules().version() != change.version {
         change.outcome = Outcome::Applied;
-        change.changes = Changes::between(&live.config().policy.rules, &config.policy.rules);
-        let differences = tollgate_config::diff(live.config(), config);
-        let differences = differences.iter().take(MAX_NAMED).map(|it| {
-            let mut text = it.to_string();
-            text.truncate(text.floor_char_boundary(MAX_WHY));
-            text
-        });
-        change.differences = differences.collect();
+        (change.changes, change.differences) = compare(live.config(), config);
         change.needs_restart = engine.reload(config).needs_restart;
     }
     change
+}
+
+/// Returns the rules that differ, and the differences in words.
+fn compare(old: &Config, new: &Config) -> (Changes, Vec<String>) {
+    let changes = Changes::between(&old.policy.rules, &new.policy.rules);
+    let differences = tollgate_config::diff(old, new);
+    let differences = differences.iter().take(MAX_NAMED).map(|it| {
+        let mut text = it.to_string();
+        text.truncate(text.floor_char_boundary(MAX_WHY));
+        text
+    });
+    (changes, differences.collect())
 }
 
 fn log_change(change: &Change, who: &str, from: &str) {

@@ -1,10 +1,10 @@
 //! Rollbacks: an older version of the config is put in force, on every instance.
 //!
 //! The config file is never written. A rollback is stored beside the overrides, so that every instance
-//! follows it, also after a restart. It says which version of the file it replaces. While the file of an
-//! instance has that version, the older version is in force there. It ends on an instance when the file of
-//! this instance changes, or when the instance is told to reload. Then the rollback is removed from where it
-//! is stored; the other instances hold the older version until their own files change.
+//! follows it, also after a restart. The rollback says which version of the file it replaces. While the file of
+//! an instance has that version, the older version is in force there. The rollback ends on an instance when the
+//! file of this instance changes, or when the instance is told to reload. Then the rollback is removed from where
+//! it is stored; the other instances keep the older version until their own files change.
 
 use std::sync::Arc;
 
@@ -128,7 +128,7 @@ impl ControlPlane {
     }
 
     /// Reads the text of an older version, with the secrets of the config file.
-    async fn older(
+    pub(super) async fn older(
         &self,
         source: &Arc<Source>,
         version: &str,

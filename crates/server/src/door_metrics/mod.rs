@@ -1,8 +1,8 @@
 //! What a door counts: requests by status, bad requests by reason, decisions by outcome and time, and
 //! requests that no rule applied to.
 //!
-//! Counting costs no lock, no allocation and no text comparison on the way of a good request: each count
-//! is at a fixed place of a striped counter. Only the page of metrics turns places into labels.
+//! Counting a good request costs no lock, no allocation and no text comparison: each count is at a fixed place
+//! of a striped counter. Only the page of metrics turns places into labels.
 //!
 //! * `status`: the statuses of each protocol. `fault`: why a request is bad.
 //! * `tally`: the outcomes of a question. `unmatched`: requests that no rule applied to.
@@ -13,10 +13,11 @@ mod tally;
 mod unmatched;
 
 use std::net::IpAddr;
+use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use tollgate::{Started, Stopwatch, Striped};
+use tollgate::{Span, Started, Stopwatch, Striped};
 use tollgate_redis::HistogramCounts;
 
 pub(crate) use self::fault::Fault;
@@ -57,6 +58,24 @@ const PLACES: usize = BOUNDS.len() + 2;
 /// The names of the outcomes, in the order of [`Tally`].
 pub(crate) const OUTCOMES: [&str; 3] = ["allowed", "rejected", "store_failed"];
 
+/// Requests by what was decided. A request is counted once, however many rules apply to it. Each check of a batch is
+/// a request. Clients that wait for a lease are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestCounts {
+    pub(crate) allowed: u64,
+    pub(crate) denied: u64,
+    /// The store failed: a failure policy decided, or nothing did.
+    pub(crate) store_failed: u64,
+}
+
+impl AddAssign for RequestCounts {
+    fn add_assign(&mut self, other: RequestCounts) {
+        self.allowed += other.allowed;
+        self.denied += other.denied;
+        self.store_failed += other.store_failed;
+    }
+}
+
 /// The counts of one door.
 #[derive(Debug, Default)]
 pub(crate) struct DoorMetrics {
@@ -87,10 +106,18 @@ impl DoorMetrics {
     /// Counts decisions that began at `started` and are answered now.
     #[inline]
     pub(crate) fn decided(&self, started: Started, tally: Tally) {
+        self.decided_after(Span::ZERO, started, tally);
+    }
+
+    /// Like [`decided`](Self::decided), for a request that waited for its turn. The wait is not part of the time
+    /// of the decision.
+    #[inline]
+    pub(crate) fn decided_after(&self, waited: Span, started: Started, tally: Tally) {
         if tally.is_empty() {
             return;
         }
         let nanos = self.stopwatch.nanos_since(started);
+        let nanos = nanos.saturating_sub(waited.as_micros().saturating_mul(1000));
         let bucket = BOUNDS.partition_point(|bound| *bound < nanos);
         for (outcome, count) in tally.counts().into_iter().enumerate() {
             if count > 0 {
@@ -186,6 +213,18 @@ impl DoorMetrics {
             };
             (name, counts)
         })
+    }
+
+    /// Returns the requests by what was decided.
+    pub(crate) fn requests(&self) -> RequestCounts {
+        let sums = self.decisions.sums();
+        // The last place of an outcome is a sum of times.
+        let count = |outcome: usize| sums[outcome * PLACES..][..PLACES - 1].iter().sum();
+        RequestCounts {
+            allowed: count(0),
+            denied: count(1),
+            store_failed: count(2),
+        }
     }
 
     /// Returns the requests with unknown domains by outcome.
@@ -285,6 +324,9 @@ mod tests {
         let counts: Vec<_> = counted.iter().map(|(name, it)| (*name, it.count)).collect();
         let expected = [("allowed", 3), ("rejected", 1), ("store_failed", 0)];
         assert_eq!(counts, expected);
+        let requests = metrics.requests();
+        assert_eq!((requests.allowed, requests.denied), (3, 1));
+        assert_eq!(requests.store_failed, 0);
         for (_, counts) in counted {
             let last = counts.up_to.last().map(|(_, count)| *count);
             assert!(last.is_some_and(|last| last <= counts.count));

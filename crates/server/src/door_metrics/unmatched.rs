@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tollgate::Striped;
 use tollgate_config::Routes;
 
-/// The most actions that are counted apart, also over reloads.
+/// The most actions with a count of their own, over all reloads together.
 const MAX_ACTIONS: usize = 50;
 /// The place of requests without an action.
 const NONE: usize = 0;

@@ -1,10 +1,12 @@
 //! The metrics of the doors.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::Page;
 use crate::door_metrics::ShownDoor;
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, Upstream};
 use crate::net::MAX_CONNECTIONS;
 
 /// Decisions are measured in nanoseconds, and shown in seconds.
@@ -23,7 +25,7 @@ impl Page {
                 self.sample(&[("door", door.name), ("status", status)], count);
             }
         }
-        let help = "Requests that could not be read or were refused, by door and reason.";
+        let help = "Requests that could not be read or were rejected, by door and reason.";
         self.family("rate_limit_bad_requests_total", "counter", help);
         for door in doors {
             for (reason, count) in door.metrics.bad_requests() {
@@ -76,10 +78,11 @@ impl Page {
                 self.sample(&labels, u8::from(is_up));
             }
         }
+        self.shedding(&upstreams);
         let (open, lost) = gateway.slots();
         let help = "Requests at the gateway that hold concurrency slots.";
         self.single("tollgate_gateway_slots", "gauge", help, &[], open);
-        let help = "Requests at the gateway whose concurrency slots ended before them.";
+        let help = "Requests at the gateway that lost their concurrency slots before they ended.";
         self.single(
             "tollgate_gateway_lost_slots_total",
             "counter",
@@ -99,6 +102,49 @@ impl Page {
             let help = "Lines of the access log that were dropped.";
             let name = "tollgate_access_log_dropped_total";
             self.single(name, "counter", help, &[], dropped);
+        }
+    }
+
+    /// Writes the adaptive limits of upstreams.
+    fn shedding(&mut self, upstreams: &[Arc<Upstream>]) {
+        let shedding = upstreams.iter();
+        let shedding = shedding.filter_map(|it| Some((&**it.name(), it.shedding()?)));
+        let shedding: Vec<_> = shedding.collect();
+        if shedding.is_empty() {
+            return;
+        }
+        let help = "The adaptive limit on requests in flight to an upstream.";
+        self.family("tollgate_upstream_concurrency_limit", "gauge", help);
+        for (name, shedding) in &shedding {
+            self.sample(&[("upstream", name)], shedding.shedder().limit());
+        }
+        let help = "Requests in flight to an upstream with an adaptive limit, until the head of the answer.";
+        self.family("tollgate_upstream_in_flight", "gauge", help);
+        for (name, shedding) in &shedding {
+            self.sample(&[("upstream", name)], shedding.shedder().in_flight());
+        }
+        let help = "Requests that were denied because their upstream is saturated, by priority.";
+        self.family("tollgate_upstream_shed_total", "counter", help);
+        for (name, shedding) in &shedding {
+            for (priority, count) in shedding.denied() {
+                self.sample(&[("upstream", name), ("priority", priority)], count);
+            }
+        }
+        let help = "Requests whose upstream was told that it is nearly saturated.";
+        self.family("tollgate_upstream_degraded_total", "counter", help);
+        for (name, shedding) in &shedding {
+            self.sample(&[("upstream", name)], shedding.shedder().degraded());
+        }
+        let help = "The mean latency of an upstream that moves its adaptive limit, and the latency without load.";
+        self.family("tollgate_upstream_latency_seconds", "gauge", help);
+        for (name, shedding) in &shedding {
+            let (latency, unloaded) = shedding.shedder().latencies();
+            for (kind, span) in [("recent", latency), ("unloaded", unloaded)] {
+                if let Some(span) = span {
+                    let labels = [("upstream", *name), ("kind", kind)];
+                    self.sample(&labels, Duration::from(span).as_secs_f64());
+                }
+            }
         }
     }
 

@@ -15,7 +15,10 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use parking_lot::Mutex;
-use tollgate::{Accounts, ActiveConfig, Kind, Reason, RuleCounts, Span, Time};
+use tollgate::algorithms::fair::WHOLE;
+use tollgate::{
+    Accounts, ActiveConfig, Kind, Reason, RuleCounts, Span, Time, WAIT_BOUNDS, WaitOutcome,
+};
 use tollgate_config::Store;
 use tollgate_redis::HistogramCounts;
 
@@ -93,6 +96,7 @@ fn render(control: &ControlPlane) -> String {
     page.rules(&live, engine.blocked());
     page.events(&live);
     page.candidates(&live);
+    page.fair(&live, control.now());
     page.remaining(&live);
     page.hot_keys(&live);
     let throttles = live.metrics().throttles();
@@ -302,6 +306,38 @@ impl Page {
         per_rule("rate_limit_near_limit_total", help, |it| it.near_limit);
         let help = "Allowed checks beyond the limit of a quota, within its grace.";
         per_rule("rate_limit_grace_total", help, |it| it.grace);
+        self.waits(live);
+    }
+
+    /// Writes the requests that wait for their turn, by rule.
+    fn waits(&mut self, live: &ActiveConfig) {
+        let rules = live.rules().rules().iter().enumerate();
+        let rules = rules.filter_map(|(place, rule)| Some((rule, live.metrics().waits(place)?)));
+        let rules: Vec<_> = rules.collect();
+        if rules.is_empty() {
+            return;
+        }
+        let help = "Requests that wait for their turn now (max_wait).";
+        self.family("rate_limit_waiting", "gauge", help);
+        for (rule, waits) in &rules {
+            self.sample(&[("rule", rule.id())], waits.waiting());
+        }
+        let help = "Seconds that requests waited for their turn, by how the wait ended.";
+        self.family("rate_limit_wait_seconds", "histogram", help);
+        for (rule, waits) in &rules {
+            for outcome in WaitOutcome::ALL {
+                let (ended, sum) = waits.ended(outcome);
+                let mut count = 0;
+                let up_to = WAIT_BOUNDS.iter().zip(ended).map(|(bound, ended)| {
+                    count += ended;
+                    (*bound, count)
+                });
+                let up_to = up_to.collect();
+                let count = ended.iter().sum();
+                let labels = [("rule", rule.id()), ("outcome", outcome.name())];
+                self.histogram(&labels, &HistogramCounts { up_to, count, sum }, 1_000_000);
+            }
+        }
     }
 
     /// Writes how often quotas came near their limits.
@@ -356,6 +392,65 @@ impl Page {
                     ("outcome", outcome),
                 ];
                 self.sample(&labels, count);
+            }
+        }
+    }
+
+    /// Writes what fair rules gave to their clients, by lane and weight.
+    fn fair(&mut self, live: &ActiveConfig, now: Time) {
+        let fair = live.metrics().fair(now);
+        if fair.is_empty() {
+            return;
+        }
+        let id = |rule: usize| live.rules().rules()[rule].id();
+        let help = "Checks of fair rules by lane, weight of the client and outcome.";
+        self.family("rate_limit_fair_checks_total", "counter", help);
+        for it in &fair {
+            for class in &it.classes {
+                let weight = class.weight.to_string();
+                for (outcome, count) in [("allowed", class.allowed), ("rejected", class.denied)] {
+                    let labels = [
+                        ("rule", id(it.rule)),
+                        ("lane", &*class.lane),
+                        ("weight", &*weight),
+                        ("outcome", outcome),
+                    ];
+                    self.sample(&labels, count);
+                }
+            }
+        }
+        let help = "Units that clients took from fair rules, by lane and weight of the client.";
+        self.family("rate_limit_fair_units_total", "counter", help);
+        for it in &fair {
+            for class in &it.classes {
+                let weight = class.weight.to_string();
+                let labels = [
+                    ("rule", id(it.rule)),
+                    ("lane", &*class.lane),
+                    ("weight", &*weight),
+                ];
+                self.sample(&labels, class.units);
+            }
+        }
+        let help = "The guaranteed part of a lane of a fair rule, from 0 to 1.";
+        self.family("rate_limit_fair_lane_share", "gauge", help);
+        for it in &fair {
+            for (lane, share) in &it.lanes {
+                let share = f64::from(*share) / f64::from(WHOLE);
+                self.sample(&[("rule", id(it.rule)), ("lane", &**lane)], share);
+            }
+        }
+        let help = "About how many clients of a fair rule asked this instance in the last 30 to 60 seconds.";
+        self.family("rate_limit_fair_clients", "gauge", help);
+        for it in &fair {
+            for class in &it.classes {
+                let weight = class.weight.to_string();
+                let labels = [
+                    ("rule", id(it.rule)),
+                    ("lane", &*class.lane),
+                    ("weight", &*weight),
+                ];
+                self.sample(&labels, class.clients);
             }
         }
     }

@@ -6,7 +6,7 @@ use super::Page;
 use crate::process::Process;
 
 impl Page {
-    /// Writes the numbers that the system tells.
+    /// Writes the numbers that the system reports.
     pub(super) fn process(&mut self, process: &Process) {
         let mut number = |name, kind, help, value: Option<&dyn Display>| {
             if let Some(value) = value {

@@ -151,9 +151,9 @@ impl Page {
         self.family("rate_limit_async_units_total", "counter", help);
         self.sample(&[("what", "reported")], usage.reported_units);
         self.sample(&[("what", "unconfirmed")], usage.unconfirmed_units);
-        let name = "rate_limit_async_overshoot_units_total";
-        let help = "Measured overshoot: reported units that the limit would not have admitted when they were reported.";
-        self.single(name, "counter", help, &[], usage.excess_units);
+        let name = "rate_limit_async_overdrawn_units_total";
+        let help = "Reported units of which the store had nothing left when it counted them.";
+        self.single(name, "counter", help, &[], usage.overdrawn_units);
         let (name, help) = ("rate_limit_async_keys", "Keys that this instance decides.");
         self.single(name, "gauge", help, &[], usage.keys);
         let name = "rate_limit_async_pending_units";

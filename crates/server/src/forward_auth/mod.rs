@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::HeaderName;
 use http::request::Parts;
-use tollgate::Ask;
+use tollgate::{Ask, Span};
 use tollgate_config::{Routes, Subjects};
 
 use self::original::Original;
@@ -122,6 +122,12 @@ impl ForwardAuth {
             attributes.push(name, value);
         }
         let ask = Ask::Exactly(1);
-        Ok(Check { attributes, ask })
+        // A proxy answers its client late if it gets a late answer, and gives no turn back.
+        let wait = Span::ZERO;
+        Ok(Check {
+            attributes,
+            ask,
+            wait,
+        })
     }
 }

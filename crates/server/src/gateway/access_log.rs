@@ -69,7 +69,7 @@ pub(super) struct Answered {
     broken: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) action: Option<String>,
-    /// `allowed`, `denied` or `exempt`; absent if the request was not decided.
+    /// `allowed`, `denied`, `exempt` or `shed`; absent if the request was not decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) decision: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]

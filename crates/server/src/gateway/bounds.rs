@@ -19,8 +19,10 @@ pub const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 pub const TUNNEL_IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// How many requests may wait for their turn under shaping rules. Further ones get 503.
 pub const MAX_WAITING: usize = 4096;
-/// How many idle connections to a server are kept.
-pub const MAX_IDLE: usize = 256;
+/// How many idle connections to a server each thread keeps.
+pub const MAX_IDLE: usize = 128;
+/// The most requests at a time on an HTTP/2 connection to a server. Further ones get another connection.
+pub const MAX_SHARED: usize = 100;
 /// How long an idle connection to a server is kept.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many failures in a row take a server out.

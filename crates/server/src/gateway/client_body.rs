@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -10,6 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::bounds::BODY_TIMEOUT;
+use super::headers::Callers;
 use super::silence::Silence;
 
 /// The body of a request.
@@ -27,14 +29,49 @@ pub(super) struct Streamed {
     left: u64,
     silence: Silence,
     progress: Arc<Progress>,
+    callers: Callers,
+    /// Whether the client is a trusted proxy.
+    is_trusted: bool,
 }
 
-/// When the last part of a body arrived. The upstream need not answer earlier.
-pub(super) struct Progress(Mutex<Instant>);
+/// How far a body has arrived. The upstream need not answer before its last part.
+pub(super) struct Progress {
+    last: Mutex<Instant>,
+    /// Whether the upstream could take more, and the client has not sent it.
+    is_awaited: AtomicBool,
+    error: Mutex<Option<BodyError>>,
+}
 
 impl Progress {
+    fn new() -> Arc<Progress> {
+        Arc::new(Progress {
+            last: Mutex::new(Instant::now()),
+            is_awaited: AtomicBool::new(false),
+            error: Mutex::default(),
+        })
+    }
+
+    /// Returns when the last part of the body arrived.
     pub(super) fn last(&self) -> Instant {
-        *self.0.lock()
+        *self.last.lock()
+    }
+
+    /// Returns whether the next part of the body is the client's to send.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.is_awaited.load(Ordering::Relaxed)
+    }
+
+    /// Returns why the body is not passed on to its end, if it is not.
+    pub(super) fn error(&self) -> Option<BodyError> {
+        *self.error.lock()
+    }
+
+    /// Ends the silence of an upstream that need not answer yet.
+    pub(super) fn excuse(&self, silence: &mut Silence) {
+        match self.is_awaited() {
+            true => silence.heard(),
+            false => silence.heard_at(self.last()),
+        }
     }
 }
 
@@ -50,8 +87,13 @@ pub(crate) enum BodyError {
 }
 
 impl ClientBody {
-    /// Passes on `body`, of at most `most` bytes.
-    pub(super) fn new(body: Incoming, most: u64) -> ClientBody {
+    /// Passes on `body`, of at most `most` bytes. Trailers are removed where headers would be.
+    pub(super) fn new(
+        body: Incoming,
+        most: u64,
+        callers: &Callers,
+        is_trusted: bool,
+    ) -> ClientBody {
         if body.is_end_stream() {
             return ClientBody::Empty;
         }
@@ -59,7 +101,9 @@ impl ClientBody {
             body,
             left: most,
             silence: Silence::new(BODY_TIMEOUT, None),
-            progress: Arc::new(Progress(Mutex::new(Instant::now()))),
+            progress: Progress::new(),
+            callers: callers.clone(),
+            is_trusted,
         }))
     }
 
@@ -95,25 +139,37 @@ impl Streamed {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
+            self.progress.is_awaited.store(true, Ordering::Relaxed);
             ready!(self.silence.poll(context));
-            return Poll::Ready(Some(Err(BodyError::TooSlow)));
+            return Poll::Ready(Some(Err(self.fail(BodyError::TooSlow))));
         };
         self.silence.heard();
-        *self.progress.0.lock() = Instant::now();
-        Poll::Ready(match frame {
-            None => None,
-            Some(Err(_)) => Some(Err(BodyError::CutShort)),
-            Some(Ok(frame)) => {
-                let bytes = frame.data_ref().map_or(0, Bytes::len);
-                match self.left.checked_sub(bytes as u64) {
-                    None => Some(Err(BodyError::TooLarge)),
-                    Some(left) => {
-                        self.left = left;
-                        Some(Ok(frame))
-                    }
-                }
+        *self.progress.last.lock() = Instant::now();
+        self.progress.is_awaited.store(false, Ordering::Relaxed);
+        let mut frame = match frame {
+            None => return Poll::Ready(None),
+            Some(Err(_)) => return Poll::Ready(Some(Err(self.fail(BodyError::CutShort)))),
+            Some(Ok(frame)) => frame,
+        };
+        if let Some(trailers) = frame.trailers_mut() {
+            self.callers.remove_trailers(trailers, self.is_trusted);
+            // Nothing comes after the trailers.
+            return Poll::Ready((!trailers.is_empty()).then_some(Ok(frame)));
+        }
+        let bytes = frame.data_ref().map_or(0, Bytes::len);
+        match self.left.checked_sub(bytes as u64) {
+            None => Poll::Ready(Some(Err(self.fail(BodyError::TooLarge)))),
+            Some(left) => {
+                self.left = left;
+                Poll::Ready(Some(Ok(frame)))
             }
-        })
+        }
+    }
+
+    /// Notes why the body is not passed on to its end.
+    fn fail(&self, error: BodyError) -> BodyError {
+        *self.progress.error.lock() = Some(error);
+        error
     }
 }
 

@@ -1,7 +1,8 @@
 //! One connection of a client: HTTP/1 or HTTP/2, within bounds, until the server stops.
 //!
-//! Bodies are passed on while they arrive, so a connection holds only what its buffers and windows allow. The
-//! other manners are those of the HTTP door: see `http::connection`.
+//! Bodies are passed on while they arrive, so a connection holds only what its buffers and windows allow: their
+//! bytes are not counted as held memory. Answers of the gateway itself are counted. In all other respects a
+//! connection works as at the HTTP door: see `http::connection`.
 
 use std::convert::Infallible;
 use std::io;
@@ -56,8 +57,8 @@ impl Protocols {
     fn new(gateway: Arc<Gateway>, metrics: Arc<DoorMetrics>) -> Protocols {
         let mut http1 = http1::Builder::new();
         http1
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
+            // The timer of hyper is set anew for each request. `Activity` has one for all of them.
+            .header_read_timeout(None)
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_HEADER_BYTES);
         let mut http2 = http2::Builder::new(TokioExecutor::new());
@@ -98,7 +99,8 @@ impl Protocols {
             }
         };
         match is_http2 {
-            true => self.serve_http2(stream, peer, stopping).await,
+            // Few clients speak HTTP/2: the others need no memory for it.
+            true => Box::pin(self.serve_http2(stream, peer, stopping)).await,
             false => self.serve_http1(stream, peer, &stopping).await,
         }
     }
@@ -109,13 +111,16 @@ impl Protocols {
         peer: SocketAddr,
         stopping: &Stopping,
     ) -> Result<(), ConnectionError> {
-        let account = self.memory.account();
+        let account = self.memory.account(peer.ip());
         let certificate = stream.certificate.clone();
-        let tunnel = TunnelPlace::default();
+        let (tunnel, activity) = (TunnelPlace::default(), Activity::default());
         let (stream, turn) = Turns::new(stream);
         let service = service_fn(|request: Request<Incoming>| {
             let (account, tunnel, certificate) = (&account, &tunnel, certificate.as_deref());
-            async move {
+            let active = activity.start();
+            // hyper keeps the room of this future as long as the connection is open. The box ends with the
+            // head of the answer, so that an open stream does not hold it.
+            Box::pin(async move {
                 let from = Arrival {
                     peer,
                     account,
@@ -128,8 +133,8 @@ impl Protocols {
                     answer.headers_mut().insert(CONNECTION, close);
                 }
                 count(&self.metrics, &answer);
-                Ok::<_, Infallible>(answer)
-            }
+                Ok::<_, Infallible>(answer.map(|body| body.while_active(active)))
+            })
         });
         {
             let connection = self.http1.serve_connection(TokioIo::new(stream), service);
@@ -138,6 +143,8 @@ impl Protocols {
                 biased;
                 ended = connection.as_mut() => Some(ended),
                 () = stopping.last_call() => None,
+                // The client has sent no request, or only a part of its head.
+                () = activity.idle_for(HEAD_TIMEOUT) => return Ok(()),
             };
             match ended {
                 Some(ended) => ended?,
@@ -147,14 +154,18 @@ impl Protocols {
                     if !turn.is_of_server() {
                         connection.as_mut().graceful_shutdown();
                     }
-                    connection.await?;
+                    tokio::select! {
+                        biased;
+                        ended = connection.as_mut() => ended?,
+                        () = activity.idle_for(HEAD_TIMEOUT) => return Ok(()),
+                    }
                 }
             }
         }
         // The connection has left HTTP.
         let left = tunnel.lock().take();
         if let Some(tunnel) = left {
-            tunnel.run().await;
+            Box::pin(tunnel.run()).await;
         }
         Ok(())
     }
@@ -166,7 +177,7 @@ impl Protocols {
         stopping: Stopping,
     ) -> Result<(), ConnectionError> {
         let activity = Activity::default();
-        let account = self.memory.account();
+        let account = self.memory.account(peer.ip());
         let (gateway, metrics) = (Arc::clone(&self.gateway), Arc::clone(&self.metrics));
         let (counted, counting) = (activity.clone(), account.clone());
         let certificate = stream.certificate.clone();
@@ -185,8 +196,9 @@ impl Protocols {
                 count(&metrics, &answer);
                 let charge = account.charge(0);
                 let body = |body: GatewayBody| {
+                    let is_relayed = body.is_relayed();
                     let body = body.without_size().while_active(active);
-                    Answer::stream(body, charge)
+                    Answer::stream(body, charge).shared(is_relayed)
                 };
                 Ok::<_, Infallible>(answer.map(body))
             }

@@ -1,6 +1,6 @@
 //! The decision about a request: the slots of concurrency rules, and the wait of shaping rules.
 
-use tollgate::{AcquireOutcome, Ask, Decision, HoldError, Snapshot, Span};
+use tollgate::{AcquireOutcome, Ask, Decision, HoldError, LONGEST_MAX_WAIT, Snapshot, Span};
 
 use super::slots::Slot;
 use super::{DOOR, DoorConfig, Gateway};
@@ -10,8 +10,7 @@ use crate::respond::RequestError;
 use crate::trace::Origin;
 
 impl Gateway {
-    /// Decides a request. Waits for its turn if a shaping rule says so, and takes the slots of concurrency
-    /// rules.
+    /// Decides a request. Waits for its turn if its rules let it, and takes the slots of concurrency rules.
     pub(super) async fn decide(
         &self,
         snapshot: &Snapshot<'_>,
@@ -21,6 +20,7 @@ impl Gateway {
     ) -> Result<(Decision, Option<Slot>), RequestError> {
         let backend = &self.backend;
         let started = backend.metrics.start();
+        let asking = self.slots.asking();
         let mut attributes = attributes;
         let mut held = None;
         if door_config.has_slots {
@@ -29,6 +29,7 @@ impl Gateway {
                 ttl: None,
                 owner: DOOR.into(),
                 wait: Span::ZERO,
+                asked: Some(asking.lease()),
             };
             let answer = backend
                 .answer_or_delay(started, snapshot, &question, origin)
@@ -55,12 +56,19 @@ impl Gateway {
                 token,
                 decision,
             }) => {
-                let slot = self.slots.hold(&lease, token, decision.decided_at());
+                let slot = self
+                    .slots
+                    .hold(&asking, &lease, token, decision.decided_at());
                 (decision, slot, attributes)
             }
             None => {
                 let ask = Ask::Exactly(1);
-                let question = Question::Check(Check { attributes, ask });
+                let question = Question::Check(Check {
+                    attributes,
+                    ask,
+                    // As long as the rules permit.
+                    wait: LONGEST_MAX_WAIT,
+                });
                 let answer = backend
                     .answer_or_delay(started, snapshot, &question, origin)
                     .await?;

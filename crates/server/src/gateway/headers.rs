@@ -2,20 +2,22 @@
 //!
 //! Removed from a request: headers of the connection (and those that `Connection` names), `X-Tollgate-*`, and
 //! the headers by which a client could pass for another one: `Forwarded`, `X-Forwarded-*`, `X-Real-IP` and the
-//! callers of `subjects.headers`, unless a trusted proxy sent them. A name with `_` counts as the same name
+//! callers, the priority and the fairness id of `subjects.headers`, unless a trusted proxy sent them. A name with
+//! `_` counts as the same name
 //! with `-`, because many servers treat both as one.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
     TRANSFER_ENCODING, UPGRADE,
 };
 use http::uri::Authority;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use smallvec::SmallVec;
 use tollgate::Decision;
-use tollgate_config::Subjects;
+use tollgate_config::{Subjects, address_text};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -58,25 +60,31 @@ fn tokens(value: &HeaderValue) -> impl Iterator<Item = &[u8]> {
     parts.map(<[u8]>::trim_ascii).filter(|it| !it.is_empty())
 }
 
-/// Removes the headers of a connection, and those that `Connection` names.
-fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(CONNECTION) {
+/// Returns whether a header is about the connection.
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    *name == CONNECTION
+        || *name == TRANSFER_ENCODING
+        || *name == UPGRADE
+        || *name == KEEP_ALIVE
+        || *name == PROXY_CONNECTION
+        || *name == HTTP2_SETTINGS
+}
+
+/// Removes the headers of a connection, those that `Connection` names, and those that `also` names. Most
+/// requests have one or two of them: a look at each name costs less than a search for each of the others.
+fn remove(headers: &mut HeaderMap, also: impl Fn(&HeaderName) -> bool) {
+    let removed = |name: &&HeaderName| is_hop_by_hop(name) || also(name);
+    let mut removed: SmallVec<[HeaderName; 8]> = headers.keys().filter(removed).cloned().collect();
+    if removed.contains(&CONNECTION) {
         let named = headers.get_all(CONNECTION).iter().flat_map(tokens);
-        let named: SmallVec<[HeaderName; 4]> = named
-            .filter_map(|it| HeaderName::from_bytes(it).ok())
-            .collect();
-        for name in named {
-            headers.remove(name);
-        }
-        headers.remove(CONNECTION);
+        // These words are no headers, or a header that is removed in any case.
+        let named = named.filter(|it| {
+            let words: [&[u8]; 3] = [b"keep-alive", b"close", b"upgrade"];
+            !words.iter().any(|word| it.eq_ignore_ascii_case(word))
+        });
+        removed.extend(named.filter_map(|it| HeaderName::from_bytes(it).ok()));
     }
-    for name in [
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        TRANSFER_ENCODING,
-        UPGRADE,
-        HTTP2_SETTINGS,
-    ] {
+    for name in removed {
         headers.remove(name);
     }
 }
@@ -89,7 +97,28 @@ pub(super) struct Sender<'a> {
     pub(super) client: IpAddr,
     pub(super) host: &'a Authority,
     pub(super) scheme: &'static str,
-    pub(super) subjects: &'a Subjects,
+    pub(super) callers: &'a Callers,
+}
+
+/// The headers by which trusted proxies name the caller, the time and a test, with `-` in place of `_`.
+#[derive(Clone)]
+pub(super) struct Callers(Arc<[String]>);
+
+impl Callers {
+    pub(super) fn of(subjects: &Subjects) -> Callers {
+        let headers = &subjects.headers;
+        let named = [
+            &headers.user,
+            &headers.service_account,
+            &headers.tenant,
+            &headers.priority,
+            &headers.fairness_id,
+            &subjects.test_header,
+            &subjects.time_header,
+        ];
+        let names = named.into_iter().flatten();
+        Callers(names.map(|name| name.replace('_', "-")).collect())
+    }
 }
 
 /// Turns the headers of a client's request into those of the request to an upstream.
@@ -99,18 +128,9 @@ pub(super) fn prepare(headers: &mut HeaderMap, sender: &Sender<'_>, upgrade: Opt
         .iter()
         .flat_map(tokens)
         .any(|token| token.eq_ignore_ascii_case(b"trailers"));
-    remove_hop_by_hop(headers);
-    for name in [TE, EXPECT, HOST, PROXY_AUTHORIZATION, CONTENT_LENGTH] {
-        headers.remove(name);
-    }
-    let refused: SmallVec<[HeaderName; 8]> = headers
-        .keys()
-        .filter(|name| is_refused(name, sender))
-        .cloned()
-        .collect();
-    for name in refused {
-        headers.remove(name);
-    }
+    remove(headers, |name| {
+        sender.callers.is_removed(name, sender.is_trusted)
+    });
     if wants_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
@@ -121,63 +141,118 @@ pub(super) fn prepare(headers: &mut HeaderMap, sender: &Sender<'_>, upgrade: Opt
     tell_way(headers, sender);
 }
 
-/// Returns whether a header of the client is not passed on.
-fn is_refused(name: &HeaderName, sender: &Sender<'_>) -> bool {
-    let name = name.as_str();
-    let hyphenated;
-    let name = match name.contains('_') {
-        true => {
-            hyphenated = name.replace('_', "-");
-            hyphenated.as_str()
+impl Callers {
+    /// Returns whether a header of a client is not passed on.
+    fn is_removed(&self, name: &HeaderName, is_trusted: bool) -> bool {
+        if *name == HOST
+            || *name == CONTENT_LENGTH
+            || *name == TE
+            || *name == EXPECT
+            || *name == PROXY_AUTHORIZATION
+        {
+            return true;
         }
-        false => name,
-    };
-    // Most names begin with another letter.
-    if name.starts_with(OWN) {
-        return true;
+        let name = name.as_str();
+        let hyphenated;
+        let name = match name.contains('_') {
+            true => {
+                hyphenated = name.replace('_', "-");
+                hyphenated.as_str()
+            }
+            false => name,
+        };
+        // Most names begin with another letter.
+        if name.starts_with(OWN) {
+            return true;
+        }
+        if is_trusted {
+            return false;
+        }
+        name.starts_with(X_FORWARDED)
+            || name == FORWARDED
+            || name == X_REAL_IP
+            || self.0.iter().any(|caller| caller == name)
     }
-    if sender.is_trusted {
-        return false;
+
+    /// Removes the trailers of a client that are not passed on: those that would be removed as headers.
+    pub(super) fn remove_trailers(&self, trailers: &mut HeaderMap, is_trusted: bool) {
+        remove(trailers, |name| self.is_removed(name, is_trusted));
     }
-    let callers = &sender.subjects.headers;
-    let callers = [&callers.user, &callers.service_account, &callers.tenant];
-    let is_caller = |caller: &&Option<String>| caller.as_deref() == Some(name);
-    name.starts_with(X_FORWARDED)
-        || name == FORWARDED
-        || name == X_REAL_IP
-        || sender.subjects.test_header.as_deref() == Some(name)
-        || sender.subjects.time_header.as_deref() == Some(name)
-        || callers.iter().any(is_caller)
 }
 
-/// Sets the headers that tell the way of a request. What a trusted proxy told is kept.
+/// Joins the `Cookie` lines of a request. HTTP/2 clients may send a line for each cookie, and servers that
+/// speak HTTP/1 expect one line (RFC 9113, 8.2.3).
+pub(super) fn join_cookies(headers: &mut HeaderMap) {
+    let mut lines = headers.get_all(COOKIE).iter();
+    let (Some(first), Some(second)) = (lines.next(), lines.next()) else {
+        return;
+    };
+    let mut joined = first.as_bytes().to_vec();
+    for line in std::iter::once(second).chain(lines) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(line.as_bytes());
+    }
+    if let Ok(value) = HeaderValue::from_bytes(&joined) {
+        headers.insert(COOKIE, value);
+    }
+}
+
+/// Says that a request has an empty body, where servers expect a length: RFC 9110, 8.6. `has_length` tells whether
+/// the client has sent one.
+pub(super) fn tell_empty(headers: &mut HeaderMap, method: &Method, has_length: bool) {
+    if has_length || matches!(*method, Method::POST | Method::PUT | Method::PATCH) {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+    }
+}
+
+/// Sets the headers that name the client, its host and its scheme: `Forwarded`, `X-Forwarded-*` and `X-Real-IP`. Keeps
+/// what a trusted proxy has sent.
 fn tell_way(headers: &mut HeaderMap, sender: &Sender<'_>) {
-    let peer = sender.peer.to_string();
     let host = sender.host.as_str();
+    let is_token = |it: u8| it.is_ascii_alphanumeric() || b".-".contains(&it);
+    let quote = if host.bytes().all(is_token) { "" } else { "\"" };
     let node = match sender.peer {
-        IpAddr::V4(_) => peer.clone(),
-        IpAddr::V6(_) => format!("\"[{peer}]\""),
+        IpAddr::V4(_) => ("", ""),
+        IpAddr::V6(_) => ("\"[", "]\""),
     };
-    let host_token = match host
-        .bytes()
-        .all(|it| it.is_ascii_alphanumeric() || b".-".contains(&it))
-    {
-        true => host.to_owned(),
-        false => format!("\"{host}\""),
+    let ((open, close), scheme) = (node, sender.scheme);
+    let peer = address_text(sender.peer);
+    let parts = [
+        "for=", open, &peer, close, ";host=", quote, host, quote, ";proto=", scheme,
+    ];
+    let element = parts.concat();
+    // An address consists of visible ASCII characters.
+    let peer_value = HeaderValue::try_from(peer).unwrap_or(HeaderValue::from_static(""));
+    let client_value = match sender.client == sender.peer {
+        true => peer_value.clone(),
+        false => address_value(sender.client),
     };
-    let element = format!("for={node};host={host_token};proto={}", sender.scheme);
-    append(headers, FORWARDED, &element);
-    append(headers, X_FORWARDED_FOR, &peer);
-    for (name, value) in [(X_FORWARDED_HOST, host), (X_FORWARDED_PROTO, sender.scheme)] {
-        if !headers.contains_key(&name) {
-            set(headers, name, value);
-        }
+    // An authority and a scheme consist of visible ASCII characters.
+    if let Ok(element) = HeaderValue::try_from(element) {
+        append(headers, FORWARDED, element);
     }
-    set(headers, X_REAL_IP, &sender.client.to_string());
+    append(headers, X_FORWARDED_FOR, peer_value);
+    if !headers.contains_key(X_FORWARDED_HOST) {
+        set(headers, X_FORWARDED_HOST, host);
+    }
+    if !headers.contains_key(X_FORWARDED_PROTO) {
+        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
+    }
+    headers.insert(X_REAL_IP, client_value);
 }
 
-/// Appends to a list in one line.
-fn append(headers: &mut HeaderMap, name: HeaderName, element: &str) {
+/// Returns an address as the value of a header.
+fn address_value(address: IpAddr) -> HeaderValue {
+    // An address consists of visible ASCII characters.
+    HeaderValue::try_from(address_text(address)).unwrap_or(HeaderValue::from_static(""))
+}
+
+/// Appends an element to a header that is a list, and joins its lines into one.
+fn append(headers: &mut HeaderMap, name: HeaderName, element: HeaderValue) {
+    if !headers.contains_key(&name) {
+        headers.insert(name, element);
+        return;
+    }
     let mut list = Vec::new();
     for line in headers.get_all(&name) {
         list.extend_from_slice(line.as_bytes());
@@ -195,6 +270,11 @@ fn set(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     }
 }
 
+/// Tells the upstream that it should give a cheaper answer if it can.
+pub(super) fn tell_degraded(headers: &mut HeaderMap) {
+    headers.insert(X_TOLLGATE_DEGRADED, HeaderValue::from_static("true"));
+}
+
 /// Tells the upstream what was decided.
 pub(super) fn tell_decision(headers: &mut HeaderMap, action: Option<&str>, decision: &Decision) {
     headers.insert(X_TOLLGATE_DECISION, HeaderValue::from_static("allowed"));
@@ -202,7 +282,7 @@ pub(super) fn tell_decision(headers: &mut HeaderMap, action: Option<&str>, decis
         set(headers, X_TOLLGATE_ACTION, action);
     }
     if decision.is_degraded() {
-        headers.insert(X_TOLLGATE_DEGRADED, HeaderValue::from_static("true"));
+        tell_degraded(headers);
     }
     let Some(rule) = decision.rule() else {
         return;
@@ -255,15 +335,14 @@ pub(super) fn tell_exempt(headers: &mut HeaderMap) {
 /// Turns the headers of an upstream's answer into those of the answer to the client.
 pub(super) fn prepare_answer(headers: &mut HeaderMap, status: StatusCode) {
     let is_chunked = headers.contains_key(TRANSFER_ENCODING);
+    let has_length = !is_chunked && !matches!(status.as_u16(), 204 | 304);
     let upgrade = match status {
         StatusCode::SWITCHING_PROTOCOLS => headers.get(UPGRADE).cloned(),
         _ => None,
     };
-    remove_hop_by_hop(headers);
-    headers.remove(PROXY_AUTHENTICATE);
-    if is_chunked || matches!(status.as_u16(), 204 | 304) {
-        headers.remove(CONTENT_LENGTH);
-    }
+    remove(headers, |name| {
+        *name == PROXY_AUTHENTICATE || (*name == CONTENT_LENGTH && !has_length)
+    });
     if let Some(upgrade) = upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, upgrade);
@@ -295,11 +374,11 @@ mod tests {
         let mut headers = headers(lines);
         let sender = Sender {
             peer: "192.0.2.7".parse().unwrap(),
-            is_trusted,
             client: "198.51.100.1".parse().unwrap(),
             host: &Authority::from_static("api.example.com:8000"),
             scheme: "https",
-            subjects: &Subjects::default(),
+            is_trusted,
+            callers: &Callers::of(&Subjects::default()),
         };
         prepare(&mut headers, &sender, None);
         shown(&headers)

@@ -1,11 +1,13 @@
 //! The gateway door: passes the requests of clients on to upstreams, within limits.
 //!
 //! The path of a request: `connection` -> `inquiry` (host, path) -> who calls (`crate::identity`) -> route and
-//! attributes -> the decision -> `headers` -> `upstream` -> `relay` (the body of the answer) -> client. Bodies are never held as a whole, except those
-//! that a route reads attributes from.
+//! attributes -> the decision -> `headers` -> `upstream` -> `relay` (the body of the answer) -> client. Bodies
+//! are never held as a whole, except those that a route reads attributes from.
 //!
-//! * `decision`: slots and waits. `client_body`: the body of a request. `tunnel`: connections that leave HTTP, such as WebSockets.
+//! * `decision`: slots and waits. `client_body`: the body of a request. `tunnel`: connections that leave HTTP, such as
+//!   WebSockets.
 //! * `slots`: the concurrency slots that a request holds. `access_log`: a line for each request.
+//! * `shedding`: denies requests to upstreams that are saturated.
 //! * `silence`: times out what is silent for too long. [`bounds`]: what clients and upstreams may send.
 
 mod access_log;
@@ -16,6 +18,7 @@ mod decision;
 mod headers;
 mod inquiry;
 mod relay;
+mod shedding;
 mod silence;
 mod slots;
 mod tunnel;
@@ -29,6 +32,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
@@ -36,16 +40,16 @@ use hyper::upgrade::OnUpgrade;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tollgate::{ActiveConfig, Decision, Kind, Snapshot};
-use tollgate_config::{ExemptPaths, Gateway as GatewayConfig, Route, Routes, Subjects};
+use tollgate_config::{ExemptPaths, Gateway as GatewayConfig, Route, Routes};
 
 pub(crate) use self::access_log::AccessLog;
 use self::access_log::Line;
 use self::bounds::{BODY_TIMEOUT, MAX_HEADERS, MAX_WAITING};
 use self::client_body::{BodyError, ClientBody};
-use self::headers::Sender;
+use self::headers::{Callers, Sender};
 use self::inquiry::Inquiry;
 use self::relay::{GatewayBody, Relay};
-use self::silence::Silence;
+use self::shedding::Passing;
 use self::slots::{Slot, Slots};
 use self::tunnel::{Tunnel, TunnelPlace};
 use self::upstream::{Exchanged, Outbound, Registry, Upstreams};
@@ -55,7 +59,7 @@ use crate::client::{Client, Clients};
 use crate::control::ControlPlane;
 use crate::identity::{self, Authenticators, Identity};
 use crate::ingress_time::IngressTime;
-use crate::net::{self, Account, Listener, NoRoom, Peer, ReadError, Received};
+use crate::net::{self, Account, Listener, NoRoom, ReadError, Received};
 use crate::per_config::{Made, PerConfig};
 use crate::respond::{self, RequestError, Responder};
 use crate::tls::ClientCertificate;
@@ -84,7 +88,7 @@ pub(crate) struct Gateway {
 struct DoorConfig {
     responder: Responder,
     clients: Clients,
-    subjects: Subjects,
+    callers: Callers,
     ingress_time: IngressTime,
     routes: Routes,
     upstreams: Upstreams,
@@ -104,10 +108,10 @@ impl DoorConfig {
         DoorConfig {
             responder: Responder::new(&config.headers, active.rules()),
             clients: Clients::new(identity::subjects(config)),
-            subjects: config.subjects.clone(),
+            callers: Callers::of(&config.subjects),
             ingress_time: IngressTime::of(active),
             routes: config.routes.clone(),
-            upstreams: registry.upstreams(&config.upstreams),
+            upstreams: registry.upstreams(&config.upstreams, &config.subjects.priorities),
             exempt: gateway.exempt,
             max_body: gateway.max_body,
             max_inspected_body: gateway.max_inspected_body,
@@ -122,11 +126,11 @@ struct Arrival<'c> {
     account: &'c Account,
     /// The certificate of the client, if TLS has verified one.
     certificate: Option<&'c ClientCertificate>,
-    /// Where a tunnel is left if the connection leaves HTTP; `None` over HTTP/2.
+    /// The place of a tunnel, if the connection leaves HTTP; `None` over HTTP/2.
     tunnel: Option<&'c TunnelPlace>,
 }
 
-/// What became of the question whether a request may proceed.
+/// Whether a request may proceed.
 enum Asked<'c> {
     Denied(axum::response::Response),
     Admitted(Box<Admitted<'c>>),
@@ -143,6 +147,8 @@ struct Admitted<'c> {
     /// The body, if it was read as a whole.
     read: Option<Received>,
     slot: Option<Slot>,
+    /// Counts as a request in flight, if the upstream has an adaptive limit.
+    passing: Option<Passing>,
 }
 
 /// A request on its way: what its answer needs, whatever happens.
@@ -214,6 +220,9 @@ impl Gateway {
         match passing.await {
             Ok(response) => response,
             Err(error) => {
+                if let RequestError::Saturated(_) = &error {
+                    passage.note("shed", None);
+                }
                 let mut response = respond::error(&error);
                 if let Some(decision) = &passage.decision {
                     let headers = response.headers_mut();
@@ -234,8 +243,8 @@ impl Gateway {
         passage: &mut Passage,
     ) -> Result<Response<GatewayBody>, RequestError> {
         let (mut parts, body) = request.into_parts();
+        headers::join_cookies(&mut parts.headers);
         let on_upgrade = parts.extensions.remove::<OnUpgrade>();
-        parts.extensions.insert(Peer(from.peer));
         let (origin, span) = Origin::passed_on(DOOR, &parts.headers);
         passage.span = span;
         let asking = self.ask(&parts, body, &from, &origin, snapshot, door_config, passage);
@@ -269,6 +278,10 @@ impl Gateway {
             let host = inquiry.as_ref().ok().map(|it| it.host.as_str());
             passage.line = Some(log.start(address, host, parts));
         }
+        // The client has left too many answers of the gateway unread.
+        if !from.account.has_room_for(0) {
+            return Err(RequestError::NoRoom);
+        }
         // HTTP/1 checks the number of headers while it reads the head.
         if parts.headers.len() > MAX_HEADERS {
             return Err(RequestError::TooManyHeaders { limit: MAX_HEADERS });
@@ -300,10 +313,15 @@ impl Gateway {
             body: ClientBody::Empty,
             read: None,
             slot: None,
+            passing: None,
+        };
+        let streamed = |body| {
+            let is_trusted = door_config.clients.is_trusted(peer);
+            ClientBody::new(body, door_config.max_body, &door_config.callers, is_trusted)
         };
         if door_config.exempt.contains(written) {
             passage.note("exempt", None);
-            admitted.body = ClientBody::new(body, door_config.max_body);
+            admitted.body = streamed(body);
             return Ok(Asked::Admitted(Box::new(admitted)));
         }
         let mut whole = None;
@@ -315,7 +333,7 @@ impl Gateway {
             admitted.read = Some(received);
             whole = Some(bytes);
         } else {
-            admitted.body = ClientBody::new(body, door_config.max_body);
+            admitted.body = streamed(body);
         }
         let inquiry = &admitted.inquiry;
         let mut attributes = inquiry.attributes(parts, self.scheme, route, client, size.exact());
@@ -326,8 +344,10 @@ impl Gateway {
         for (name, value) in admitted.identity.attributes() {
             attributes.push(name, value);
         }
+        let shedding = door_config.shedding_of(route);
+        let shed = shedding.map(|it| it.ask(&attributes)).transpose()?;
         let ingress_time = &door_config.ingress_time;
-        let snapshot = ingress_time.apply(snapshot, &parts.extensions, &parts.headers);
+        let snapshot = ingress_time.apply_from(snapshot, Some(from.peer), &parts.headers);
         let deciding = self.decide(&snapshot, door_config, attributes, origin);
         let (decision, slot) = deciding.await?;
         if !decision.is_allowed() {
@@ -335,6 +355,8 @@ impl Gateway {
             let response = door_config.responder.deny(&decision, &parts.headers);
             return Ok(Asked::Denied(response));
         }
+        let starting = self.start(shed, &decision, &admitted.body, &snapshot, origin);
+        admitted.passing = starting.await?;
         passage.note("allowed", Some(&decision));
         passage.decision = Some(decision);
         admitted.slot = slot;
@@ -359,11 +381,12 @@ impl Gateway {
             body,
             read,
             slot,
+            passing,
         } = admitted;
         let name = route.and_then(Route::upstream);
         let upstream = door_config.upstreams.find(name);
         let upstream = upstream.ok_or(match name {
-            // The config names it, but it cannot be used.
+            // The config names this upstream, but it cannot be used.
             Some(_) => RequestError::Upstream(UpstreamError::Unreachable),
             None => RequestError::NoRoute,
         })?;
@@ -371,20 +394,25 @@ impl Gateway {
             line.answer.upstream = Some(Arc::clone(upstream.name()));
         }
         let peer = from.peer.ip().to_canonical();
+        let is_trusted = door_config.clients.is_trusted(peer);
         let sender = Sender {
             peer,
-            is_trusted: door_config.clients.is_trusted(peer),
+            is_trusted,
             client,
             host: &inquiry.authority,
             scheme: self.scheme,
-            subjects: &door_config.subjects,
+            callers: &door_config.callers,
         };
         let upgrade = match on_upgrade {
             Some(_) => headers::upgrade(&parts.headers),
             None => None,
         };
         let is_upgrade = upgrade.is_some();
+        let has_length = parts.headers.contains_key(CONTENT_LENGTH);
         headers::prepare(&mut parts.headers, &sender, upgrade);
+        if body.is_end_stream() {
+            headers::tell_empty(&mut parts.headers, &parts.method, has_length);
+        }
         match &passage.decision {
             Some(decision) => {
                 let action = route.map(Route::action);
@@ -392,19 +420,31 @@ impl Gateway {
             }
             None => headers::tell_exempt(&mut parts.headers),
         }
+        if passing.as_ref().is_some_and(Passing::is_degraded) {
+            headers::tell_degraded(&mut parts.headers);
+        }
         if let Some(span) = &passage.span {
             span.continue_in(&mut parts.headers);
         }
         headers::tell_identity(&mut parts.headers, identity.attributes());
         let deadline = upstream.deadline();
-        let request = outbound(parts, inquiry, body, deadline);
+        let mut request = outbound(parts, inquiry, body, deadline);
+        request.client = (!is_trusted).then(|| net::client_of(peer));
         let exchanged = upstream.send(request).await;
         upstream.counts.count(exchanged.as_ref().err());
+        if let Some(passing) = passing {
+            passing.end(match &exchanged {
+                Ok(exchanged) => Ok(exchanged.response.status()),
+                Err(error) => Err(*error),
+            });
+        }
         drop(read);
         let Exchanged {
             mut response,
             mut http1,
             open,
+            silence,
+            progress,
         } = exchanged.map_err(|error| upstream_error(error, door_config.max_body))?;
         let status = response.status();
         if let Some(line) = &mut passage.line {
@@ -436,8 +476,7 @@ impl Gateway {
             let body = GatewayBody::own(axum::body::Body::empty(), None);
             return Ok(Response::from_parts(head, body));
         }
-        let silence = Silence::new(upstream.read_timeout(), deadline);
-        let mut relay = Relay::new(body, silence, open, http1, slot);
+        let mut relay = Relay::new(body, (silence, progress), open, http1, slot);
         if relay.is_empty() {
             poll_fn(|context| {
                 relay.end(context);
@@ -488,6 +527,7 @@ fn outbound(
         headers: parts.headers,
         body,
         deadline,
+        client: None,
     }
 }
 

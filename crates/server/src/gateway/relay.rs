@@ -4,6 +4,7 @@
 //! request and its line of the access log. All end with the body, or when the client goes away.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::body::Body as OwnBody;
@@ -11,6 +12,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use super::access_log::Line;
+use super::client_body::Progress;
 use super::silence::Silence;
 use super::slots::Slot;
 use super::upstream::{Http1, OpenRequest};
@@ -25,7 +27,7 @@ pub(crate) struct GatewayBody {
     line: Option<Box<Line>>,
     /// The span of the request. It ends with the body.
     _span: Option<RequestSpan>,
-    /// Counts as an open request of an HTTP/2 connection.
+    /// Counts as an open request of its connection.
     active: Option<Active>,
 }
 
@@ -38,7 +40,10 @@ enum Source {
 /// A body that an upstream sends.
 pub(super) struct Relay {
     body: Incoming,
-    silence: Silence,
+    /// `None` once the body has ended.
+    silence: Option<Silence>,
+    /// The body of the request. The upstream may be silent while it arrives.
+    progress: Option<Arc<Progress>>,
     /// `None` once the body has ended.
     open: Option<OpenRequest>,
     /// The connection; `None` over HTTP/2, and once the body has ended.
@@ -46,13 +51,13 @@ pub(super) struct Relay {
     slot: Option<Slot>,
     /// Whether the size of the body is hidden from HTTP/2, which would count it as held memory.
     hides_size: bool,
-    /// An error that is told at the next poll, so that the parts before it are sent first.
+    /// An error that the next poll returns, so that the parts before it are sent first.
     error: Option<ConnectionError>,
 }
 
-/// The upstream did not go on with its answer in time.
+/// The upstream paused for too long within its answer.
 #[derive(Debug, thiserror::Error)]
-#[error("the upstream did not go on with its answer in time")]
+#[error("the upstream paused for too long within its answer")]
 struct Silent;
 
 impl GatewayBody {
@@ -84,6 +89,11 @@ impl GatewayBody {
         self
     }
 
+    /// Returns whether an upstream sends this body.
+    pub(super) fn is_relayed(&self) -> bool {
+        matches!(self.source, Source::Relayed(_))
+    }
+
     /// Hides the size of a body that is passed on.
     pub(super) fn without_size(mut self) -> GatewayBody {
         if let Source::Relayed(relay) = &mut self.source {
@@ -96,14 +106,15 @@ impl GatewayBody {
 impl Relay {
     pub(super) fn new(
         body: Incoming,
-        silence: Silence,
+        (silence, progress): (Silence, Option<Arc<Progress>>),
         open: OpenRequest,
         http1: Option<Box<Http1>>,
         slot: Option<Slot>,
     ) -> Relay {
         Relay {
             body,
-            silence,
+            silence: Some(silence),
+            progress,
             open: Some(open),
             http1,
             slot,
@@ -125,12 +136,20 @@ impl Relay {
             None => Pin::new(body).poll_frame(context),
         };
         let Poll::Ready(frame) = frame else {
-            ready!(self.silence.poll(context));
-            return Poll::Ready(Some(Err(Silent.into())));
+            return match &mut self.silence {
+                Some(silence) => {
+                    if let Some(progress) = &self.progress {
+                        progress.excuse(silence);
+                    }
+                    silence.poll(context).map(|()| Some(Err(Silent.into())))
+                }
+                None => Poll::Pending,
+            };
         };
-        self.silence.heard();
         if frame.is_none() || self.body.is_end_stream() {
             self.end(context);
+        } else if let Some(silence) = &mut self.silence {
+            silence.heard();
         }
         match frame {
             Some(Err(error)) => {
@@ -146,8 +165,12 @@ impl Relay {
     /// Gives the slots back, and keeps the connection for another request.
     pub(super) fn end(&mut self, context: &mut Context<'_>) {
         self.slot = None;
+        let timer = self.silence.take().and_then(Silence::into_timer);
         match (self.open.take(), self.http1.take()) {
-            (Some(open), Some(http1)) => open.end(http1, context),
+            (Some(open), Some(mut http1)) => {
+                http1.timer = timer;
+                open.end(http1, context);
+            }
             ended => drop(ended),
         }
     }

@@ -1,7 +1,7 @@
 //! A timer that fires when nothing was heard for a while, or when a request takes too long in all.
 //!
 //! The timer is set when the first wait begins, and set again only when it fires too early. So a part of a
-//! body costs a look at the clock, and not a timer.
+//! body costs a look at the clock, and not a timer. The requests of a connection to an upstream share a timer.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -14,8 +14,11 @@ pub(super) struct Silence {
     limit: Duration,
     deadline: Option<Instant>,
     heard_at: Instant,
-    timer: Option<Pin<Box<Sleep>>>,
+    timer: Option<Timer>,
 }
+
+/// A timer that may still be set for an earlier silence.
+pub(super) type Timer = Pin<Box<Sleep>>;
 
 impl Silence {
     /// Makes a timer that fires after a silence of `limit`, and at `deadline`.
@@ -26,6 +29,17 @@ impl Silence {
             heard_at: Instant::now(),
             timer: None,
         }
+    }
+
+    /// Uses a timer that was used before.
+    pub(super) fn with_timer(mut self, timer: Option<Timer>) -> Silence {
+        self.timer = timer;
+        self
+    }
+
+    /// Returns the timer, to be used again.
+    pub(super) fn into_timer(self) -> Option<Timer> {
+        self.timer
     }
 
     /// Ends the silence. The next silence begins now.
@@ -47,6 +61,9 @@ impl Silence {
                 Some(timer) => timer,
                 None => self.timer.insert(Box::pin(sleep_until(due))),
             };
+            if timer.deadline() > due {
+                timer.as_mut().reset(due);
+            }
             ready!(timer.as_mut().poll(context));
             if Instant::now() >= due {
                 return Poll::Ready(());
@@ -74,6 +91,21 @@ mod tests {
         }
         poll_fn(|it| silence.poll(it)).await;
         assert_eq!(start.elapsed(), SECOND * 13);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn timer_of_an_earlier_silence_is_used_again() {
+        let (start, mut long) = (Instant::now(), Silence::new(SECOND * 9, None));
+        let early = tokio::time::timeout(SECOND, poll_fn(|it| long.poll(it))).await;
+        assert!(early.is_err());
+        // Set too late: at 9 s.
+        let mut short = Silence::new(SECOND * 2, None).with_timer(long.into_timer());
+        poll_fn(|it| short.poll(it)).await;
+        assert_eq!(start.elapsed(), SECOND * 3);
+        // Set too early: at 3 s, and it has fired.
+        let mut long = Silence::new(SECOND * 9, None).with_timer(short.into_timer());
+        poll_fn(|it| long.poll(it)).await;
+        assert_eq!(start.elapsed(), SECOND * 12);
     }
 
     #[tokio::test(start_paused = true)]

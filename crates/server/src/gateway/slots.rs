@@ -13,7 +13,7 @@ use futures_util::future::{FutureExt, join_all};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
-use tollgate::{Engine, Hold, HoldError, HoldName, LeaseToken, Time};
+use tollgate::{AskedLease, Engine, Hold, HoldError, HoldName, LeaseToken, Time};
 
 use crate::outbound::Seldom;
 
@@ -21,8 +21,10 @@ use crate::outbound::Seldom;
 const BATCH: usize = 64;
 /// How long to sleep if there is no lease.
 const LONG: Duration = Duration::from_secs(3600);
-/// How often the release of a lease is tried if the store does not answer.
+/// How often the release of a lease is tried if the store does not answer, or does not know the lease.
 const RELEASES: u32 = 3;
+/// The longest pause between these tries.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The open leases of the gateway.
 pub(crate) struct Slots {
@@ -67,9 +69,18 @@ impl Slots {
         })
     }
 
+    /// Prepares to ask for a lease.
+    pub(super) fn asking(&self) -> Asking<'_> {
+        Asking {
+            engine: &self.engine,
+            lease: Arc::default(),
+        }
+    }
+
     /// Keeps a lease that was granted at `granted_at`; `None` if it holds nothing.
     pub(super) fn hold(
         self: &Arc<Slots>,
+        asking: &Asking<'_>,
         lease: &Hold,
         token: LeaseToken,
         granted_at: Time,
@@ -77,6 +88,7 @@ impl Slots {
         if !matches!(lease.id, HoldName::Held(_)) {
             return None;
         }
+        asking.lease.take();
         let every = Duration::from(lease.expires_at.since(granted_at)) / 3;
         let due = Instant::now() + every;
         let mut open = self.open.lock();
@@ -113,7 +125,7 @@ impl Slots {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Renews leases when they are due, for ever.
+    /// Runs for ever: renews leases when they are due.
     pub(crate) async fn renew(&self) {
         loop {
             let first = self.open.lock().due.first().map(|(due, _)| *due);
@@ -162,7 +174,7 @@ impl Slots {
         }
         self.lost.fetch_add(1, Ordering::Relaxed);
         if let Some(unlogged) = self.lost_log.due() {
-            tracing::warn!(%error, unlogged, "a request at the gateway lost its concurrency slot, and goes on");
+            tracing::warn!(%error, unlogged, "a request at the gateway lost its concurrency slot, and continues without it");
         }
     }
 
@@ -179,26 +191,54 @@ impl Drop for Slot {
         let Some(lease) = self.slots.remove(self.number) else {
             return;
         };
-        let engine = Arc::clone(&self.slots.engine);
-        if engine.store().is_local() {
-            // The store answers at once.
-            let _ = engine.free(&lease.name, lease.token).now_or_never();
-            return;
-        }
-        // Without a runtime the process ends, and the lease expires.
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(release(engine, lease));
+        give_back(&self.slots.engine, lease.name, lease.token, lease.every);
+    }
+}
+
+/// A lease that is asked for. If the client goes away before the answer, or the answer never comes, the store may have
+/// granted the lease all the same: then it is released when this is dropped.
+pub(super) struct Asking<'s> {
+    engine: &'s Arc<Engine>,
+    lease: Arc<AskedLease>,
+}
+
+impl Asking<'_> {
+    /// Returns where to note the lease.
+    pub(super) fn lease(&self) -> Arc<AskedLease> {
+        Arc::clone(&self.lease)
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if let Some((name, token)) = self.lease.take() {
+            give_back(self.engine, name, token, LONGEST_PAUSE);
         }
     }
 }
 
-/// Releases a lease of a shared store.
-async fn release(engine: Arc<Engine>, lease: Lease) {
+/// Releases a lease that is renewed `every` so often.
+fn give_back(engine: &Arc<Engine>, name: HoldName, token: LeaseToken, every: Duration) {
+    if engine.store().is_local() {
+        // The store answers at once.
+        let _ = engine.free(&name, token).now_or_never();
+        return;
+    }
+    // Without a runtime the process ends, and the lease expires.
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        let pause = every.min(LONGEST_PAUSE);
+        runtime.spawn(release(Arc::clone(engine), name, token, pause));
+    }
+}
+
+/// Releases a lease of a shared store. The store may get to know the lease after this, on another connection: an
+/// unknown lease is tried again.
+async fn release(engine: Arc<Engine>, name: HoldName, token: LeaseToken, pause: Duration) {
     for attempt in 1..=RELEASES {
-        match engine.free(&lease.name, lease.token).await {
-            Err(HoldError::Store(error)) => {
+        match engine.free(&name, token).await {
+            Err(error @ (HoldError::Store(_) | HoldError::Unknown)) => {
                 tracing::debug!(%error, attempt, "a lease of the gateway could not be released");
-                sleep(lease.every.min(Duration::from_secs(1))).await;
+                sleep(pause).await;
             }
             _ => return,
         }

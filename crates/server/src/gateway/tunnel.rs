@@ -22,8 +22,8 @@ use crate::net::Transport;
 /// The bytes of each direction that are copied at a time.
 const BUFFER: usize = 8 * 1024;
 
-/// A connection of a client that leaves HTTP. The client's connection runs it after its answer, so that it
-/// counts as a connection until it ends.
+/// Copies bytes between a client and a server after their connections have left HTTP. The task of the client's
+/// connection runs the tunnel after the answer, so that the connection counts as open until the tunnel ends.
 pub(super) struct Tunnel {
     pub(super) client: OnUpgrade,
     pub(super) server: Box<Http1>,
@@ -32,7 +32,7 @@ pub(super) struct Tunnel {
     pub(super) line: Option<Box<Line>>,
 }
 
-/// The place where a request leaves the tunnel for its connection.
+/// The place where a request puts its tunnel, so that the connection can run it.
 pub(super) type TunnelPlace = Mutex<Option<Tunnel>>;
 
 impl Tunnel {

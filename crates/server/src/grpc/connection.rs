@@ -44,7 +44,7 @@ async fn connection(
         return Ok(());
     }
     let streams = Streams::default();
-    let account = services.memory.account();
+    let account = services.memory.account(peer.ip());
     let mut builder = http2::Builder::new(streams.clone());
     builder
         .timer(TokioTimer::new())

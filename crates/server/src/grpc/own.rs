@@ -142,6 +142,7 @@ impl Tollgate for Own {
                 ttl: it.ttl_millis.map(millis),
                 owner: it.owner.as_str().into(),
                 wait: millis(it.wait_millis),
+                asked: None,
             })
         })
         .await

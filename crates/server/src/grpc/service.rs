@@ -143,7 +143,7 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
     type Future = Answering;
 
     fn call(&self, mut request: Request<Incoming>) -> Answering {
-        // Only the time of a request depends on its peer. Extensions cost an allocation.
+        // The peer is needed only for the time of a request. Without `time_header`, save the allocation of extensions.
         let active = self.services.engine.active();
         if active.config().subjects.time_header.is_some() {
             request.extensions_mut().insert(self.peer);

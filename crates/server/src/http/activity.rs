@@ -4,14 +4,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::time::{Instant, sleep_until};
+
 /// Counts the requests of a connection.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Activity(Arc<Counts>);
 
-#[derive(Default)]
 struct Counts {
     started: AtomicU64,
     ended: AtomicU64,
+    opened_at: Instant,
+    /// When the last request ended, in microseconds after the connection was opened.
+    idle_since: AtomicU64,
+}
+
+impl Default for Activity {
+    fn default() -> Activity {
+        Activity(Arc::new(Counts {
+            started: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            opened_at: Instant::now(),
+            idle_since: AtomicU64::new(0),
+        }))
+    }
 }
 
 /// Counts as one open request until it is dropped.
@@ -23,24 +38,35 @@ impl Activity {
         Active(Arc::clone(&self.0))
     }
 
-    /// Returns once the connection had no request for a while: at least `time`, and at most twice that.
+    /// Returns once the connection had no request for `time`. Sets a timer about once in `time`, however many
+    /// requests there are.
     pub(crate) async fn idle_for(&self, time: Duration) {
-        let mut before = None;
+        let counts = &self.0;
         loop {
-            let started = self.0.started.load(Ordering::Relaxed);
-            let is_active = started != self.0.ended.load(Ordering::Relaxed);
-            if !is_active && before == Some(started) {
+            let ended = counts.ended.load(Ordering::Acquire);
+            let is_active = counts.started.load(Ordering::Relaxed) != ended;
+            let since = match is_active {
+                true => Instant::now(),
+                false => {
+                    let micros = counts.idle_since.load(Ordering::Relaxed);
+                    counts.opened_at + Duration::from_micros(micros)
+                }
+            };
+            let due = since + time;
+            if Instant::now() >= due {
                 return;
             }
-            before = Some(started).filter(|_| !is_active);
-            tokio::time::sleep(time).await;
+            sleep_until(due).await;
         }
     }
 }
 
 impl Drop for Active {
     fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::Relaxed);
+        let micros = self.0.opened_at.elapsed().as_micros();
+        let micros = u64::try_from(micros).unwrap_or(u64::MAX);
+        self.0.idle_since.store(micros, Ordering::Relaxed);
+        self.0.ended.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -63,6 +89,19 @@ mod tests {
         assert!(idle.is_err());
         drop(active);
         activity.idle_for(TIME).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_time_counts_from_the_end_of_the_last_request() {
+        let (activity, start) = (Activity::default(), Instant::now());
+        let active = activity.start();
+        let idle = tokio::time::timeout(TIME * 3 / 2, activity.idle_for(TIME)).await;
+        assert!(idle.is_err());
+        drop(active);
+        activity.idle_for(TIME).await;
+        // Timers have the precision of a millisecond.
+        let late = start.elapsed() - TIME * 5 / 2;
+        assert!(late <= Duration::from_millis(2), "{late:?}");
     }
 
     #[tokio::test(start_paused = true)]

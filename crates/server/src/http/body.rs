@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
-use tollgate_core::MAX_AMOUNT;
+use tollgate_core::{MAX_AMOUNT, Span};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, SchemaType, Type};
 
@@ -40,8 +40,13 @@ impl<'a> CheckBody<'a> {
     }
 }
 
-pub(super) fn check(body: &[u8]) -> Read<'_> {
-    Ok(Question::Check(parse::<CheckBody<'_>>(body)?.check()?))
+/// Reads a check that may wait for its turn, as long as its query says.
+pub(super) fn check(body: &[u8], wait: Result<Span, RequestError>) -> Read<'_> {
+    let check = parse::<CheckBody<'_>>(body)?.check()?;
+    Ok(Question::Check(Check {
+        wait: wait?,
+        ..check
+    }))
 }
 
 pub(super) fn peek(body: &[u8]) -> Read<'_> {

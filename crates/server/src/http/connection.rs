@@ -139,7 +139,7 @@ impl Protocols {
         if is_http2 {
             return self.serve_http2(stream, peer, stopping).await;
         }
-        let account = self.memory.account();
+        let account = self.memory.account(peer.0.ip());
         let certificate = stream.certificate.clone();
         let (stream, turn) = Turns::new(stream);
         let stopping = &stopping;
@@ -192,7 +192,7 @@ impl Protocols {
         stopping: Stopping,
     ) -> Result<(), ConnectionError> {
         let activity = Activity::default();
-        let account = self.memory.account();
+        let account = self.memory.account(peer.0.ip());
         let certificate = stream.certificate.clone();
         let (routes, counted) = (self.routes.clone(), activity.clone());
         let (is_large, counting) = (self.is_large, account.clone());

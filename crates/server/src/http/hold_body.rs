@@ -121,6 +121,7 @@ pub(super) fn acquire(body: &[u8]) -> Read<'_> {
         ttl: body.ttl.0,
         owner: body.owner.unwrap_or_default(),
         wait: body.wait.0.unwrap_or(Span::ZERO),
+        asked: None,
     })
 }
 
@@ -176,7 +177,7 @@ pub(super) fn holders(body: &[u8]) -> Read<'_> {
 
 /// A duration such as `60s`, or none.
 #[derive(Default)]
-struct Duration(Option<Span>);
+pub(super) struct Duration(pub(super) Option<Span>);
 
 impl<'de> Deserialize<'de> for Duration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -11,6 +11,7 @@ pub(crate) mod guard;
 mod hold_body;
 mod openapi;
 mod openapi_holds;
+mod report;
 pub(crate) mod turn;
 
 use std::ops::Deref;
@@ -27,8 +28,9 @@ use axum::routing::{MethodRouter, any, delete, get, post};
 use http::request::Parts;
 use http::{Extensions, HeaderName, Method};
 use tokio::sync::{Semaphore, watch};
-use tollgate::{ActiveConfig, HoldName, Snapshot};
+use tollgate::{ActiveConfig, HoldName, Snapshot, Span};
 use tollgate_config::{Headers, TokenScope};
+use tollgate_rules::document::duration;
 
 use self::body::Read;
 use self::bounds::{MAX_BATCH_BODY, MAX_BODY};
@@ -244,10 +246,7 @@ pub async fn serve(
         // as the decision.
         if request.method() == Method::POST && request.uri().path() == CHECK {
             let (app, request) = (Arc::clone(&checks), request.map(Body::new));
-            return Box::pin(async move {
-                let scope = TokenScope::Check;
-                app.ask(scope, MAX_BODY, None, request, body::check).await
-            });
+            return Box::pin(async move { check(&app, request).await });
         }
         others(request)
     });
@@ -272,10 +271,16 @@ fn is_large(path: &str) -> bool {
 fn routes(app: Arc<App>) -> Router {
     use TokenScope::{Check, Refund, Reserve};
     Router::new()
-        .route(CHECK, asks(Check, body::check))
+        .route(
+            CHECK,
+            post(
+                |State(app): AppState, request: Request| async move { check(&app, request).await },
+            ),
+        )
         .route("/v1/check/batch", post(check_batch))
         .route("/v1/peek", asks(Check, body::peek))
         .route("/v1/refund", asks(Refund, body::refund))
+        .route("/v1/report", post(report_latency))
         .route("/v1/reservations", asks(Reserve, hold_body::reserve))
         .route("/v1/reservations/{id}", get(reservation))
         .route(
@@ -339,10 +344,33 @@ where
     )
 }
 
+/// Answers a check. The query may say how long it waits for its turn.
+async fn check(app: &App, request: Request) -> Response {
+    let wait = wait_of(request.uri().query());
+    let scope = TokenScope::Check;
+    app.ask(scope, MAX_BODY, None, request, |body| {
+        body::check(body, wait)
+    })
+    .await
+}
+
 async fn check_batch(State(app): AppState, request: Request) -> Response {
     let (scope, places) = (TokenScope::Check, Some(&app.batches));
     app.ask(scope, MAX_BATCH_BODY, places, request, body::batch)
         .await
+}
+
+async fn report_latency(State(app): AppState, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    respond::answer(async {
+        let (shown, path) = (bearer(&head.headers), head.uri.path());
+        app.enter(TokenScope::Reserve, shown, &head.extensions, path)
+            .await?;
+        let body = read_body(Request::new(body), MAX_BODY).await?;
+        let (snapshot, _) = app.snapshot();
+        Ok(respond::report(&report::report(&snapshot, &body)?))
+    })
+    .await
 }
 
 async fn reservation(State(app): AppState, id: PathText, request: Request) -> Response {
@@ -461,6 +489,29 @@ fn hold_name(id: PathText) -> Result<HoldName, RequestError> {
     Ok(id.parse().map_err(BadQuestion::HoldName)?)
 }
 
+/// Reads how long a check may wait: `wait=200ms`. Other parameters are ignored.
+fn wait_of(query: Option<&str>) -> Result<Span, RequestError> {
+    let Some(query) = query else {
+        return Ok(Span::ZERO);
+    };
+    let mut wait = None;
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        if name != "wait" {
+            continue;
+        }
+        if wait.is_some() {
+            return Err(RequestError::Query("wait is given twice".to_owned()));
+        }
+        let read = match &*value {
+            "0" => Ok(Span::ZERO),
+            text => duration(text),
+        };
+        let wrong = |why| RequestError::Query(format!("wait: {why}"));
+        wait = Some(read.map_err(wrong)?);
+    }
+    Ok(wait.unwrap_or(Span::ZERO))
+}
+
 fn usage_question(tenant: String, query: &str) -> Result<UsageQuestion<'static>, RequestError> {
     let mut wanted = UsageQuestion {
         tenant: tenant.into(),
@@ -529,6 +580,23 @@ pub(crate) async fn read_body(request: Request, limit: usize) -> Result<Whole, R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wait_of_a_check_is_a_duration() {
+        let read = |query| wait_of(Some(query));
+        assert_eq!(wait_of(None).unwrap(), Span::ZERO);
+        assert_eq!(read("wait=200ms&trace=1").unwrap(), Span::from_millis(200));
+        assert_eq!(read("other").unwrap(), Span::ZERO);
+        assert_eq!(read("wait=0").unwrap(), Span::ZERO);
+        for (query, says) in [
+            ("wait=soon", "wait: `soon` is not a duration"),
+            ("wait=200", "wait: "),
+            ("wait=1s&wait=2s", "wait is given twice"),
+        ] {
+            let wrong = read(query).unwrap_err().to_string();
+            assert!(wrong.contains(says), "{wrong}");
+        }
+    }
 
     #[test]
     fn each_query_parameter_is_given_once() {

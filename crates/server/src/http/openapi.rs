@@ -18,6 +18,7 @@ use utoipa::openapi::{
 
 use super::body::{BatchBody, CheckBody, RefundBody};
 use super::openapi_holds::{self, later};
+use super::report;
 use crate::describe::{
     self, Describe, answer, described, description, healthz, item, metrics, number_schema, readyz,
     reference, taking, text_schema,
@@ -56,7 +57,8 @@ pub(super) fn render(headers: &Headers) -> Bytes {
         .path("/v1/check", item(HttpMethod::Post, fields.check()))
         .path("/v1/check/batch", item(HttpMethod::Post, check_batch()))
         .path("/v1/peek", item(HttpMethod::Post, peek()))
-        .path("/v1/refund", item(HttpMethod::Post, refund()));
+        .path("/v1/refund", item(HttpMethod::Post, refund()))
+        .path("/v1/report", item(HttpMethod::Post, report::describe()));
     let paths = openapi_holds::paths(paths, &fields)
         .path("/auth", fields.auth())
         .path("/healthz", item(HttpMethod::Get, healthz()))
@@ -67,6 +69,9 @@ pub(super) fn render(headers: &Headers) -> Bytes {
         .schema_from::<CheckBody<'_>>()
         .schema_from::<BatchBody<'_>>()
         .schema_from::<RefundBody<'_>>()
+        .schema_from::<report::ReportBody<'_>>()
+        .schema_from::<report::ReportedBody>()
+        .schema_from::<report::LimitBody>()
         .schema_from::<answers::DecisionBody<'_>>()
         .schema_from::<answers::RuleDecisionBody<'_>>()
         .schema_from::<answers::GraceBody>()
@@ -102,6 +107,7 @@ fn add_tokens(paths: &mut Paths) {
     let answers = [
         ("401", "NO_TOKEN", "The token is missing or unknown."),
         ("403", "NOT_PERMITTED", "The token lacks the scope."),
+        ("429", "TOO_MANY_WRONG_TOKENS", describe::TOO_MANY_WRONG),
     ];
     for (path, item) in &mut paths.paths {
         if matches!(path.as_str(), "/healthz" | "/readyz" | "/openapi.json") {
@@ -127,6 +133,9 @@ fn add_tokens(paths: &mut Paths) {
     }
 }
 
+/// The query parameter of a check that may wait.
+const WAIT: &str = "How long the request may wait for its turn instead of being denied, such as `200ms`: at most as long as the `max_wait` of the rules that deny it. A rule without `max_wait` denies at once. Default: the request does not wait.";
+
 /// The parts that depend on the config.
 pub(super) struct HeaderFields {
     headers: Headers,
@@ -145,9 +154,19 @@ impl HeaderFields {
         let allowed = decision_in_either_form("Allowed.", Some(admission));
         let allowed = self.with_fields(with_preference_applied(allowed));
         let denied = "Denied. `Retry-After` is present if a wait helps.";
-        let queue = "Denied by a shaping rule whose queue is full, or by a rule without a failure policy while the store fails.";
+        let queue = "Denied because a queue is full (a shaping rule, or a rule with `max_wait`), or by a rule without a failure policy while the store fails.";
         let example = json!({"attributes": {"user": "ann"}, "cost": 1});
+        let wait = ParameterBuilder::new()
+            .name("wait")
+            .parameter_in(ParameterIn::Query)
+            .required(Required::False)
+            .description(Some(WAIT))
+            .schema(Some(
+                text_schema().pattern(Some("^(0|[1-9][0-9]{0,5}(us|ms|s))$")),
+            ))
+            .example(Some("200ms".into()));
         with_prefer(taking::<CheckBody<'_>>("check", example))
+            .parameter(wait)
             .summary(Some("May this proceed now? If so, it is charged."))
             .response("200", allowed)
             .response("403", self.denied_check(BLOCKED))

@@ -90,7 +90,7 @@ fn reserve(fields: &HeaderFields) -> OperationBuilder {
         )
         .response(
             "503",
-            fields.denial_or_failure("Denied as a check is, or the store does not answer."),
+            fields.denial_or_failure("Denied, as for a check; or the store does not answer."),
         )
 }
 
@@ -147,7 +147,7 @@ fn acquire(fields: &HeaderFields) -> OperationBuilder {
         )
         .response(
             "503",
-            fields.denial_or_failure("Denied as a check is, or the store does not answer."),
+            fields.denial_or_failure("Denied, as for a check; or the store does not answer."),
         )
 }
 

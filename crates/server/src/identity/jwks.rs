@@ -2,8 +2,9 @@
 //!
 //! The keys of a server are fetched when they are first needed, and again when they are older than
 //! `refresh`. Until the new keys have arrived, the old ones stay in use: for ever, if the server is down. A
-//! token with an unknown key waits for a fetch, but fetches are at least [`LEAST_PAUSE`] apart, so strangers
-//! cannot make this server ask the key server more often.
+//! token with an unknown key waits for a fetch, and so does one with a wrong signature if the token or a key has
+//! no id. But fetches are at least [`LEAST_PAUSE`] apart, so strangers cannot make this server ask the key server
+//! more often.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,6 +46,11 @@ impl Keys {
 
     pub(super) fn knows(&self, kid: Option<&str>) -> bool {
         self.named(kid).next().is_some()
+    }
+
+    /// Returns whether all keys that a token with this `kid` may mean are known by the same id.
+    pub(super) fn knows_by_id(&self, kid: Option<&str>) -> bool {
+        kid.is_some() && self.knows(kid) && self.named(kid).all(|key| key.id.is_some())
     }
 }
 
@@ -162,8 +168,8 @@ impl RemoteKeys {
             && tries.tried.is_none_or(|at| is_past(at, LEAST_PAUSE))
     }
 
-    /// Returns the keys after a fetch, if one is due and nobody else has made it. The fetch goes on if the
-    /// caller goes away.
+    /// Returns the keys after a fetch, if a fetch is due and no other request has made it. The fetch continues if
+    /// the caller goes away.
     async fn fetched(self: &Arc<Self>, known: Option<u64>) -> Option<Arc<Keys>> {
         let remote = Arc::clone(self);
         let task = tokio::spawn(async move { remote.fetch_if_due(known).await });
@@ -208,7 +214,7 @@ impl RemoteKeys {
         self.tries.lock().fetched = Some(Instant::now());
         if let Some(problem) = ignored {
             let server = &self.url;
-            tracing::warn!(%server, problem, "a key of tokens cannot be used");
+            tracing::warn!(%server, problem, "a key that should verify tokens cannot be used");
         }
         if current.is_some_and(|keys| keys.keys == set.keys) {
             return;

@@ -2,8 +2,8 @@
 //!
 //! A token says which algorithm and which key verify it, and an attacker writes that part. So the kind of
 //! the key decides which algorithms may use it, `kid` is only looked up in the keys of the config, and
-//! every other field of the header is ignored: no key and no URL is taken from a token. An extension that
-//! the token calls critical is rejected. There is no way to accept a token without a signature.
+//! every other field of the header is ignored: no key and no URL is taken from a token. A token with a critical
+//! extension is rejected. There is no way to accept a token without a signature.
 //!
 //! Signatures are verified with `ring`, which the server uses for TLS as well.
 
@@ -116,7 +116,7 @@ impl Tokens {
     }
 
     /// Verifies the signature, and returns the claims with the keys that were used. A key that is not
-    /// known may be new: then the keys are fetched again, within a bound.
+    /// known may be new, and so may a key without an id: then the keys are fetched again, within a bound.
     async fn verify_signature(
         &self,
         token: &str,
@@ -135,25 +135,14 @@ impl Tokens {
             return Err(TokenError::Algorithm.into());
         }
         let named = header.kid.as_deref();
-        if !keys.knows(named) {
-            keys = match self.keys.newer(keys.generation).await {
-                Some(newer) if newer.knows(named) => newer,
-                _ => return Err(TokenError::UnknownKey.into()),
-            };
-        }
-        let mut fits = keys
-            .named(named)
-            .filter(|key| may_use(key, algorithm))
-            .peekable();
-        if fits.peek().is_none() {
-            return Err(TokenError::Algorithm.into());
-        }
-        let message = split.signed.as_bytes();
-        if !fits
-            .take(MAX_TRIED)
-            .any(|key| is_signed(key, algorithm, message, &split.signature))
-        {
-            return Err(TokenError::Signature.into());
+        if let Err(error) = split.check_signature(&keys, named, algorithm) {
+            // A key with the id of the token does not change. Without ids, a new key looks like a wrong signature.
+            if keys.knows_by_id(named) {
+                return Err(error.into());
+            }
+            let newer = self.keys.newer(keys.generation).await;
+            keys = newer.ok_or(error)?;
+            split.check_signature(&keys, named, algorithm)?;
         }
         let payload = decode(split.payload)?;
         let claims = serde_json::from_slice(&payload).map_err(|_| TokenError::Malformed)?;
@@ -244,6 +233,31 @@ impl<'t> Split<'t> {
             signature: decode(signature)?,
             signed,
         })
+    }
+
+    /// Checks the signature with the keys that a token with this `kid` may mean.
+    fn check_signature(
+        &self,
+        keys: &Keys,
+        kid: Option<&str>,
+        algorithm: JwtAlgorithm,
+    ) -> Result<(), TokenError> {
+        if !keys.knows(kid) {
+            return Err(TokenError::UnknownKey);
+        }
+        let mut fits = keys
+            .named(kid)
+            .filter(|key| may_use(key, algorithm))
+            .peekable();
+        if fits.peek().is_none() {
+            return Err(TokenError::Algorithm);
+        }
+        let message = self.signed.as_bytes();
+        let mut tried = fits.take(MAX_TRIED);
+        match tried.any(|key| is_signed(key, algorithm, message, &self.signature)) {
+            true => Ok(()),
+            false => Err(TokenError::Signature),
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //! `record` has the format, and `query` decides which records a reader wants. No record has a raw subject, only
 //! hashes. Each instance has a journal of its own.
 
+mod confirmed;
 mod query;
 mod record;
 mod ring;
@@ -29,11 +30,13 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
 use tollgate::{
-    Clock, DenialReader, DeniedRequest, Engine, LimitSource, RuleSet, Span, SystemClock, Time,
+    Clock, DenialReader, DeniedRequest, Engine, LimitSource, MonotonicClock, RuleSet, Span,
+    SystemClock, Time,
 };
 use tollgate_config::{Denials, RequestSource};
 use utoipa::ToSchema;
 
+use self::confirmed::Confirmed;
 pub use self::query::{Query, QueryError};
 pub use self::record::RecordedDenial;
 use self::record::encode;
@@ -331,8 +334,13 @@ struct Sources {
     known: HashMap<SourceKey, Option<LimitSource>>,
 }
 
-/// A rule, a tenant, and how the request brought numbers of its own.
-type SourceKey = (Box<str>, Option<Box<str>>, Option<RequestSource>);
+/// A rule, a tenant, the plan that the request named, and how it brought numbers of its own.
+type SourceKey = (
+    Box<str>,
+    Option<Box<str>>,
+    Option<u16>,
+    Option<RequestSource>,
+);
 
 impl Sources {
     fn of(&mut self, denial: &DeniedRequest) -> Option<Cow<'_, LimitSource>> {
@@ -349,7 +357,8 @@ impl Sources {
             self.known.clear();
         }
         let tenant = denial.tenant().map(Into::into);
-        let key = (denial.rule().into(), tenant, denial.brought());
+        let plan = denial.named_plan();
+        let key = (denial.rule().into(), tenant, plan, denial.brought());
         let source = self.known.entry(key);
         let source = source.or_insert_with(|| denial.source());
         source.as_ref().map(Cow::Borrowed)
@@ -359,7 +368,9 @@ impl Sources {
 impl Writer {
     fn run(mut self) {
         let mut records = Vec::with_capacity(MAX_STEP + record::MAX_RECORD);
-        let mut removed_at = self.shared.clock.now();
+        let elapsed = MonotonicClock::new();
+        let mut confirmed = Confirmed::default();
+        let mut removed_at = elapsed.now();
         loop {
             let is_stopping = self.shared.stopping.load(Ordering::Relaxed);
             let count = self.take(&mut records);
@@ -373,8 +384,9 @@ impl Writer {
                 return;
             }
             self.shared.empty.send_modify(|count| *count += 1);
-            if now.since(removed_at) >= REMOVE_EVERY {
-                removed_at = now;
+            if elapsed.now().since(removed_at) >= REMOVE_EVERY {
+                removed_at = elapsed.now();
+                let now = confirmed.time(now, removed_at);
                 let removed = self.segments.as_mut().map(|it| it.remove_old(now));
                 if let Some(Err(error)) = removed {
                     self.complain(&error);

@@ -68,7 +68,7 @@ impl Ring {
     pub(super) fn follow(&self, query: &Query, from: u64, limit: usize) -> Following {
         let from = if from > self.next { 0 } else { from };
         let (oldest, mut next) = (self.oldest(), self.next);
-        // A sequence number starts at 1, so 0 has missed nothing that a reader could know of.
+        // Sequence numbers start at 1. A reader that asks from 0 starts anew, and has missed nothing.
         let missed = if from == 0 {
             0
         } else {

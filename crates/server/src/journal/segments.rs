@@ -5,7 +5,10 @@
 //! allows, or when they are too old. A segment is a sixteenth of both bounds at most, so that little more than
 //! necessary is removed.
 //!
-//! A process that ends in the middle of a record leaves a part of it. The next process cuts that part off.
+//! A process that ends in the middle of a record leaves a part of it. The next process cuts that part off. Damaged
+//! records elsewhere are skipped.
+//!
+//! Nothing waits for the disk: records reach it when the system writes its buffers.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,7 +18,7 @@ use tollgate::{Span, Time};
 use tollgate_ledger::private_file;
 
 use super::query::Query;
-use super::record::{RecordedDenial, VERSION, decode, head, is_intact};
+use super::record::{Head, RecordedDenial, VERSION, decode, head, is_intact};
 
 /// The first bytes of a segment, before the version.
 const MAGIC: [u8; 12] = *b"TG-DENIALS\r\n";
@@ -34,6 +37,9 @@ const MAX_SEGMENT: u64 = 64 << 20;
 
 /// The most bytes that are added in one step. A step never fills more than one segment.
 pub(super) const MAX_STEP: usize = 48 << 10;
+
+/// The most records in a row that are missing from a segment, because the disk could not be written.
+const MAX_GAP: u64 = 1 << 32;
 
 /// Records may be out of order by this much, because clocks are adjusted.
 const DISORDER: Span = Span::MINUTE;
@@ -286,21 +292,26 @@ struct Resumed {
 }
 
 /// Finds the end of the last whole record of a segment that begins with the sequence number `first`, and cuts
-/// off the rest.
+/// off the rest. Damaged records before it stay, and are skipped by readers.
 fn resume(file: &mut File, path: &Path, first: u64) -> io::Result<Resumed> {
     let bytes = read_all(file)?;
-    let (mut next, mut end, mut times) = (first, HEADER, None);
-    while let Some(head) = head(&bytes[end..]) {
-        if head.seq < next || !is_intact(&bytes[end..end + head.length]) {
-            break;
+    let (mut next, mut end, mut times, mut whole) = (first, HEADER, None, HEADER);
+    for (place, head) in Records::new(&bytes, first) {
+        let after = place + head.length;
+        if !is_intact(&bytes[place..after]) {
+            continue;
         }
         next = head.seq + 1;
-        end += head.length;
+        end = after;
+        whole += head.length;
         let first_at = times.map_or(head.at, |(first_at, _)| first_at);
         times = Some((first_at, head.at));
     }
-    if end < bytes.len() {
-        let cut = bytes.len() - end;
+    let (damaged, cut) = (end - whole, bytes.len() - end);
+    if damaged > 0 {
+        tracing::warn!(path = %path.display(), damaged, "the journal of denials has damaged records; they are skipped");
+    }
+    if cut > 0 {
         tracing::warn!(
             path = %path.display(),
             cut,
@@ -311,6 +322,67 @@ fn resume(file: &mut File, path: &Path, first: u64) -> io::Result<Resumed> {
     file.seek(SeekFrom::Start(end as u64))?;
     let size = end as u64;
     Ok(Resumed { next, size, times })
+}
+
+/// The records of a segment, each with its place. A record may be damaged, but the records after it are found.
+///
+/// The sequence numbers of a segment go on by one, except where the disk could not be written. So a head with the
+/// expected number is believed, and its checksum is left to those that need the record. Any other head must be that
+/// of an intact record; if it is not, the next intact one is searched byte by byte.
+struct Records<'b> {
+    bytes: &'b [u8],
+    /// The place of the last record, and where the next one should be.
+    last: usize,
+    place: usize,
+    /// The expected sequence number.
+    seq: u64,
+}
+
+impl<'b> Records<'b> {
+    /// Returns the records of a segment whose first record should have the sequence number `first`.
+    fn new(bytes: &'b [u8], first: u64) -> Records<'b> {
+        let place = HEADER.min(bytes.len());
+        Records {
+            bytes,
+            last: place,
+            place,
+            seq: first,
+        }
+    }
+
+    /// Returns the head of a record at `place` whose number may be right.
+    fn head(&self, place: usize) -> Option<Head> {
+        let head = head(self.bytes.get(place..)?)?;
+        let ahead = head.seq.checked_sub(self.seq)?;
+        let is_whole = || is_intact(&self.bytes[place..place + head.length]);
+        (ahead == 0 || ahead < MAX_GAP && is_whole()).then_some(head)
+    }
+
+    /// Returns the place and the head of the next intact record.
+    fn search(&self) -> Option<(usize, Head)> {
+        // If the last record is damaged, its length may be wrong.
+        let last = self.bytes.get(self.last..self.place).unwrap_or_default();
+        let start = match last.is_empty() || is_intact(last) {
+            true => self.place,
+            false => self.last + 1,
+        };
+        let places = start..self.bytes.len();
+        let mut heads = places.filter_map(|place| Some((place, self.head(place)?)));
+        heads.find(|(place, head)| is_intact(&self.bytes[*place..*place + head.length]))
+    }
+}
+
+impl Iterator for Records<'_> {
+    type Item = (usize, Head);
+
+    fn next(&mut self) -> Option<(usize, Head)> {
+        let here = self.head(self.place).map(|head| (self.place, head));
+        let (place, head) = here.or_else(|| self.search())?;
+        self.last = place;
+        self.place = place + head.length;
+        self.seq = head.seq + 1;
+        Some((place, head))
+    }
 }
 
 /// Returns the records of the segments in `directory` that `query` wants and whose sequence number is below
@@ -332,13 +404,15 @@ pub(super) fn find(
             file => file?,
         };
         let bytes = read_all(&mut file)?;
-        let first_at = bytes.get(HEADER..).and_then(head).map(|head| head.at);
+        let mut records = Records::new(&bytes, first);
+        let intact = records.find(|(place, head)| is_intact(&bytes[*place..*place + head.length]));
+        let first_at = intact.map(|(_, head)| head.at);
         if let (Some(first_at), Some(until)) = (first_at, query.until)
             && first_at > until + DISORDER
         {
             continue;
         }
-        find_in(&bytes, query, before, limit, &mut found);
+        find_in(&bytes, first, query, before, limit, &mut found);
         if found.len() == limit {
             break;
         }
@@ -355,22 +429,20 @@ pub(super) fn find(
 /// Adds the records of one segment to `found`, the newest first, until it has `limit`.
 fn find_in(
     bytes: &[u8],
+    first: u64,
     query: &Query,
     before: u64,
     limit: usize,
     found: &mut Vec<RecordedDenial>,
 ) {
     let mut places = Vec::new();
-    let mut place = HEADER.min(bytes.len());
-    while let Some(head) = head(&bytes[place..]) {
+    for (place, head) in Records::new(bytes, first) {
         if head.seq >= before {
             break;
         }
-        let end = place + head.length;
-        if query.may_want(&head, &bytes[place..end]) {
+        if query.may_want(&head, &bytes[place..place + head.length]) {
             places.push(place);
         }
-        place = end;
     }
     let denials = places.into_iter().rev();
     let denials = denials.filter_map(|place| decode(&bytes[place..]));

@@ -425,6 +425,51 @@ fn record_that_a_crash_has_cut_is_removed() {
 }
 
 #[test]
+fn records_before_and_after_a_damaged_one_are_kept() {
+    let home = tempfile::tempdir().unwrap();
+    let bounds = Bounds {
+        max_size: 1 << 20,
+        max_age: HOUR,
+    };
+    let open = || Segments::open(home.path(), bounds).unwrap();
+    open().append(&records(9, 1, NOW), 9, NOW).unwrap();
+    let path = home.path().join("denials-00000000000000000001.journal");
+    let whole = fs::read(&path).unwrap();
+    let length = record::head(&whole[16..]).unwrap().length;
+    let all = [("limit", "1000")];
+    for damaged in 1..9_u64 {
+        let start = 16 + length * usize::try_from(damaged - 1).unwrap();
+        // The checksum, the length (shorter, and longer than all records), the sequence number, the time, and the
+        // object.
+        for (at, bits) in [
+            (0, 1),
+            (4, 1),
+            (5, 4),
+            (5, 0x80),
+            (6, 1),
+            (8, 0x80),
+            (20, 7),
+            (200, 1),
+        ] {
+            let mut bytes = whole.clone();
+            bytes[start + at] ^= bits;
+            fs::write(&path, &bytes).unwrap();
+            let at = format!("record {damaged}, byte {at}");
+            let expected: Vec<u64> = (1..=9).rev().filter(|seq| *seq != damaged).collect();
+            let found = || {
+                let found = find(home.path(), &query(&all), u64::MAX, 1000).unwrap();
+                found.iter().map(|it| it.seq).collect::<Vec<_>>()
+            };
+            assert_eq!(found(), expected, "{at}");
+            let mut segments = open();
+            assert_eq!(segments.next(), 10, "{at}");
+            segments.append(&records(1, 10, NOW), 1, NOW).unwrap();
+            assert_eq!(found(), [&[10], &expected[..]].concat(), "{at}");
+        }
+    }
+}
+
+#[test]
 fn newer_version_and_foreign_files_are_refused() {
     let home = tempfile::tempdir().unwrap();
     let bounds = Bounds {

@@ -6,22 +6,32 @@
 //! the bytes that are left at the door. So even if many connections hold as much as they may, some
 //! bytes are left for the next connection: no client can take them all.
 //!
-//! Bytes are counted when they exist. If there is no room, a request is refused or waits before it
+//! A client may have many connections. All of them together may hold at most half of the bytes for large
+//! answers, so clients at other addresses still get large answers.
+//!
+//! Bytes are counted when they exist. If there is no room, a request is rejected, or waits before it
 //! makes more bytes.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::READ_TIMEOUT;
+use super::{READ_TIMEOUT, client_of};
 
 /// The most bytes that the connections of a door may hold in all, beyond the [`FREE`] bytes of each
 /// connection. Answers that are being made when the bound is reached may exceed it.
 pub const MAX_HELD: usize = 128 * 1024 * 1024;
 /// The part of [`MAX_HELD`] that is kept for small answers.
 const KEPT_FOR_SMALL: usize = MAX_HELD / 4;
+/// The most bytes that the connections of one client may hold together, if a part of them is for large
+/// answers. A client is an IPv4 address, or an IPv6 network of 64 bits.
+pub const MAX_HELD_BY_CLIENT: usize = (MAX_HELD - KEPT_FOR_SMALL) / 2;
 /// The most bytes that a connection may hold. It may hold fewer bytes while other connections hold
 /// many.
 pub const MAX_HELD_BY_CONNECTION: usize = 16 * 1024 * 1024;
@@ -50,13 +60,32 @@ struct Sums {
     /// The size of recent large answers: grows at once with a larger answer, and falls slowly with
     /// smaller ones.
     large: AtomicUsize,
+    /// What the clients that have connections hold.
+    clients: Mutex<HashMap<IpAddr, Client>>,
+}
+
+/// A client that has connections.
+#[derive(Default)]
+struct Client {
+    /// What its connections hold beyond the [`FREE`] bytes of each.
+    held: Arc<AtomicUsize>,
+    connections: usize,
 }
 
 impl Memory {
-    /// Opens the account of a connection.
-    pub(crate) fn account(&self) -> Account {
+    /// Opens the account of a connection of `peer`.
+    pub(crate) fn account(&self, peer: IpAddr) -> Account {
+        let client = client_of(peer);
+        let held_by_client = {
+            let mut clients = self.0.clients.lock();
+            let known = clients.entry(client).or_default();
+            known.connections += 1;
+            Arc::clone(&known.held)
+        };
         Account(Arc::new(Held {
             memory: self.clone(),
+            client,
+            held_by_client,
             bytes: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             released: Notify::new(),
@@ -72,6 +101,9 @@ pub(crate) struct Account(Arc<Held>);
 
 struct Held {
     memory: Memory,
+    client: IpAddr,
+    /// What all connections of the client hold beyond the [`FREE`] bytes of each.
+    held_by_client: Arc<AtomicUsize>,
     bytes: AtomicUsize,
     /// How many requests wait for room.
     waiting: AtomicUsize,
@@ -79,6 +111,18 @@ struct Held {
     tick: AtomicUsize,
     /// The parts of answers that were not taken, by the tick in which they were made.
     untaken: [AtomicUsize; TICKS],
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut clients = self.memory.0.clients.lock();
+        if let Entry::Occupied(mut client) = clients.entry(self.client) {
+            client.get_mut().connections -= 1;
+            if client.get().connections == 0 {
+                client.remove();
+            }
+        }
+    }
 }
 
 impl Account {
@@ -93,13 +137,20 @@ impl Account {
 
     /// Returns whether `bytes` more may be held now; 0 stands for a small answer.
     pub(crate) fn has_room_for(&self, bytes: usize) -> bool {
-        let held = beyond_free(self.0.bytes.load(Ordering::Relaxed) + bytes);
+        let before = self.0.bytes.load(Ordering::Relaxed);
+        let held = beyond_free(before + bytes);
         if held == 0 {
             return true;
         }
         let most = match bytes {
             0 => MAX_HELD,
-            _ => MAX_HELD - KEPT_FOR_SMALL,
+            _ => {
+                let by_client = self.0.held_by_client.load(Ordering::Relaxed);
+                if by_client + held - beyond_free(before) > MAX_HELD_BY_CLIENT {
+                    return false;
+                }
+                MAX_HELD - KEPT_FOR_SMALL
+            }
         };
         let left = most.saturating_sub(self.0.memory.0.held.load(Ordering::Relaxed));
         held <= MAX_HELD_BY_CONNECTION.min(left / SHARE)
@@ -157,6 +208,7 @@ impl Account {
         let more = beyond_free(before + bytes) - beyond_free(before);
         if more > 0 {
             self.0.memory.0.held.fetch_add(more, Ordering::Relaxed);
+            self.0.held_by_client.fetch_add(more, Ordering::Relaxed);
         }
     }
 
@@ -168,6 +220,7 @@ impl Account {
         let less = beyond_free(before) - beyond_free(before - bytes);
         if less > 0 {
             self.0.memory.0.held.fetch_sub(less, Ordering::Relaxed);
+            self.0.held_by_client.fetch_sub(less, Ordering::Relaxed);
         }
         if self.0.waiting.load(Ordering::Relaxed) > 0 {
             self.0.released.notify_waiters();
@@ -274,7 +327,16 @@ impl Drop for Waiting<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
+
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+    /// Returns the address of one of many clients.
+    fn peer(number: u32) -> IpAddr {
+        Ipv4Addr::from_bits(number).into()
+    }
 
     fn total(memory: &Memory) -> usize {
         memory.0.held.load(Ordering::Relaxed)
@@ -282,7 +344,7 @@ mod tests {
 
     #[test]
     fn large_answers_count_as_the_largest_of_late() {
-        let account = Memory::default().account();
+        let account = Memory::default().account(PEER);
         assert_eq!(account.large_answer(), LARGE_ANSWER);
         account.saw_large_answer(1_000_000);
         account.saw_large_answer(10);
@@ -298,7 +360,7 @@ mod tests {
     #[test]
     fn first_bytes_of_a_connection_are_free_and_the_rest_counts_once() {
         let memory = Memory::default();
-        let (one, other) = (memory.account(), memory.account());
+        let (one, other) = (memory.account(PEER), memory.account(PEER));
         let mut free = one.charge(FREE);
         let _free = other.charge(FREE);
         assert_eq!(total(&memory), 0);
@@ -317,7 +379,7 @@ mod tests {
     #[test]
     fn connection_beyond_its_bound_has_no_room_and_others_have() {
         let memory = Memory::default();
-        let (one, other) = (memory.account(), memory.account());
+        let (one, other) = (memory.account(PEER), memory.account(PEER));
         let charge = one.charge(FREE + MAX_HELD_BY_CONNECTION);
         assert!(one.has_room_for(0) && !one.has_room_for(1));
         let _more = one.charge(1);
@@ -334,7 +396,9 @@ mod tests {
         for (connections, step, need) in [(400, LARGE_ANSWER, LARGE_ANSWER), (10_000, 4096, FREE)] {
             let memory = Memory::default();
             let mut charges = Vec::new();
-            let accounts: Vec<Account> = (0..connections).map(|_| memory.account()).collect();
+            let accounts: Vec<Account> = (0..connections)
+                .map(|it| memory.account(peer(it)))
+                .collect();
             loop {
                 let before = charges.len();
                 for account in &accounts {
@@ -347,7 +411,7 @@ mod tests {
                 }
             }
             assert!(total(&memory) <= MAX_HELD - KEPT_FOR_SMALL);
-            let next = memory.account();
+            let next = memory.account(PEER);
             assert!(next.has_room_for(need), "{connections}");
             // Small answers have separate room.
             let _small = next.charge(FREE + 100 * 1024);
@@ -355,9 +419,50 @@ mod tests {
         }
     }
 
+    #[test]
+    fn one_client_leaves_room_for_large_answers_of_others() {
+        let memory = Memory::default();
+        let accounts: Vec<Account> = (0..1000).map(|_| memory.account(PEER)).collect();
+        let mut charges = Vec::new();
+        for account in &accounts {
+            while account.has_room_for(1024 * 1024) {
+                charges.push(account.charge(1024 * 1024));
+            }
+        }
+        assert!(total(&memory) <= MAX_HELD_BY_CLIENT);
+        let other = memory.account(peer(1));
+        assert!(other.has_room_for(4 * 1024 * 1024));
+        // Small answers of the same client have room too.
+        assert!(accounts[999].has_room_for(0));
+        drop((charges, accounts));
+        assert_eq!(memory.0.clients.lock().len(), 1, "only the other client");
+        assert!(memory.account(PEER).has_room_for(LARGE_ANSWER));
+    }
+
+    #[test]
+    fn client_is_forgotten_when_its_connections_end_at_the_same_time() {
+        let memory = Memory::default();
+        let open = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for number in 0..2_000 {
+                        let account = memory.account(peer(number));
+                        open.fetch_add(1, Ordering::SeqCst);
+                        while open.load(Ordering::SeqCst) < 2 * (number as usize + 1) {
+                            std::thread::yield_now();
+                        }
+                        drop(account);
+                    }
+                });
+            }
+        });
+        assert_eq!(memory.0.clients.lock().len(), 0);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn request_waits_until_its_connection_has_room() {
-        let account = Memory::default().account();
+        let account = Memory::default().account(PEER);
         let charge = account.charge(MAX_HELD);
         let waiting = tokio::spawn({
             let account = account.clone();
@@ -371,7 +476,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn part_that_nobody_takes_is_noticed_after_the_read_timeout() {
-        let account = Memory::default().account();
+        let account = Memory::default().account(PEER);
         // Any number of parts may be taken in time.
         let taking = async {
             for _ in 0..20 {

@@ -20,6 +20,7 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tollgate::{Clock, Engine, NamedSubject, Override, StoreError, SystemClock};
 use tollgate_redis::SharedValues;
+use tollgate_rules::Previewed;
 
 pub use self::rollback::Rollback;
 pub use self::stored::StoredOverride;
@@ -38,6 +39,9 @@ pub const MAX_OVERRIDES: usize = 1000;
 
 /// The most blocks.
 pub const MAX_BLOCKS: usize = 10_000;
+
+/// The most values of a preview.
+const MAX_PREVIEWED: usize = 50;
 
 /// The most texts that are stored: overrides, blocks and a rollback.
 const MAX_TEXTS: usize = MAX_OVERRIDES + MAX_BLOCKS + 1;
@@ -68,6 +72,20 @@ impl std::fmt::Debug for Overrides {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Overrides").finish_non_exhaustive()
     }
+}
+
+/// What an override or a block would change if it were set.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Preview {
+    /// The override or block.
+    pub wanted: Arc<Override>,
+    /// The one that it would replace.
+    pub replaces: Option<Arc<Override>>,
+    /// The values that would change: at most 50.
+    pub changes: Vec<Previewed>,
+    /// Whether more values would change.
+    pub is_cut: bool,
 }
 
 /// Where overrides are stored.
@@ -189,12 +207,67 @@ impl Overrides {
         self.put(wanted.by(who), now, who).await
     }
 
-    async fn put(
-        &self,
-        wanted: Override,
-        now: u64,
-        who: &str,
-    ) -> Result<Arc<Override>, OverrideError> {
+    /// Sets the override or the block of the stored text again, unless it has expired meanwhile. It replaces an
+    /// override of the same name. `who` is its author.
+    ///
+    /// # Errors
+    /// As for [`set`](Self::set).
+    pub async fn restore(&self, text: &str, who: &str) -> Result<Arc<Override>, OverrideError> {
+        let now = self.now();
+        let wanted = Override::parse(text, now);
+        let wanted = wanted.map_err(|error| OverrideError::Wrong((&error).into()))?;
+        if wanted.is_over(now) {
+            return Err(OverrideError::Misfit("it has expired meanwhile".to_owned()));
+        }
+        self.put(wanted.by(who), now, who).await
+    }
+
+    /// Returns what the override of `text` would change. Changes nothing.
+    ///
+    /// # Errors
+    /// As for [`set`](Self::set).
+    pub async fn preview(&self, text: &str, who: &str) -> Result<Preview, OverrideError> {
+        let now = self.now();
+        let wanted = Override::parse_request(text, now, self.engine.rules().keyring());
+        let wanted = wanted.map_err(|error| OverrideError::Wrong((&error).into()))?;
+        self.compare(wanted.by(who), now).await
+    }
+
+    /// Returns what the block of `text` would change. Changes nothing.
+    ///
+    /// # Errors
+    /// As for [`block`](Self::block).
+    pub async fn preview_block(&self, text: &str, who: &str) -> Result<Preview, OverrideError> {
+        let now = self.now();
+        let wanted = Override::parse_block(text, now, self.engine.rules().keyring());
+        let wanted = wanted.map_err(|error| OverrideError::Wrong((&error).into()))?;
+        self.compare(wanted.by(who), now).await
+    }
+
+    async fn compare(&self, wanted: Override, now: u64) -> Result<Preview, OverrideError> {
+        let wanted = self.checked(&wanted, now)?;
+        let live = self.engine.active();
+        let name = wanted.name();
+        let replaces = live.overrides().iter().find(|it| it.name() == name);
+        let replaces = replaces.cloned();
+        let then = Arc::clone(&wanted);
+        // Many rules and tenants take long to compare, and would block other requests.
+        let comparing = tokio::task::spawn_blocking(move || {
+            let (policy, keyring) = (&live.config().policy, live.rules().keyring());
+            tollgate_rules::preview(policy, live.overrides(), &then, keyring, MAX_PREVIEWED)
+        });
+        // A panic was logged. The list is then empty and cut.
+        let (changes, is_cut) = comparing.await.unwrap_or((Vec::new(), true));
+        Ok(Preview {
+            wanted,
+            replaces,
+            changes,
+            is_cut,
+        })
+    }
+
+    /// Returns the override that would be stored for `wanted`.
+    fn checked(&self, wanted: &Override, now: u64) -> Result<Arc<Override>, OverrideError> {
         let is_hashed = wanted.subject().is_some_and(|it| it.hash().is_some());
         let active = self.engine.active();
         let has_secret = active.config().subjects.hash_secret.is_some();
@@ -207,7 +280,16 @@ impl Overrides {
         if let Some(why) = wanted.misfit(&active.config().policy) {
             return Err(OverrideError::Misfit(why));
         }
-        let set = round_trip(&wanted, now)?;
+        round_trip(wanted, now)
+    }
+
+    async fn put(
+        &self,
+        wanted: Override,
+        now: u64,
+        who: &str,
+    ) -> Result<Arc<Override>, OverrideError> {
+        let set = self.checked(&wanted, now)?;
         let (name, text) = (wanted.name(), wanted.to_json().to_string());
         let known = StoredOverride {
             name: name.clone(),
@@ -491,7 +573,7 @@ impl Overrides {
 /// Returns the override that the stored text of `wanted` will be parsed into.
 ///
 /// The stored text is JSON, and is parsed as YAML, which treats some characters differently. An
-/// override that would change on this way is rejected.
+/// override that would change by this is rejected.
 fn round_trip(wanted: &Override, now: u64) -> Result<Arc<Override>, OverrideError> {
     let written = wanted.to_json();
     match Override::parse(&written.to_string(), now) {

@@ -93,6 +93,7 @@ fn acquire<'a>(command: &Command<'a>) -> Result<Question<'a>, CommandError> {
         ttl: number(ttl)?.map(millis),
         owner: owner.unwrap_or_default(),
         wait: number(wait)?.map_or(Span::ZERO, millis),
+        asked: None,
     })
 }
 

@@ -74,6 +74,10 @@ pub(super) enum CommandError {
     OptionNotText(&'static str),
     #[error("the store does not answer")]
     Store,
+    #[error(
+        "too many wrong passwords came from this address: this one was not compared; try again later"
+    )]
+    TooManyWrong,
 }
 
 impl CommandError {
@@ -84,7 +88,7 @@ impl CommandError {
             CommandError::NotPermitted(_) => "NOPERM",
             CommandError::WrongPassword => "WRONGPASS",
             CommandError::NoProtocol => "NOPROTO",
-            CommandError::Store => "TRYAGAIN",
+            CommandError::Store | CommandError::TooManyWrong => "TRYAGAIN",
             _ => "ERR",
         }
     }
@@ -97,6 +101,7 @@ impl CommandError {
             | CommandError::NoLoginHello
             | CommandError::WrongPassword
             | CommandError::NoPassword
+            | CommandError::TooManyWrong
             | CommandError::NotPermitted(_) => Some(Fault::Token),
             CommandError::LongKey => Some(Fault::TooLarge),
             CommandError::Store => None,

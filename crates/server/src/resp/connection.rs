@@ -110,7 +110,7 @@ pub(super) async fn serve(
 
 /// Reads more, if it has arrived. Returns whether it has.
 async fn read_more(stream: &mut Stream, input: &mut Input) -> io::Result<bool> {
-    // Tokio is told of input between the turns of tasks.
+    // Tokio notices new input only between the turns of tasks.
     yield_now().await;
     match stream.read_buf(input.room()).now_or_never() {
         Some(read) => Ok(read? > 0),

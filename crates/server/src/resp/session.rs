@@ -289,6 +289,10 @@ impl Session {
     fn log_in(&mut self, user: &[u8], password: &[u8]) -> Result<(), CommandError> {
         let active = self.door.backend.engine.active();
         let tokens = self.door.access.tokens(&active);
+        if self.door.wants_login(&tokens) {
+            let tried = self.door.access.may_try(self.peer);
+            tried.map_err(|_| CommandError::TooManyWrong)?;
+        }
         let login = self.door.log_in(&tokens, user, password);
         self.login = login.ok_or(CommandError::WrongPassword)?;
         self.apply_login();

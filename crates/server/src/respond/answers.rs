@@ -45,11 +45,11 @@ impl<'a> DecisionsBody<'a> {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DecisionBody<'a> {
     pub(super) allowed: bool,
-    /// Denials only, for programs.
+    /// The code, for programs. Only in a denial.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = codes, required = false)]
     pub(super) code: Option<&'static str>,
-    /// Denials only, for people.
+    /// A sentence for people. Only in a denial.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub(super) message: Option<Cow<'a, str>>,

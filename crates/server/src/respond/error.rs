@@ -5,7 +5,7 @@ use axum::response::Response;
 use http::StatusCode;
 use http::header::{HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use serde::Serialize;
-use tollgate::{PostError, StoreError};
+use tollgate::{PostError, Saturated, StoreError};
 pub(crate) use tollgate_respond::ErrorBody;
 use utoipa::ToSchema;
 
@@ -56,7 +56,7 @@ pub(crate) enum RequestError {
     )]
     ForeignOrigin { origin: String, door: &'static str },
     #[error(
-        "no such path; there are POST /v1/check, /v1/check/batch, /v1/peek, /v1/refund, \
+        "no such path; there are POST /v1/check, /v1/check/batch, /v1/peek, /v1/refund, /v1/report, \
          /v1/reservations, /v1/reservations/{{id}}/commit, /v1/reservations/{{id}}/release, \
          /v1/reservations/{{id}}/extend, /v1/leases, /v1/leases/{{id}}/renew, /v1/leases/holders, \
          DELETE /v1/leases/{{id}}, GET /v1/reservations/{{id}}, /v1/usage/{{tenant}}, /healthz, \
@@ -65,8 +65,8 @@ pub(crate) enum RequestError {
     NoSuchPath,
     #[error(
         "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, /v1/rollback, \
-         /v1/overrides, /v1/blocks, /v1/ledger/corrections, /v1/ledger/grants, /v1/ledger/reconcile, DELETE /v1/overrides, /v1/blocks and GET /v1/rules, \
-         /v1/candidates, /v1/overrides, /v1/blocks, /v1/config/versions, /v1/config/versions/{{version}}, /v1/audit, /v1/denials, /v1/overview, /v1/live, /v1/fleet, /v1/ledger, /v1/ledger/usage, /v1/ledger/entries, /metrics, /healthz, /readyz, /ui, /openapi.json"
+         /v1/overrides, /v1/overrides/preview, /v1/overrides/restore, /v1/blocks, /v1/blocks/preview, /v1/denials, /v1/ledger/corrections, /v1/ledger/grants, /v1/ledger/reconcile, DELETE /v1/overrides, /v1/blocks and GET /v1/rules, \
+         /v1/rules/{{rule}}, /v1/rules/{{rule}}/subjects, /v1/candidates, /v1/overrides, /v1/blocks, /v1/config/versions, /v1/config/versions/{{version}}, /v1/config/diff, /v1/audit, /v1/denials, /v1/overview, /v1/live, /v1/fleet, /v1/ledger, /v1/ledger/usage, /v1/ledger/quotas, /v1/ledger/burndown, /v1/ledger/entries, /metrics, /healthz, /readyz, /ui, /openapi.json"
     )]
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
@@ -101,6 +101,8 @@ pub(crate) enum RequestError {
     NoEffect(String),
     #[error("there are already {max} overrides: clear some first", max = crate::overrides::MAX_OVERRIDES)]
     TooManyOverrides,
+    #[error("there is no rule `{0}`; GET /v1/rules lists them")]
+    NoSuchRule(String),
     #[error("there is no override `{0}`; GET /v1/overrides lists them")]
     NoSuchOverride(String),
     #[error("{0}")]
@@ -166,6 +168,8 @@ pub(crate) enum RequestError {
     #[error("too many requests wait for their turn; try again")]
     TooManyWaiting,
     #[error(transparent)]
+    Saturated(Saturated),
+    #[error(transparent)]
     Upstream(UpstreamError),
 }
 
@@ -196,6 +200,7 @@ impl RequestError {
             Self::UnknownHost { .. } => (403, "UNKNOWN_HOST"),
             Self::ForeignOrigin { .. } => (403, "FOREIGN_ORIGIN"),
             Self::NoSuchPath | Self::NoSuchAdminPath => (404, "NOT_FOUND"),
+            Self::NoSuchRule(_) => (404, "NO_SUCH_RULE"),
             Self::NoSuchOverride(_) => (404, "NO_SUCH_OVERRIDE"),
             Self::NoSuchCounter(_) => (404, "NO_SUCH_COUNTER"),
             Self::NotBlocked => (404, "NOT_BLOCKED"),
@@ -234,7 +239,10 @@ impl RequestError {
             Self::NoRoute => (404, "NO_ROUTE"),
             Self::Connect => (405, "WRONG_METHOD"),
             Self::TooManyWaiting => (503, "QUEUE_FULL"),
-            Self::Upstream(UpstreamError::Busy) => (503, "UPSTREAM_BUSY"),
+            Self::Saturated(_) => (503, "UPSTREAM_SATURATED"),
+            Self::Upstream(UpstreamError::Busy | UpstreamError::ClientBusy) => {
+                (503, "UPSTREAM_BUSY")
+            }
             Self::Upstream(UpstreamError::TimedOut) => (504, "UPSTREAM_TIMEOUT"),
             Self::Upstream(UpstreamError::Unreachable) => (502, "UPSTREAM_UNREACHABLE"),
             Self::Upstream(UpstreamError::BadAnswer) => (502, "UPSTREAM_FAILED"),
@@ -302,6 +310,7 @@ impl RequestError {
             | Self::Internal
             | Self::NoConfigFile
             | Self::TooManyOverrides
+            | Self::NoSuchRule(_)
             | Self::NoSuchOverride(_)
             | Self::TooManyBlocks
             | Self::NotBlocked
@@ -320,6 +329,7 @@ impl RequestError {
             | Self::Ledger(_)
             | Self::LedgerBusy
             | Self::TooManyWaiting
+            | Self::Saturated(_)
             | Self::Upstream(_)
             | Self::Store(_) => return None,
         })
@@ -399,8 +409,14 @@ fn response(error: &RequestError) -> Response {
         RequestError::TooManyWaiting | RequestError::Upstream(UpstreamError::Busy) => {
             headers.insert(RETRY_AFTER, 1.into());
         }
+        RequestError::Saturated(saturated) => {
+            headers.insert(RETRY_AFTER, saturated.retry_after.as_secs_ceil().into());
+        }
         RequestError::Ask(_) if status == StatusCode::SERVICE_UNAVAILABLE => {
             headers.insert(RETRY_AFTER, 5.into());
+        }
+        RequestError::Access(AccessError::TooManyWrong(retry_after)) => {
+            headers.insert(RETRY_AFTER, retry_after.as_secs().max(1).into());
         }
         RequestError::NoToken
         | RequestError::NoProxyToken

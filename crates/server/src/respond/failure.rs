@@ -107,6 +107,12 @@ impl AccessError {
             AccessError::NotPermitted(_) => {
                 (403, "NOT_PERMITTED", Code::PermissionDenied, "NOPERM")
             }
+            AccessError::TooManyWrong(_) => (
+                429,
+                "TOO_MANY_WRONG_TOKENS",
+                Code::ResourceExhausted,
+                "TRYAGAIN",
+            ),
         }
     }
 }

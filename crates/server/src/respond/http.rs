@@ -39,7 +39,7 @@ impl Responder {
     /// accepts that, or if the config says so.
     ///
     /// Answers to checks, peeks and refunds are minimal if the client prefers that, or if the config says so
-    /// and the client does not prefer all of it. A denial with a template, or a problem document, stays as
+    /// and the client does not prefer the full form. A denial with a template, or a problem document, stays as
     /// it is.
     pub(crate) fn answer(&self, answer: &Answer, headers: &HeaderMap) -> Response {
         let in_form = |full: &dyn Fn() -> Response, minimal: &dyn Fn() -> Response| {

@@ -1,4 +1,4 @@
-//! `Prefer: return=minimal` and `return=representation` (RFC 7240): how much a client wants to be told.
+//! `Prefer: return=minimal` and `return=representation` (RFC 7240): whether a client wants a short or a full answer.
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use tollgate_config::AnswerForm;

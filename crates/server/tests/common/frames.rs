@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::TcpSocket;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
@@ -19,6 +19,7 @@ const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
+const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 pub(crate) const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
@@ -35,6 +36,10 @@ pub(crate) struct Seen {
     pub(crate) bytes: usize,
     /// Answers that ended.
     pub(crate) ended: usize,
+    /// Frames that tell the client to open no more streams.
+    pub(crate) goaways: usize,
+    /// Answers to pings of the client.
+    pub(crate) pongs: usize,
     pub(crate) is_closed: bool,
 }
 
@@ -47,9 +52,12 @@ pub(crate) struct RawClient {
 }
 
 impl RawClient {
-    /// Connects with a window of `window` bytes for each stream.
+    /// Connects with a window of `window` bytes for each stream. The client is at another address than other
+    /// clients of the tests.
     pub(crate) async fn connect(address: SocketAddr, window: u32) -> RawClient {
-        let (read, mut write) = TcpStream::connect(address).await.unwrap().into_split();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let (read, mut write) = socket.connect(address).await.unwrap().into_split();
         write
             .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             .await
@@ -186,6 +194,8 @@ async fn read_frames(
                 let _ = writing.lock().await.write_all(&pong).await;
             }
             HEADERS => see.send_modify(|seen| seen.answers += 1),
+            PING => see.send_modify(|seen| seen.pongs += 1),
+            GOAWAY => see.send_modify(|seen| seen.goaways += 1),
             RST_STREAM => see.send_modify(|seen| seen.resets += 1),
             DATA => see.send_modify(|seen| {
                 seen.bytes += payload.len();

@@ -39,16 +39,20 @@ fn limits_come_from_keys_plans_and_networks() {
             "pro,acme,pro,",
             "huge,acme,pro,9999999",
             "none,acme,,",
+            "unknown,acme,gold,",
+            "free,acme,free,",
         ],
         "tenant,plan,rate_limit",
         &format!("{rules}{}", app.section("")),
     );
     for (key, limit) in [
         ("own", "40"),
-        ("too-much", "100"),
+        ("too-much", "2000"),
         ("pro", "500"),
         ("huge", "2000"),
         ("none", "10"),
+        ("unknown", "10"),
+        ("free", "20"),
     ] {
         let answer = gate.get_with("/", &[("x-api-key", key)]);
         let told = answer.header("ratelimit-limit");

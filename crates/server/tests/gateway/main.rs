@@ -2,19 +2,26 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bodies;
 #[path = "../common/mod.rs"]
 mod common;
 mod credentials;
 mod docs;
 #[path = "../common/doors.rs"]
 mod doors;
+#[path = "../common/frames.rs"]
+mod frames;
+mod http2;
 #[path = "../common/own.rs"]
 mod own;
 mod passing;
 mod programs;
 mod protocols;
 mod redis;
+mod shares;
+mod shedding;
 mod slots;
+mod waiting;
 mod wire;
 
 use std::path::Path;

@@ -72,7 +72,18 @@ fn denied_request_reaches_no_upstream() {
     assert_eq!(denied.header("content-type"), "application/problem+json");
     assert_eq!(denied.json()["ruleId"], "two");
     assert_eq!(app.requests(), 2);
-    assert_eq!(app.connections(), 1, "the connection is kept");
+}
+
+/// Each thread has its own connections to an upstream, so the requests of one client share one.
+#[test]
+fn connection_to_the_upstream_is_kept() {
+    let app = Script::echo();
+    let gate = Gate::start(&format!("{}{NONE}", app.section("")));
+    let last = "host: a\r\nconnection: close\r\n\r\n";
+    let requests = format!("GET /1 HTTP/1.1\r\nhost: a\r\n\r\nGET /2 HTTP/1.1\r\n{last}");
+    let answers = gate.raw(requests.as_bytes());
+    assert_eq!(answers.matches("200 OK").count(), 2, "{answers}");
+    assert_eq!((app.requests(), app.connections()), (2, 1));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tollgate_rig::{Redis, tools, wait};
 
@@ -96,7 +97,7 @@ fn outage_leaks_no_slot() {
     let redis = Redis::start();
     let app = Script::answering(|_| ok("hello"));
     let rule =
-        "{ id: open, algorithm: concurrency, limit: 50, lease: 5s, on_store_failure: fail-open }";
+        "{ id: open, algorithm: concurrency, limit: 50, lease: 1h, on_store_failure: fail-open }";
     let gate = Gate::start(&on(&redis, &app.section(""), rule));
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -138,6 +139,29 @@ fn outage_leaks_no_slot() {
         });
         pass_some();
     });
+    gate.wait_for_slots(0, 0);
+}
+
+/// Clients that go away while Redis has not answered leave no slots behind, although Redis takes them later.
+#[test]
+fn slot_is_free_if_the_client_goes_away_while_redis_decides() {
+    let redis = Redis::start();
+    let app = Script::answering(|_| ok("hello"));
+    let rule = "{ id: open, algorithm: concurrency, limit: 50, lease: 1h }";
+    let config = on(&redis, &app.section(""), rule).replace("timeout: 100ms", "timeout: 10s");
+    let gate = Gate::start(&config);
+    assert_eq!(gate.get("/").status, 200);
+    redis.pause();
+    for _ in 0..5 {
+        let mut stream = gate.connect();
+        let head = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+        stream.write_all(head).unwrap();
+        let patience = Duration::from_millis(100);
+        stream.set_read_timeout(Some(patience)).unwrap();
+        assert!(stream.read(&mut [0; 1]).is_err(), "Redis does not answer");
+    }
+    redis.resume();
+    assert_eq!(gate.get("/").status, 200);
     gate.wait_for_slots(0, 0);
 }
 

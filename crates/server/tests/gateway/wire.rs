@@ -11,7 +11,7 @@ use super::NONE;
 use crate::common::gate::{Gate, SOON, Script, ok};
 
 /// Starts an upstream that notes the head of each request, and a gateway before it.
-fn noting() -> (Gate, Script, Arc<Mutex<Vec<String>>>) {
+pub(super) fn noting() -> (Gate, Script, Arc<Mutex<Vec<String>>>) {
     let heads: Arc<Mutex<Vec<String>>> = Arc::default();
     let noted = Arc::clone(&heads);
     let app = Script::answering(move |seen| {

@@ -1,7 +1,7 @@
 //! A line of a log as a request: its time, and the attributes that forward-auth would give it.
 
 use std::borrow::Cow;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use smallvec::SmallVec;
 use tollgate::Attributes;
@@ -36,6 +36,35 @@ impl Format {
             Format::Json => "json",
             Format::Envoy => "envoy",
             Format::Alb => "alb",
+        }
+    }
+
+    /// Returns the format with a name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Format> {
+        Format::ALL.into_iter().find(|it| it.name() == name)
+    }
+
+    /// Guesses the format from the first lines: the format of most lines that have a time in it, or else the one that the
+    /// first line looks like.
+    pub(super) fn of_lines(lines: &[&str]) -> Format {
+        let none = Fields {
+            format: None,
+            mapped: Vec::new(),
+            fixed: Vec::new(),
+        };
+        let reads = |format: Format| {
+            let reader = LineReader::new(format, &none).ok();
+            let is_good = |line: &&&str| {
+                let read = reader.as_ref().and_then(|reader| reader.read(line).ok());
+                read.is_some_and(|entry| entry.stamp.is_some()) && Format::of(line) == format
+            };
+            lines.iter().filter(is_good).count()
+        };
+        let best = Format::ALL.into_iter().map(|it| (reads(it), it));
+        match best.max_by_key(|(count, _)| *count) {
+            Some((1.., format)) => format,
+            _ => lines.first().map_or(Format::Combined, |it| Format::of(it)),
         }
     }
 
@@ -134,7 +163,7 @@ impl Format {
 /// How the fields of a line become attributes.
 #[derive(Clone, Debug)]
 pub struct Fields {
-    /// The format; guessed from the first line if it is not given.
+    /// The format; guessed from the first lines if it is not given.
     pub format: Option<Format>,
     /// Attributes, and the fields that they come from.
     pub mapped: Vec<(String, String)>,
@@ -162,6 +191,8 @@ pub(super) struct Entry<'l> {
     target: Cow<'l, str>,
     host: Cow<'l, str>,
     scheme: Cow<'l, str>,
+    tenant: Cow<'l, str>,
+    plan: Cow<'l, str>,
     mapped: SmallVec<[Cow<'l, str>; 4]>,
 }
 
@@ -235,8 +266,23 @@ impl LineReader {
     }
 
     fn of_json<'l>(&self, values: json::Values<'l>) -> Entry<'l> {
-        let json::Values { usual, mapped } = values;
-        let [time, ip, user, method, target, host, scheme, request] = usual;
+        let json::Values {
+            stamp,
+            usual,
+            mapped,
+        } = values;
+        let [
+            _,
+            ip,
+            user,
+            method,
+            target,
+            host,
+            scheme,
+            request,
+            tenant,
+            plan,
+        ] = usual;
         let (method, target) = match request.is_empty() {
             true => (method, target),
             false => {
@@ -245,13 +291,15 @@ impl LineReader {
             }
         };
         Entry {
-            stamp: time::any(&time),
-            ip,
+            stamp,
+            ip: address(ip),
             user,
             method,
             target,
             host,
             scheme,
+            tenant,
+            plan,
             mapped,
         }
     }
@@ -306,6 +354,8 @@ impl LineReader {
             ("action", action),
             ("ip", Some(&*entry.ip).filter(|it| !it.is_empty())),
             ("user", Some(&*entry.user).filter(|it| !it.is_empty())),
+            ("tenant", Some(&*entry.tenant).filter(|it| !it.is_empty())),
+            ("plan", Some(&*entry.plan).filter(|it| !it.is_empty())),
         ];
         for (name, value) in described {
             if let Some(value) = value {
@@ -352,6 +402,20 @@ fn subject(attributes: &Attributes<'_>, config: &Config) -> Option<(&'static str
     }
 }
 
+/// Returns the address of the client: the last one of a list, because each proxy adds the address of its client at the
+/// end, and without its port.
+fn address(text: Cow<'_, str>) -> Cow<'_, str> {
+    if !text.contains([',', ':']) {
+        return text;
+    }
+    let last = text.rsplit(',').next().unwrap_or_default().trim();
+    match last.parse::<SocketAddr>() {
+        Ok(address) => address.ip().to_string().into(),
+        Err(_) if last.len() < text.len() => last.to_owned().into(),
+        Err(_) => text,
+    }
+}
+
 /// Returns a field, empty if it is absent.
 fn present<'l>(token: Option<&&'l str>) -> &'l str {
     token
@@ -366,7 +430,7 @@ fn combined<'l>(tokens: &Tokens<'l>) -> Result<Entry<'l>, &'static str> {
     };
     let (method, target) = request_line(request);
     Ok(Entry {
-        stamp: Some(time::clf(time.as_bytes()).ok_or("the time cannot be read")?),
+        stamp: Some(time::any(time).ok_or("the time cannot be read")?),
         ip: present(Some(ip)).into(),
         user: present(Some(user)).into(),
         method: method.into(),

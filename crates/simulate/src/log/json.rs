@@ -6,9 +6,17 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use smallvec::SmallVec;
 
-/// The usual names of the fields that a request has: time, address, user, method, target, host, scheme, and the
-/// first line of the request. Earlier names win.
-const USUAL: [&[&str]; 8] = [
+use super::time::{self, Stamp};
+
+/// How many values have usual names.
+const VALUES: usize = 10;
+/// The places of the time and of the scheme in the list below.
+const TIME: usize = 0;
+const SCHEME: usize = 6;
+
+/// The usual names of the fields that a request has: time, address, user, method, target, host, scheme, the first
+/// line of the request, tenant and plan. Earlier names win.
+const USUAL: [&[&str]; VALUES] = [
     &[
         "time",
         "timestamp",
@@ -22,13 +30,18 @@ const USUAL: [&[&str]; 8] = [
     ],
     &[
         "ip",
-        "remote_addr",
+        "client",
         "client_ip",
         "clientip",
-        "remote_ip",
         "clientIp",
-        "ClientHost",
         "client.ip",
+        "request.client_ip",
+        "downstream_remote_address",
+        "remote_addr",
+        "remote_ip",
+        "request.remote_ip",
+        "ClientHost",
+        "x_forwarded_for",
     ],
     &["user", "remote_user", "username", "user_id", "userId"],
     &[
@@ -38,6 +51,7 @@ const USUAL: [&[&str]; 8] = [
         "RequestMethod",
         "http.method",
         "http.request.method",
+        "request.method",
     ],
     &[
         "path",
@@ -48,6 +62,7 @@ const USUAL: [&[&str]; 8] = [
         "request_path",
         "http.path",
         "url.path",
+        "request.uri",
     ],
     &[
         "host",
@@ -56,9 +71,12 @@ const USUAL: [&[&str]; 8] = [
         "server_name",
         "RequestHost",
         "url.domain",
+        "request.host",
     ],
     &["scheme", "proto", "request_scheme", "url.scheme"],
     &["request", "request_line"],
+    &["tenant"],
+    &["plan"],
 ];
 
 /// Nested objects are read this deep.
@@ -67,7 +85,8 @@ const MAX_DEPTH: usize = 4;
 /// The values of a line. Absent values are empty.
 #[derive(Debug, Default)]
 pub(super) struct Values<'l> {
-    pub(super) usual: [Cow<'l, str>; 8],
+    pub(super) stamp: Option<Stamp>,
+    pub(super) usual: [Cow<'l, str>; VALUES],
     pub(super) mapped: SmallVec<[Cow<'l, str>; 4]>,
 }
 
@@ -87,8 +106,9 @@ impl JsonFields {
     pub(super) fn read<'l>(&self, line: &'l str) -> Result<Values<'l>, &'static str> {
         let mut found = Found {
             fields: self,
-            ranks: [usize::MAX; 8],
+            ranks: [usize::MAX; VALUES],
             values: Values::default(),
+            has_time: false,
         };
         found
             .values
@@ -102,19 +122,22 @@ impl JsonFields {
         };
         let read = object.deserialize(&mut json).and_then(|()| json.end());
         read.map_err(|_| "the line is not a JSON object")?;
-        if found.values.usual[0].is_empty() {
-            return Err("the line has no field with a time, such as \"time\"");
+        match (found.values.stamp, found.has_time) {
+            (Some(_), _) => Ok(found.values),
+            (None, true) => Err("no time of the line can be read"),
+            (None, false) => Err("the line has no field with a time, such as \"time\""),
         }
-        Ok(found.values)
     }
 }
 
 /// The values that were found so far.
 struct Found<'f, 'l> {
     fields: &'f JsonFields,
-    /// How early in the list the name of each usual value is.
-    ranks: [usize; 8],
+    /// For each usual value, the place of the found name in the list of its names.
+    ranks: [usize; VALUES],
     values: Values<'l>,
+    /// Whether a field has the name of a time.
+    has_time: bool,
 }
 
 impl<'l> Found<'_, 'l> {
@@ -137,6 +160,10 @@ impl<'l> Found<'_, 'l> {
 
     #[allow(clippy::ptr_arg)] // A borrowed value stays borrowed.
     fn keep(&mut self, name: &str, value: &Cow<'l, str>) {
+        // An absent value leaves its place to a later name.
+        if value.is_empty() || value == "-" {
+            return;
+        }
         for (place, wanted) in self.fields.mapped.iter().enumerate() {
             if wanted == name {
                 self.values.mapped[place] = value.clone();
@@ -144,10 +171,23 @@ impl<'l> Found<'_, 'l> {
         }
         for (place, names) in USUAL.iter().enumerate() {
             let rank = names.iter().position(|it| *it == name);
-            if let Some(rank) = rank.filter(|rank| *rank < self.ranks[place]) {
-                self.ranks[place] = rank;
-                self.values.usual[place] = value.clone();
+            let Some(rank) = rank.filter(|rank| *rank < self.ranks[place]) else {
+                continue;
+            };
+            if place == TIME {
+                self.has_time = true;
+                // A duration has the name of a time in some logs.
+                let Some(stamp) = time::any(value) else {
+                    continue;
+                };
+                self.values.stamp = Some(stamp);
             }
+            // `proto` is `https` in some logs, and `HTTP/1.1` in others.
+            if place == SCHEME && value.contains('/') {
+                continue;
+            }
+            self.ranks[place] = rank;
+            self.values.usual[place] = value.clone();
         }
     }
 }
@@ -246,7 +286,6 @@ impl<'l> Visitor<'l> for Wanted<'_, '_, 'l> {
     }
 
     fn visit_borrowed_str<E>(self, text: &'l str) -> Result<(), E> {
-        let text = if text == "-" { "" } else { text };
         self.found.keep(self.name, &text.into());
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Reads lines of bounded length from plain and compressed files.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
@@ -43,8 +44,31 @@ impl<R: Read> Read for Counted<R> {
 pub struct Source {
     pub(super) name: String,
     reader: Box<dyn BufRead>,
-    line: Vec<u8>,
+    line: Line,
+    /// Lines that were read before their turn.
+    ahead: VecDeque<Line>,
+    /// How many lines were read.
+    count: u64,
+}
+
+/// A line with its number, from 1, and why it cannot be used.
+#[derive(Default)]
+struct Line {
+    bytes: Vec<u8>,
     number: u64,
+    problem: Option<&'static str>,
+}
+
+impl Line {
+    fn text(&self) -> RawLine<'_> {
+        if let Some(problem) = self.problem {
+            return RawLine::Bad(problem);
+        }
+        match std::str::from_utf8(self.bytes.trim_ascii_end()) {
+            Ok(text) => RawLine::Text(text),
+            Err(_) => RawLine::Bad("the line is not UTF-8"),
+        }
+    }
 }
 
 impl std::fmt::Debug for Source {
@@ -95,38 +119,67 @@ impl Source {
         Ok(Source {
             name: name.to_owned(),
             reader,
-            line: Vec::new(),
-            number: 0,
+            line: Line::default(),
+            ahead: VecDeque::new(),
+            count: 0,
         })
     }
 
-    /// Returns the number of the line that was read last.
+    /// Returns the number of the current line.
     pub(super) fn number(&self) -> u64 {
-        self.number
+        self.line.number
     }
 
     /// Reads the next line that is not empty; `None` at the end.
     pub(super) fn next(&mut self) -> io::Result<Option<RawLine<'_>>> {
-        loop {
-            self.line.clear();
-            let mut limited = self.reader.by_ref().take(MAX_LINE as u64 + 1);
-            if limited.read_until(b'\n', &mut self.line)? == 0 {
-                return Ok(None);
-            }
-            self.number += 1;
-            if self.line.len() > MAX_LINE && self.line.last() != Some(&b'\n') {
-                self.skip_rest()?;
-                return Ok(Some(RawLine::Bad("the line is longer than 64 KiB")));
-            }
-            if !self.line.trim_ascii().is_empty() {
+        if let Some(line) = self.ahead.pop_front() {
+            self.line = line;
+            return Ok(Some(self.line.text()));
+        }
+        let mut line = std::mem::take(&mut self.line);
+        let is_there = self.read(&mut line)?;
+        self.line = line;
+        Ok(is_there.then(|| self.line.text()))
+    }
+
+    /// Returns the next `count` lines that are not empty, or those that are left, without the ones that cannot be used.
+    /// They stay to be read.
+    pub(super) fn peek(&mut self, count: usize) -> io::Result<Vec<&str>> {
+        while self.ahead.len() < count {
+            let mut line = Line::default();
+            if !self.read(&mut line)? {
                 break;
             }
+            self.ahead.push_back(line);
         }
-        let text = std::str::from_utf8(self.line.trim_ascii_end());
-        Ok(Some(match text {
-            Ok(text) => RawLine::Text(text),
-            Err(_) => RawLine::Bad("the line is not UTF-8"),
-        }))
+        let lines = self.ahead.iter().take(count);
+        let texts = lines.filter_map(|line| match line.text() {
+            RawLine::Text(text) => Some(text),
+            RawLine::Bad(_) => None,
+        });
+        Ok(texts.collect())
+    }
+
+    /// Reads the next line that is not empty. Returns whether there is one.
+    fn read(&mut self, line: &mut Line) -> io::Result<bool> {
+        line.problem = None;
+        loop {
+            line.bytes.clear();
+            let mut limited = self.reader.by_ref().take(MAX_LINE as u64 + 1);
+            if limited.read_until(b'\n', &mut line.bytes)? == 0 {
+                return Ok(false);
+            }
+            self.count += 1;
+            line.number = self.count;
+            if line.bytes.len() > MAX_LINE && line.bytes.last() != Some(&b'\n') {
+                self.skip_rest()?;
+                line.problem = Some("the line is longer than 64 KiB");
+                return Ok(true);
+            }
+            if !line.bytes.trim_ascii().is_empty() {
+                return Ok(true);
+            }
+        }
     }
 
     /// Skips the rest of a line that is too long.

@@ -13,4 +13,4 @@ mod tokens;
 
 pub use entry::{Fields, Format};
 pub use lines::{Progress, Source};
-pub use replay::{BadLine, LogSummary, Replay};
+pub use replay::{BadLine, EachRequest, LogSummary, Replay};

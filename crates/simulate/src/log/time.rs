@@ -8,6 +8,8 @@ pub(super) struct Stamp {
 }
 
 const SECOND: i64 = 1_000_000;
+/// The year 2000, in seconds since 1970. A smaller number is a duration.
+const YEAR_2000: u64 = 946_684_800;
 
 /// Reads the time of a line in any of the usual forms.
 pub(super) fn any(text: &str) -> Option<Stamp> {
@@ -67,13 +69,16 @@ fn iso(bytes: &[u8]) -> Option<Stamp> {
 }
 
 /// Reads a number since 1970: seconds with an optional fraction, milliseconds, microseconds or nanoseconds, by
-/// its number of digits.
+/// its number of digits. Numbers of seconds before the year 2000 are durations.
 fn epoch(text: &str) -> Option<Stamp> {
     let (whole, fraction) = match text.split_once('.') {
         Some((whole, fraction)) => (whole, Some(fraction)),
         None => (text, None),
     };
     let number: u64 = whole.parse().ok()?;
+    if whole.len() <= 10 && number < YEAR_2000 {
+        return None;
+    }
     let micros = match (whole.len(), fraction) {
         (1..=10, None) => number.checked_mul(1_000_000)?,
         (1..=10, Some(fraction)) => {
@@ -219,6 +224,9 @@ mod tests {
             "123456789012345678901",
             "1e9",
             "-5",
+            "0.005",
+            "12",
+            "946684799",
         ] {
             assert_eq!(at(text), None, "{text}");
         }

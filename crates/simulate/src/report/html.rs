@@ -94,8 +94,16 @@ fn summary(report: &Report) -> String {
                 log.malformed
             );
         }
+        if log.out_of_order > 0 {
+            let _ = write!(
+                text,
+                "<p class=\"warn\">{} lines of the log have a time up to {} before that of an earlier line. They got the time of that line.</p>",
+                log.out_of_order,
+                wait(log.furthest_back_millis)
+            );
+        }
         if log.spread_over_seconds {
-            text += "<p>The log tells whole seconds: the requests of a second were spread evenly over it.</p>";
+            text += "<p>The log has times in whole seconds, so the requests of each second were spread evenly over it.</p>";
         }
     }
     format!("{text}<div class=\"cards\">{cards}</div>")
@@ -315,7 +323,7 @@ fn waits(report: &Report) -> String {
         });
     }
     let text = format!(
-        "How long denied requests are told to wait. The longest wait is {}.",
+        "How long denied requests have to wait. The longest wait is {}.",
         wait(side.longest_wait_millis)
     );
     section(
@@ -419,9 +427,51 @@ fn tables(report: &Report) -> String {
     });
     let hours: Vec<Row> = hours.take(MOST_HOURS).collect();
     tables += &table("Hours", &hours);
+    if side.hours.len() > MOST_HOURS {
+        let _ = write!(
+            tables,
+            "<p>The first {MOST_HOURS} of {} hours. The report as JSON has all of them.</p>",
+            side.hours.len()
+        );
+    }
     section(
         "Who is denied",
         "The rows with the most denials, or with the largest change.",
         &tables,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Attributes, Span, Time};
+
+    use super::*;
+    use crate::Simulation;
+    use crate::log::LogSummary;
+
+    #[test]
+    fn page_tells_what_it_leaves_out() {
+        let text = "{ version: 1, rules: [{ id: r, per: [user], algorithm: gcra, rate: 1/h }] }";
+        let config = tollgate::parse("rules.yaml", text, &|_| None).unwrap();
+        let page = |hours: u64, out_of_order: u64| {
+            let mut simulation = Simulation::new(&config, None, false);
+            for hour in 0..hours {
+                let time = Time::from_micros(1_800_000_000_000_000 + hour * 3_600_000_000);
+                simulation.decide(time, &Attributes::from([("user", "ann")]), 1);
+            }
+            let log = LogSummary {
+                out_of_order,
+                furthest_back: Span::from_secs(90),
+                ..LogSummary::default()
+            };
+            html(&simulation.finish().with_log(&log), "a test")
+        };
+        let full = page(48, 0);
+        assert!(!full.contains("The first 48"), "{full}");
+        assert!(!full.contains("before that of an earlier line"), "{full}");
+        let more = page(49, 3);
+        assert!(more.contains("The first 48 of 49 hours"), "{more}");
+        let lines = "3 lines of the log have a time up to 1.5 min before that of an earlier line";
+        assert!(more.contains(lines), "{more}");
+    }
 }

@@ -68,7 +68,7 @@ pub struct LogFigures {
     pub out_of_order: u64,
     /// By how many milliseconds, at most.
     pub furthest_back_millis: u64,
-    /// Whether the requests of a second were spread over it, because the log tells whole seconds.
+    /// Whether the requests of a second were spread over it, because the times of the log are whole seconds.
     pub spread_over_seconds: bool,
     /// The formats.
     pub formats: Vec<&'static str>,

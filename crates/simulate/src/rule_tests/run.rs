@@ -16,7 +16,7 @@ use crate::VirtualLimiter;
 /// What a step led to.
 enum Answer {
     Decided(Box<Decision>),
-    /// It was done. There is no decision to look at.
+    /// The step was done, and has no decision to check.
     Done,
     Failed(String),
 }

@@ -13,7 +13,7 @@ use tollgate_config::Tiers;
 
 use self::retries::Retries;
 use self::series::Series;
-use self::subjects::{Bursts, Needs, Seen, Subjects};
+use self::subjects::{Bursts, MOST_TRACED, Needs, Seen, Subjects, TraceRoom};
 use self::tally::{Counts, Tally};
 
 /// The most tenants and hours with a row of their own.
@@ -22,6 +22,9 @@ const MOST_HOURS: usize = 10_000;
 /// The most subjects with a row of their own: of one rule, and of all rules together.
 const MOST_SUBJECTS: usize = 20_000;
 const MOST_SUBJECTS_IN_ALL: usize = 200_000;
+/// The most subjects whose bursts are traced, and the most requests that their traces keep, of all rules together: 16 MiB.
+const MOST_TRACED_IN_ALL: usize = 16_384;
+const MOST_TRACE_ENTRIES: usize = 1 << 20;
 const HOUR: u64 = Span::HOUR.as_micros();
 
 /// The counts of one config.
@@ -39,6 +42,7 @@ pub(crate) struct Stats {
     /// By hour, in microseconds since 1970 divided by an hour.
     pub(crate) hours: Tally,
     pub(crate) calls: Calls,
+    traces: TraceRoom,
     tiers: Tiers,
     show_subjects: bool,
     /// The hour of the last request, as text.
@@ -76,8 +80,10 @@ pub(crate) struct OfRule {
 }
 
 impl Stats {
-    pub(crate) fn new(config: &Config, show_subjects: bool) -> Stats {
+    /// `sides` is the number of configs that share the memory for traces.
+    pub(crate) fn new(config: &Config, show_subjects: bool, sides: usize) -> Stats {
         let rules = &config.policy.rules;
+        let traced = (MOST_TRACED_IN_ALL / sides / rules.len().max(1)).clamp(1, MOST_TRACED);
         let most = (MOST_SUBJECTS_IN_ALL / rules.len().max(1)).min(MOST_SUBJECTS);
         let rules = rules.iter().map(|rule| OfRule {
             id: rule.id().to_owned(),
@@ -86,7 +92,7 @@ impl Stats {
             decided: 0,
             is_shadow: rule.enforcement() == tollgate::Enforcement::Shadow,
             subjects: Subjects::new(most),
-            bursts: Bursts::default(),
+            bursts: Bursts::new(traced),
             per: rule.per().to_vec(),
             fixed_cost: rule.fixed_cost(),
         });
@@ -101,6 +107,7 @@ impl Stats {
             tenants: Tally::new(MOST_TENANTS),
             hours: Tally::new(MOST_HOURS),
             calls: Calls::default(),
+            traces: TraceRoom::new(MOST_TRACE_ENTRIES / sides),
             tiers: config.policy.tiers.clone(),
             show_subjects,
             hour: (u64::MAX, String::new()),
@@ -150,7 +157,14 @@ impl Stats {
             if !is_allowed && deciding == Some(rule.index()) {
                 of_rule.decided += 1;
             }
-            let more = of_rule.add(at, attributes, &rule, decision, self.show_subjects);
+            let traces = &mut self.traces;
+            let more = of_rule.add(
+                at,
+                attributes,
+                (&rule, decision),
+                self.show_subjects,
+                traces,
+            );
             needs.remembered |= more.remembered;
             needs.leased |= more.leased;
             needs.flushed |= more.flushed;
@@ -170,9 +184,9 @@ impl OfRule {
         &mut self,
         at: Time,
         attributes: &Attributes<'_>,
-        rule: &RuleDecision<'_>,
-        decision: &Decision,
+        (rule, decision): (&RuleDecision<'_>, &Decision),
         show_subjects: bool,
+        traces: &mut TraceRoom,
     ) -> Needs {
         let Some(subject) = rule.subject() else {
             return Needs::default();
@@ -201,8 +215,8 @@ impl OfRule {
                 .unwrap_or_else(|| cost(decision.rule_set(), attributes, rule.index()));
             let units = cost.saturating_mul(decision.granted());
             let numbers = (limit, rule.window().as_micros());
-            self.bursts
-                .add(subject.bits(), was_denied, (micros, units), numbers);
+            let subject = (subject.bits(), was_denied);
+            self.bursts.add(traces, subject, (micros, units), numbers);
         }
         needs
     }

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
-/// The most traced subjects of a rule, and as many again of those that were denied.
-const MOST_TRACED: usize = 128;
+/// The most traced subjects of a rule, and as many again of those that were denied. With many rules, each has fewer.
+pub(super) const MOST_TRACED: usize = 128;
 /// The most requests of a traced subject in one window. A subject with more is not traced any more.
 const MOST_IN_WINDOW: usize = 16_384;
 /// The slice of a leased rule and the flush of an async rule, in microseconds.
@@ -142,27 +142,66 @@ struct Trace {
     is_given_up: bool,
 }
 
+/// How many requests the traces of all rules may still keep.
+#[derive(Debug)]
+pub(crate) struct TraceRoom {
+    left: usize,
+}
+
+impl TraceRoom {
+    pub(crate) fn new(entries: usize) -> TraceRoom {
+        TraceRoom { left: entries }
+    }
+
+    /// Adds a request to a trace. Returns whether there was room.
+    fn push(&mut self, trace: &mut Trace, entry: (u64, u64)) -> bool {
+        let before = trace.admitted.capacity();
+        // A list that is full grows to twice its length.
+        if trace.admitted.len() == before && before.max(4) > self.left {
+            return false;
+        }
+        trace.admitted.push_back(entry);
+        self.left = (self.left + before).saturating_sub(trace.admitted.capacity());
+        true
+    }
+
+    /// Gives up a trace.
+    fn free(&mut self, trace: &mut Trace) {
+        self.left += trace.admitted.capacity();
+        *trace = Trace {
+            is_given_up: true,
+            ..Trace::default()
+        };
+    }
+}
+
 /// The bursts of a rule.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Bursts {
     traces: HashMap<u128, Trace>,
+    /// The most traced subjects, and as many again of those that were denied.
+    most: usize,
     pub(crate) largest: Burst,
 }
 
 impl Bursts {
+    pub(crate) fn new(most: usize) -> Bursts {
+        Bursts {
+            traces: HashMap::new(),
+            most,
+            largest: Burst::default(),
+        }
+    }
+
     /// Notes that `units` were allowed.
     pub(crate) fn add(
         &mut self,
-        subject: u128,
-        was_denied: bool,
+        room: &mut TraceRoom,
+        (subject, was_denied): (u128, bool),
         (at, units): (u64, u64),
         (limit, window): (u64, u64),
     ) {
-        let most = if was_denied {
-            2 * MOST_TRACED
-        } else {
-            MOST_TRACED
-        };
+        let most = if was_denied { 2 * self.most } else { self.most };
         let full = self.traces.len() >= most;
         let trace = match self.traces.entry(subject) {
             Entry::Occupied(trace) => trace.into_mut(),
@@ -172,21 +211,17 @@ impl Bursts {
         if trace.is_given_up {
             return;
         }
-        trace.admitted.push_back((at, units));
-        trace.sum = trace.sum.saturating_add(units);
+        // Entries that have left the window first, so that a trace grows only if it has to.
         while let Some((first, units)) = trace.admitted.front().copied()
             && first.saturating_add(window) <= at
         {
             trace.admitted.pop_front();
             trace.sum = trace.sum.saturating_sub(units);
         }
-        if trace.admitted.len() > MOST_IN_WINDOW {
-            *trace = Trace {
-                is_given_up: true,
-                ..Trace::default()
-            };
-            return;
+        if trace.admitted.len() >= MOST_IN_WINDOW || !room.push(trace, (at, units)) {
+            return room.free(trace);
         }
+        trace.sum = trace.sum.saturating_add(units);
         let burst = Burst {
             admitted: trace.sum,
             limit,
@@ -209,10 +244,10 @@ mod tests {
 
     #[test]
     fn largest_burst_is_the_most_in_any_window() {
-        let mut bursts = Bursts::default();
+        let (mut bursts, mut room) = (Bursts::new(MOST_TRACED), TraceRoom::new(1_000));
         // Ten at the end of a minute, ten at the start of the next.
         for at in (50..60).chain(60..70) {
-            bursts.add(1, false, (at * 1_000_000, 1), (10, 60_000_000));
+            bursts.add(&mut room, (1, false), (at * 1_000_000, 1), (10, 60_000_000));
         }
         let expected = Burst {
             admitted: 20,
@@ -220,17 +255,18 @@ mod tests {
             window: 60_000_000,
         };
         assert_eq!(bursts.largest, expected);
-        bursts.add(1, false, (200_000_000, 1), (10, 60_000_000));
+        bursts.add(&mut room, (1, false), (200_000_000, 1), (10, 60_000_000));
         assert_eq!((bursts.largest, bursts.traced()), (expected, 1));
     }
 
     #[test]
     fn traces_and_subjects_are_bounded() {
-        let (mut bursts, mut subjects) = (Bursts::default(), Subjects::new(10));
+        let (mut bursts, mut subjects) = (Bursts::new(MOST_TRACED), Subjects::new(10));
+        let mut room = TraceRoom::new(10_000);
         for subject in 0..10_000_u128 {
             bursts.add(
-                subject,
-                true,
+                &mut room,
+                (subject, true),
                 (u64::try_from(subject).unwrap_or_default(), 1),
                 (10, 1000),
             );
@@ -247,6 +283,25 @@ mod tests {
             (subjects.rows().len(), subjects.other),
             (10, (9_990, 9_990))
         );
+    }
+
+    #[test]
+    fn traces_of_all_rules_share_their_room() {
+        let mut room = TraceRoom::new(1_000);
+        let mut rules = [Bursts::new(MOST_TRACED), Bursts::new(MOST_TRACED)];
+        let numbers = (10, 1_000_000);
+        for at in 0..5_000 {
+            for rule in &mut rules {
+                for subject in 0..20 {
+                    rule.add(&mut room, (subject, false), (at, 1), numbers);
+                }
+            }
+            let kept = rules.iter().flat_map(|rule| rule.traces.values());
+            let kept: usize = kept.map(|trace| trace.admitted.capacity()).sum();
+            assert!(kept <= 1_000, "{kept} after {at}");
+            assert_eq!(kept + room.left, 1_000);
+        }
+        assert!(rules[0].largest.admitted >= 16, "{:?}", rules[0].largest);
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Stream {
     }
 }
 
-/// The settings of a text.
+/// The settings in the description of a stream.
 struct Settings<'t> {
     kind: &'t str,
     given: Vec<(&'t str, &'t str)>,

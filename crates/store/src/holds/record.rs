@@ -226,8 +226,8 @@ impl HoldRecord {
     }
 
     /// Returns the final amount of a charge that [is settled](HoldRecord::settles), if the hold ends as `how`
-    /// says. For a lease, returns the taken amount of each charge, also for its slots. They become free all
-    /// the same.
+    /// says. For a lease, returns the taken amount of each charge, also of its slots, although the slots become
+    /// free.
     #[must_use]
     pub fn due(&self, charge: &HeldCharge, how: Settle) -> u64 {
         match (self.purpose, how) {

@@ -156,7 +156,7 @@ impl<C: Clock> MemoryStore<C> {
             }
             let due = record.due(held, how);
             if due <= held.taken {
-                shard.give_back(charge, held.taken - due, record.charged_at, now);
+                shard.refund(charge, held.taken - due, record.charged_at, now);
                 due
             } else {
                 held.taken + shard.overdraw(charge, due - held.taken, now)
@@ -255,7 +255,7 @@ impl<C: Clock> MemoryStore<C> {
 }
 
 impl<C: Clock> Locked<'_, C> {
-    /// Gives a denied hold a place in the queue of each slot that it needs, if just slots are missing.
+    /// Gives a denied hold a place in the queue of each slot that it needs, if nothing but slots is missing.
     /// Returns how many clients are before it in the longest queue.
     fn wait(
         &mut self,

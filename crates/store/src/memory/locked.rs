@@ -2,14 +2,15 @@
 
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
-use tollgate_core::{Charge, Key, Outcome, Time};
+use tollgate_core::meter::Meter;
+use tollgate_core::{Charge, Key, Limit, Limiting, Outcome, Time};
 
 use super::MemoryStore;
 use super::all_charges::{Looks, is_unrestored, result_for, weight};
-use super::one_charge::{Look, Write};
+use super::one_charge::{Look, Write, charge_admitted};
 use super::shard::Shard;
 use crate::clock::Clock;
-use crate::contract::Outcomes;
+use crate::contract::{Applied, Outcomes};
 
 /// The locked shards of one request.
 pub(super) struct Locked<'s, C> {
@@ -37,6 +38,53 @@ impl<C> Drop for Locked<'_, C> {
 }
 
 impl<C: Clock> MemoryStore<C> {
+    /// Decides and writes the most common request with two charges: see [`Locked::charge_meters`]. The keys are in
+    /// two shards. For any other request, changes nothing and returns false.
+    ///
+    /// Both states are looked up before either is used. So the processor waits for both at the same time.
+    #[inline]
+    pub(super) fn charge_two_meters(
+        &self,
+        charges: [&Charge<'_>; 2],
+        units: u64,
+        applied: &mut Applied,
+    ) -> bool {
+        let [Some(first), Some(second)] = charges.map(|charge| meter_of(charge.limit)) else {
+            return false;
+        };
+        let shards = charges.map(|charge| self.shard_of(charge.key));
+        let costs = charges.map(|charge| charge.cost.saturating_mul(units));
+        if shards[0] == shards[1] || costs.contains(&0) {
+            return false;
+        }
+        // Locked in ascending order and unlocked in descending order, as everywhere.
+        let is_ascending = shards[0] < shards[1];
+        let mut low = self.shards[shards[0].min(shards[1])].0.lock();
+        let mut high = self.shards[shards[0].max(shards[1])].0.lock();
+        let now = self.clock.now();
+        if now >= Time::MAX {
+            return false;
+        }
+        let (one, other) = match is_ascending {
+            true => (&mut *low, &mut *high),
+            false => (&mut *high, &mut *low),
+        };
+        let one = one.meter_state(charges[0].key, first);
+        let other = other.meter_state(charges[1].key, second);
+        if let (Some(one), Some(other)) = (one, other)
+            && let Some(of_one) = first.admits(one, costs[0], now)
+            && let Some(of_other) = second.admits(other, costs[1], now)
+        {
+            applied.outcomes.extend_from_slice(&[
+                charge_admitted(first, one, of_one, costs[0], now),
+                charge_admitted(second, other, of_other, costs[1], now),
+            ]);
+            applied.settle(now, true, units);
+            return true;
+        }
+        false
+    }
+
     /// Locks the shards of `charges`, in ascending order.
     #[inline]
     pub(super) fn lock(&self, charges: &[Charge<'_>]) -> Locked<'_, C> {
@@ -54,6 +102,15 @@ impl<C: Clock> MemoryStore<C> {
             store: self,
             shards,
         }
+    }
+}
+
+/// Returns the numbers of a GCRA or token bucket.
+#[inline]
+fn meter_of(limit: &Limit) -> Option<&Meter> {
+    match limit {
+        Limit::Gcra(meter) | Limit::TokenBucket(meter) => Some(meter),
+        _ => None,
     }
 }
 

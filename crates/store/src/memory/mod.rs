@@ -139,6 +139,8 @@ impl<C: Clock> MemoryStore<C> {
         applied.outcomes.clear();
         match (charges, ask) {
             ([charge], Ask::Exactly(units)) => self.apply_one(charge, units, applied),
+            ([first, second], Ask::Exactly(units))
+                if self.charge_two_meters([first, second], units, applied) => {}
             _ => self.apply_all(charges, ask, applied),
         }
     }
@@ -159,6 +161,7 @@ impl<C: Clock> MemoryStore<C> {
         applied.settle(now, allowed || !charge.enforces(), units);
     }
 
+    #[inline(never)]
     fn apply_all(&self, charges: &[Charge<'_>], ask: Ask, applied: &mut Applied) {
         let mut shards = self.lock(charges);
         let now = self.clock.now();

@@ -40,7 +40,7 @@ pub(super) enum Place {
 pub(super) enum Write {
     /// The cost of an allowed request.
     Charge,
-    /// The cost of a denied request that is counted all the same.
+    /// The cost of a denied request, if denied requests are charged.
     ChargeDenied,
     /// That the charge has denied a request.
     NoteDenied,
@@ -119,7 +119,7 @@ pub(super) fn apply_own<A: Kept>(
 }
 
 /// Takes `cost` from a state that admits it without delay and has `available`.
-#[inline]
+#[inline(always)]
 pub(super) fn charge_admitted<A: Kept>(
     numbers: &A,
     state: &mut A::State,
@@ -274,7 +274,7 @@ fn write_state<A: Kept>(
         }
         Write::NoteDenied => {
             numbers.note_denied(state, cost, now);
-            let verdict = numbers.decide(state, asked, now);
+            let verdict = numbers.decide(state, asked, now).after_denial(now);
             outcome_of(numbers, state, verdict, 0, now)
         }
     }

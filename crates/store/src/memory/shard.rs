@@ -8,7 +8,7 @@ use tollgate_core::concurrency::Concurrency;
 use tollgate_core::fair::Fair;
 use tollgate_core::fixed_window::FixedWindow;
 use tollgate_core::leaky_bucket::LeakyBucket;
-use tollgate_core::meter::Meter;
+use tollgate_core::meter::{self, Meter};
 use tollgate_core::quota::Quota;
 use tollgate_core::sliding_counter::SlidingCounter;
 use tollgate_core::sliding_log::SlidingLog;
@@ -172,6 +172,12 @@ impl Shard {
             }
         }
         self.apply_one_of_others(charge, cost, now, outcomes)
+    }
+
+    /// Returns the state of a GCRA or token bucket, if it was written under these numbers.
+    #[inline]
+    pub(super) fn meter_state(&mut self, key: Key, meter: &Meter) -> Option<&mut meter::State> {
+        self.meters.own(Id::of(key), meter)
     }
 
     /// Returns the index of the state of a GCRA or token bucket, and its available amount. Returns `None`
@@ -381,30 +387,14 @@ impl Shard {
         }, unlimited: unlimited_outcome(now))
     }
 
-    /// Gives back a `cost` that `charge` took at `charged_at`.
+    /// Gives back a `cost` that `charge` took at `charged_at`. If the numbers of the limit have changed, the
+    /// state stays in its present numbers, so that nothing is carried over twice. If the change has reset the
+    /// state, nothing is given back.
     pub(super) fn refund(&mut self, charge: &Charge<'_>, cost: u64, charged_at: Time, now: Time) {
         with_table!(self, charge.limit, |table, numbers| {
-            if let Some(index) = table.find(Id::of(charge.key))
-                && table.state(index, numbers, charge.carry_over, now).is_some()
-            {
-                table.change(index, |state| {
-                    numbers.refund(state, cost, charged_at, now);
-                });
+            if table.has_expired_under_others(Id::of(charge.key), numbers, now) {
+                return;
             }
-        }, unlimited: ());
-    }
-
-    /// Gives back a `cost` that a hold took from `charge` at `charged_at`. If the numbers of the limit have
-    /// changed, the state stays in its present numbers, so that nothing is carried over twice. If the change
-    /// has reset the state, nothing is given back.
-    pub(super) fn give_back(
-        &mut self,
-        charge: &Charge<'_>,
-        cost: u64,
-        charged_at: Time,
-        now: Time,
-    ) {
-        with_table!(self, charge.limit, |table, numbers| {
             table.change_as_written(Id::of(charge.key), numbers, now, |own, state| {
                 if own == numbers || charge.carry_over != CarryOver::Reset {
                     own.refund(state, cost, charged_at, now);
@@ -419,7 +409,7 @@ impl Shard {
     }
 
     /// Takes as much of `cost` as the overdraft of `charge` allows, and returns the amount taken. Uses the
-    /// present numbers of the state, as [`give_back`](Self::give_back) does. If there is no state, uses the
+    /// present numbers of the state, as [`refund`](Self::refund) does. If there is no state, uses the
     /// numbers of the charge.
     pub(super) fn overdraw(&mut self, charge: &Charge<'_>, cost: u64, now: Time) -> u64 {
         if let Some((taken, _)) = self.overdraw_at(charge.key, charge, cost, now) {
@@ -451,8 +441,9 @@ impl Shard {
         taken
     }
 
-    /// Takes `cost`, even if the limit does not allow it. Returns the level; `None` if the limit has no amount, or
-    /// its usage has to be restored first.
+    /// Takes `cost`, even if the limit does not allow it. The state stays in its present numbers, and the level is
+    /// that of a copy in the numbers of `charge`. Returns `None` if the limit has no amount, or its usage has to be
+    /// restored first.
     pub(super) fn report(
         &mut self,
         charge: &Charge<'_>,
@@ -471,11 +462,7 @@ impl Shard {
         Some(AllowanceLevel::after(cost, before, left, now, reset_at))
     }
 
-    /// Returns the level of `charge`, and when its whole allowance is back. Carries its state over.
-    #[allow(
-        clippy::clone_on_copy,
-        reason = "some algorithms have states that are not `Copy`"
-    )]
+    /// Returns the level of `charge`, and when its whole allowance is back.
     fn level(&mut self, charge: &Charge<'_>, now: Time) -> Option<(i64, Time)> {
         if !charge.limit.has_amount() {
             return None;
@@ -483,9 +470,9 @@ impl Shard {
         let shared_is_live = now < self.shared_until || self.is_full();
         with_table!(self, charge.limit, |table, numbers| {
             let own = table.find(Id::of(charge.key));
-            let own = own.and_then(|index| table.state(index, numbers, charge.carry_over, now));
+            let own = own.and_then(|index| table.read(index, numbers, charge.carry_over, now));
             let state = match own {
-                Some(state) => state.clone(),
+                Some(state) => state,
                 None if charge.needs_state() => return None,
                 None => starting_state(table, numbers, charge, shared_is_live, now),
             };

@@ -227,6 +227,14 @@ impl<A: Kept> Table<A> {
         Some(changed)
     }
 
+    /// Returns the state of `id`, if it exists and was written under the numbers of `limit`. For states that have
+    /// nothing outside the table.
+    #[inline]
+    pub(super) fn own(&mut self, id: Id, limit: &A) -> Option<&mut A::State> {
+        let entry = self.entries.find_mut(id.hash(), |entry| entry.id.is(id))?;
+        (self.numbers.get(entry.numbers) == Some(limit)).then_some(&mut entry.state)
+    }
+
     /// Returns a copy of the state at `index`, converted to the numbers of `limit`.
     pub(super) fn read(
         &self,
@@ -264,6 +272,18 @@ impl<A: Kept> Table<A> {
         Some(changed)
     }
 
+    /// Returns whether the state of `id` was written under other numbers and has expired. Such a state is the same as a
+    /// missing one.
+    pub(super) fn has_expired_under_others(&self, id: Id, limit: &A, now: Time) -> bool {
+        let entry = self
+            .find(id)
+            .and_then(|index| self.entries.get_bucket(index));
+        entry.is_some_and(|entry| {
+            let own = self.numbers.get(entry.numbers);
+            own.is_some_and(|own| own != limit && own.expires_for(&entry.state, limit) <= now)
+        })
+    }
+
     /// Changes the state of `id`, if it exists, in the numbers that it was written under. An expired state of
     /// other numbers is first reset, and then changed in the numbers of `limit`.
     pub(super) fn change_as_written<T>(
@@ -276,7 +296,7 @@ impl<A: Kept> Table<A> {
         let index = self.find(id)?;
         let entry = self.entries.get_bucket(index)?;
         let own = self.numbers.get(entry.numbers)?;
-        if own != limit && own.expires_at(&entry.state) <= now {
+        if own != limit && own.expires_for(&entry.state, limit) <= now {
             self.carry_over(index, limit, CarryOver::Reset, now);
         }
         let entry = self.entries.get_bucket_mut(index)?;

@@ -11,8 +11,8 @@ use tollgate_store::{
 };
 
 use super::{
-    Acquire, AcquireOutcome, DEFAULT_TTL, Hold, HoldError, LEAST_TTL, LeaseToken, MOST_TTL,
-    PATIENCE, Reserve, ReserveOutcome, ended, lease_for, random, valid_key, within,
+    Acquire, AcquireOutcome, DEFAULT_TTL, Hold, HoldError, HoldName, LEAST_TTL, LeaseToken,
+    MOST_TTL, PATIENCE, Reserve, ReserveOutcome, ended, lease_for, random, valid_key, within,
 };
 use crate::active_config::ActiveConfig;
 use crate::limiter::{Limiter, now};
@@ -123,7 +123,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             return Ok(AcquireOutcome::Denied(denied));
         }
         let limits = RequestLimits::default();
-        let resolution = self.active.rules().resolve(attributes, &limits);
+        let mut resolution = self.active.rules().resolve(attributes, &limits);
+        self.adapt(&mut resolution, &limits);
         let wait = ticket.map(|ticket| Wait {
             ticket,
             patience: PATIENCE,
@@ -215,8 +216,17 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             wait,
             bound: self.bound(attributes, resolution),
         };
+        let note = |lease| acquire.asked.into_iter().for_each(|it| it.note(lease));
+        note(Some((HoldName::Held(new.id), LeaseToken(token.bits()))));
         let held = self.limiter.store.hold(&resolution.charges, 1, &new);
         let (held, latency) = self.limiter.answered(held).await;
+        if !matches!(
+            held,
+            Ok(Held::Taken { .. }) | Err(StoreError::Timeout | StoreError::Disconnected(_))
+        ) {
+            // The store has certainly granted nothing.
+            note(None);
+        }
         let reply = |applied| self.reply(applied, latency, resolution, ask, true);
         match held {
             Ok(Held::Taken { applied, record }) => Ok(Attempt {
@@ -240,6 +250,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         attempt: Attempt,
     ) -> AcquireOutcome {
         let decision = self.decide(resolution, &attempt.reply);
+        self.note_held(resolution, &attempt.reply.applied);
         self.finish(attributes, resolution, &attempt.reply, &decision);
         if !decision.is_allowed() {
             return AcquireOutcome::Denied(decision);

@@ -19,6 +19,7 @@ mod wait;
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tollgate_config::Rule;
 use tollgate_core::concurrency::Holder;
 use tollgate_core::{Enforcement, Limit, Span, Time};
@@ -88,6 +89,26 @@ pub struct Acquire<'a> {
     pub owner: &'a str,
     /// How long to wait for a free slot, in the order of arrival.
     pub wait: Span,
+    /// Notes the lease before the store is asked, so that it can be given back if the answer never comes.
+    pub asked: Option<&'a AskedLease>,
+}
+
+/// A lease that a store was asked for, and may have granted: its answer has not come, or was not read.
+///
+/// A caller that goes away while it waits for a shared store does not learn whether it holds a slot. The slot would
+/// stay held until the lease ends. With this note, somebody else can [free](crate::Limiter::free) it.
+#[derive(Debug, Default)]
+pub struct AskedLease(Mutex<Option<(HoldName, LeaseToken)>>);
+
+impl AskedLease {
+    /// Returns the lease, and forgets it; `None` if the store has certainly not granted one.
+    pub fn take(&self) -> Option<(HoldName, LeaseToken)> {
+        self.0.lock().take()
+    }
+
+    fn note(&self, lease: Option<(HoldName, LeaseToken)>) {
+        *self.0.lock() = lease;
+    }
 }
 
 /// The outcome of a request for a lease.

@@ -41,7 +41,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let until = Instant::now() + Duration::from(wait);
         let ticket = (wait > Span::ZERO).then(random);
         let limits = RequestLimits::default();
-        let resolution = self.active.rules().resolve(attributes, &limits);
+        let mut resolution = self.active.rules().resolve(attributes, &limits);
+        self.adapt(&mut resolution, &limits);
         loop {
             let now = Instant::now();
             // The last attempt uses the client's position in the queue, but does not keep it

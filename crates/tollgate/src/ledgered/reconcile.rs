@@ -4,9 +4,14 @@
 //! after their flush interval. So every counter is read once, and a counter that differs from the
 //! ledger is read up to two more times, after a wait. All counters share these waits. A counter agrees
 //! if the amount in the ledger lies between two readings of the counter.
+//!
+//! In mode `async`, an instance reports what is in the ledger up to a `flush` later. So such a counter is read a
+//! `flush` after its amount in the ledger.
+
+use std::time::Duration;
 
 use tollgate_config::Counter;
-use tollgate_core::{Balance, Charge, Key, Limit, Recorded, Time};
+use tollgate_core::{Balance, Charge, Key, Limit, Mode, Recorded, Span, Time};
 use tollgate_ledger::{BalanceRow, Entry, Kind};
 use tollgate_store::{Store, StoreError};
 
@@ -17,6 +22,8 @@ use super::{LedgerSync, unavailable};
 use crate::accounts::Accounts;
 use crate::active_config::ActiveConfig;
 
+/// The time for a report on its way, after a `flush`.
+const REPORTING: Duration = Duration::from_millis(500);
 /// How many counters are read from the ledger at a time.
 const PAGE: usize = 500;
 
@@ -240,9 +247,21 @@ impl<'a> Comparison<'a> {
                 return Ok(());
             }
             tokio::time::sleep(self.sync.ledger.flush_interval() * 2).await;
+            let mut recorded = Vec::with_capacity(suspects.len());
+            for suspect in &suspects {
+                recorded.push(self.recorded(suspect).await?);
+            }
+            // Until then, all instances have reported what they had recorded.
+            let longest = suspects.iter().filter_map(|it| self.flush_of(it)).max();
+            if let Some(flush) = longest {
+                tokio::time::sleep(Duration::from(flush) + REPORTING).await;
+            }
             let mut still = Vec::new();
-            for mut suspect in suspects {
-                let Some(drift) = self.drift_of(&mut suspect).await? else {
+            for (mut suspect, recorded) in suspects.into_iter().zip(recorded) {
+                let Some(recorded) = recorded else {
+                    continue;
+                };
+                let Some(drift) = self.drift_of(&mut suspect, recorded).await? else {
                     continue;
                 };
                 if !is_last {
@@ -259,9 +278,17 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// Returns the difference of a suspect, if the suspect still differs in the same direction as
-    /// before.
-    async fn drift_of(&self, suspect: &mut Suspect) -> Result<Option<Drift>, PostError> {
+    /// Returns the `flush` of a suspect in mode `async`.
+    fn flush_of(&self, suspect: &Suspect) -> Option<Span> {
+        match self.counter(&suspect.account)?.mode {
+            Mode::Async { flush } => Some(flush),
+            _ => None,
+        }
+    }
+
+    /// Returns the amount of a suspect in the ledger, and how much of it is reserved. `None` if its rule does not
+    /// exist any more.
+    async fn recorded(&self, suspect: &Suspect) -> Result<Option<(LedgerCount, i64)>, PostError> {
         let account = &suspect.account;
         let Some(counter) = self.counter(account) else {
             return Ok(None);
@@ -269,6 +296,21 @@ impl<'a> Comparison<'a> {
         let charge = account.charge(&counter);
         let recorded = self.sync.count_of(&charge, self.now).await?;
         let reserved = signed(self.sync.reserved_of(&charge, self.now).await?);
+        Ok(Some((recorded, reserved)))
+    }
+
+    /// Returns the difference of a suspect, if the suspect still differs in the same direction as
+    /// before.
+    async fn drift_of(
+        &self,
+        suspect: &mut Suspect,
+        (recorded, reserved): (LedgerCount, i64),
+    ) -> Result<Option<Drift>, PostError> {
+        let account = &suspect.account;
+        let Some(counter) = self.counter(account) else {
+            return Ok(None);
+        };
+        let charge = account.charge(&counter);
         let Some(after) = self.store.balance(&charge).await? else {
             return Ok(None);
         };

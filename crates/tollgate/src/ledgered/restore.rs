@@ -229,6 +229,21 @@ impl LedgerSync {
 }
 
 impl<S: Store> Accounts<'_, S> {
+    /// Returns the units that a counter of `quota` has used at `now`, under all tenants, rules and actions, and the
+    /// units that it has in addition to its limit: granted, or carried over. The counter has the key `key`.
+    ///
+    /// # Errors
+    /// If the ledger does not answer.
+    pub async fn used_and_extra(
+        &self,
+        key: u128,
+        quota: &Quota,
+        now: Time,
+    ) -> Result<(i64, u64), PostError> {
+        let count = self.sync.count_at(key, quota, now).await?;
+        Ok((count.used, count.extra))
+    }
+
     /// Returns the units that a counter of `quota` has in addition to its limit at `now`: granted, or
     /// carried over. The counter has the key `key`.
     ///

@@ -9,12 +9,13 @@
 //! while others allow it. A charge that has nothing left until an instant denies every request until then,
 //! whatever the others say. So the denial with the longest wait is repeated until its retry time, and the
 //! other charges are [undecided](Outcome::UNDECIDED): their figures change, and are left out. A denial never
-//! answers a request that the store would have admitted. More cannot be known without a call: if a charge has
-//! units left, or its next unit is back, other instances may have left them for this request.
+//! answers a request that the store would have admitted. Nothing else can be denied without a call: as soon as a
+//! charge may have a unit left, the store may admit the request.
 //!
 //! Other calls can still change such a state: a refund, a reset, a settled hold, a charge that counts
-//! denied requests, or other numbers for the same key. A call through this instance ends the denial at
-//! once. After a call through another instance, the denial ends after `denial_cache` at the latest.
+//! denied requests, or other numbers for the same key. A call through this wrapper ends the denial at
+//! once. After a call of another instance, or of a wrapper below this one that gives unused units back, the denial
+//! ends after `denial_cache` at the latest.
 //!
 //! The table has a fixed size. A new denial may replace an old one. A forgotten denial costs one more
 //! call of the store, and never a wrong answer.

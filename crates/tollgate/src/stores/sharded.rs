@@ -14,15 +14,18 @@
 //! and does not count. So a request may be denied although a part that was not asked has units left. The next
 //! request begins with another part: under a load above the limit, all parts are used up.
 //!
-//! # What is told
+//! A charge that counts denied requests counts a request once. So it counts nothing while there may be another part to
+//! ask. If there is none after all, the same parts are asked again, and the denial is counted.
+//!
+//! # Figures in answers
 //! `limit` is the whole. `remaining` is that of the part that decided: at least that much is left. A peek looks
-//! at all parts, and tells the sum. A denial tells the first time at which one of the parts that were asked
+//! at all parts, and returns the sum. The retry time of a denial is the first time at which one of the asked parts
 //! admits the request. A request must fit into one part: a cost above `limit / N` never fits.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
-use tollgate_core::{Admission, Charge, Denial, Enforcement, Key, Limit, Outcome, Time};
+use tollgate_core::{Admission, Charge, Denial, Enforcement, Key, Limit, OnDenied, Outcome, Time};
 use tollgate_store::{Answer, Applied, Ask, Held, Immediate, NewHold, Reply, Store, StoreError};
 
 /// How many parts of an allowance are asked with a call of the store, at most.
@@ -45,6 +48,8 @@ struct Parts<'a> {
     limits: SmallVec<[Option<Limit>; 6]>,
     /// The current part of each charge.
     places: SmallVec<[usize; 6]>,
+    /// Whether a charge counts denied requests.
+    counts_denied: bool,
 }
 
 /// Returns how many parts the allowance of a charge has.
@@ -76,6 +81,7 @@ impl<'a> Parts<'a> {
             charges: charges.iter().copied().collect(),
             limits: charges.iter().map(|_| None).collect(),
             places: charges.iter().map(turn).collect(),
+            counts_denied: charges.iter().any(Charge::sees_denied),
         };
         for index in 0..charges.len() {
             parts.place(index, parts.places[index]);
@@ -95,19 +101,37 @@ impl<'a> Parts<'a> {
         self.places[index] = place;
     }
 
-    /// Returns the charges as the store gets them.
-    fn asked(&self) -> SmallVec<[Charge<'_>; 6]> {
+    /// Returns the charges as the store gets them. If `is_trial`, a denial is not counted.
+    fn asked(&self, is_trial: bool) -> SmallVec<[Charge<'_>; 6]> {
         let both = self.charges.iter().zip(&self.limits).zip(&self.places);
-        let asked = both.map(|((charge, limit), place)| match limit {
-            None => *charge,
-            Some(limit) => Charge {
-                key: key_of(charge.key, *place),
-                tag: charge.tag.group(*place as u64),
-                limit,
-                ..*charge
-            },
+        let asked = both.map(|((charge, limit), place)| {
+            let charge = match limit {
+                None => *charge,
+                Some(limit) => Charge {
+                    key: key_of(charge.key, *place),
+                    tag: charge.tag.group(*place as u64),
+                    limit,
+                    ..*charge
+                },
+            };
+            let on_denied = if is_trial {
+                OnDenied::Nothing
+            } else {
+                charge.on_denied
+            };
+            Charge {
+                on_denied,
+                ..charge
+            }
         });
         asked.collect()
+    }
+
+    /// Returns whether a denial of the next parts is not counted, because it may not be the last. `tried` parts were
+    /// asked before, with `calls` calls.
+    fn is_trial(&self, tried: usize, calls: usize) -> bool {
+        let parts = self.charges.iter().map(parts_of).max();
+        self.counts_denied && calls + 1 < MOST_CALLS && Some(tried + 1) < parts
     }
 
     /// Moves the charges that deny to their next parts. Returns false if another part does not help: another
@@ -130,7 +154,7 @@ impl<'a> Parts<'a> {
         !turning.is_empty()
     }
 
-    /// Makes the outcomes tell about whole allowances.
+    /// Makes the outcomes describe whole allowances.
     fn tell(&self, applied: &mut Applied, earliest: Option<Time>) {
         let both = self.charges.iter().zip(&self.limits);
         for ((charge, limit), outcome) in both.zip(&mut applied.outcomes) {
@@ -192,8 +216,9 @@ impl<S: Store> Sharded<S> {
     async fn apply_parts(&self, charges: &[Charge<'_>], ask: Ask) -> Result<Applied, StoreError> {
         let mut parts = Parts::new(charges, |charge| self.next_turn(charge));
         let (mut calls, mut tried, mut earliest) = (0, 0, None);
+        let mut is_trial = parts.is_trial(0, 0);
         loop {
-            let asked = parts.asked();
+            let asked = parts.asked(is_trial);
             let answer = self.store.apply(&asked, ask);
             calls += usize::from(matches!(answer, Answer::Later(_)));
             let mut applied = answer.await?;
@@ -206,6 +231,11 @@ impl<S: Store> Sharded<S> {
                     (one, other) => one.or(other),
                 };
                 if calls < MOST_CALLS && parts.turn(&applied.outcomes, tried) {
+                    is_trial = parts.is_trial(tried, calls);
+                    continue;
+                }
+                if is_trial {
+                    is_trial = false;
                     continue;
                 }
             }
@@ -222,15 +252,19 @@ impl<S: Store> Sharded<S> {
         new: &NewHold<'_>,
     ) -> Result<Held, StoreError> {
         let mut parts = Parts::new(charges, |charge| self.next_turn(charge));
+        let mut is_trial = parts.is_trial(0, 0);
         for tried in 1.. {
-            let asked = parts.asked();
+            let asked = parts.asked(is_trial);
             let held = self.store.hold(&asked, units, new).await?;
             drop(asked);
             match held {
                 Held::Denied {
                     applied,
                     ahead: None,
-                } if tried < MOST_CALLS && parts.turn(&applied.outcomes, tried) => {}
+                } if tried < MOST_CALLS && parts.turn(&applied.outcomes, tried) => {
+                    is_trial = parts.is_trial(tried, tried);
+                }
+                Held::Denied { .. } if is_trial => is_trial = false,
                 Held::Denied { mut applied, ahead } => {
                     parts.tell(&mut applied, None);
                     return Ok(Held::Denied { applied, ahead });
@@ -389,7 +423,7 @@ impl<S: Store> Store for Sharded<S> {
             for (index, place) in least.into_iter().enumerate() {
                 parts.place(index, place);
             }
-            let asked = parts.asked();
+            let asked = parts.asked(false);
             let mut applied = self.store.refund(&asked, units, charged_at).await?;
             parts.tell(&mut applied, None);
             Ok(applied)

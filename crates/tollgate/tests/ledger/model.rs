@@ -489,12 +489,12 @@ fn run<H: StoreKind>(kind: impl FnOnce() -> H, steps: Vec<Step>, is_strict: bool
     });
 }
 
-/// Returns a config with `cases`, times the number in `TOLLGATE_PROOF_CASES`, at most times 10: each case starts
-/// servers.
+/// Returns a config with `cases` times the number in `TOLLGATE_PROOF_CASES`. The number counts as at most 5, because
+/// each case starts servers.
 fn cases(cases: u32) -> ProptestConfig {
     let times = std::env::var("TOLLGATE_PROOF_CASES").ok();
     ProptestConfig {
-        cases: cases * times.map_or(1, |times| times.parse::<u32>().unwrap().min(10)),
+        cases: cases * times.map_or(1, |times| times.parse::<u32>().unwrap().min(5)),
         ..ProptestConfig::default()
     }
 }

@@ -1,16 +1,18 @@
 // The dashboard: signs in, follows the live figures, and shows the page that the address names.
 
 import { ApiError, call, events, token } from "./api.js";
-import { h, show, time } from "./dom.js";
+import { h, show, tell, time } from "./dom.js";
 import { history } from "./history.js";
 import { overview, rulePage } from "./overview.js";
 import { denials, explain } from "./subjects.js";
-import { changes, quotas } from "./changes.js";
+import { changes } from "./changes.js";
+import { quotas } from "./quotas.js";
 import { fleet } from "./fleet.js";
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
 const status = document.getElementById("status");
+const clock = document.getElementById("clock");
 const signOut = document.getElementById("sign-out");
 
 const PAGES = [
@@ -22,20 +24,44 @@ const PAGES = [
   ["fleet", "Fleet", (place) => fleet(place)],
 ];
 
-let update = () => {};
+const nothing = () => {};
+let update = nothing;
+
+/** Reads a part of an address; null if it is not well written. */
+function decoded(text) {
+  try { return decodeURIComponent(text); } catch { return null; }
+}
+
+/** Ends the page that is shown, and what it does from time to time. */
+function close() {
+  update.end?.();
+  update = nothing;
+}
 
 function open() {
   const [path, text = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/");
   const given = new URLSearchParams(text);
-  update.end?.();
+  close();
   const page = PAGES.find(([key]) => key === name);
+  const rule = name === "rule" ? decoded(rest.join("/")) : null;
   show(nav, PAGES.map(([key, label]) => h("a", { href: `#/${key}`, "aria-current": key === name ? "page" : null }, label)));
-  document.title = `Tollgate: ${page ? page[1] : name === "rule" ? "rule" : "not found"}`;
-  if (name === "rule") update = rulePage(main, decodeURIComponent(rest.join("/")));
+  document.title = `Tollgate: ${page ? page[1] : rule ? "rule" : "not found"}`;
+  if (rule) update = rulePage(main, rule);
   else if (page) update = page[2](main, rest, given);
-  else { show(main, h("p", {}, "There is no such page.")); update = () => {}; }
+  else show(main, h("h1", {}, "Not found"), h("p", {}, "There is no such page."));
   update();
+}
+
+/** Forgets the token and everything that it has shown. */
+function leave(message) {
+  token.set(null);
+  history.documents = [];
+  close();
+  signOut.hidden = true;
+  tell(status, "");
+  tell(clock, "");
+  signIn(message);
 }
 
 function signIn(message) {
@@ -61,13 +87,15 @@ async function follow() {
     try {
       for await (const document of events("/v1/live", ended.signal)) {
         history.add(document);
-        status.textContent = `${document.who} (${document.role}), config ${document.configVersion}, ${time(document.atEpochMillis)}`;
+        tell(status, `${document.who} (${document.role}), config ${document.configVersion}`);
+        // Beside the live region: a screen reader would announce every second.
+        tell(clock, time(document.atEpochMillis));
         update();
       }
-      status.textContent = "The server ended the stream.";
+      tell(status, "The server ended the stream.");
     } catch (error) {
-      if (error instanceof ApiError && error.status === 401) { token.set(null); signIn(error.message); return; }
-      if (error.name !== "AbortError") status.textContent = `Not connected: ${error.message}`;
+      if (error instanceof ApiError && error.status === 401) { leave(error.message); return; }
+      if (error.name !== "AbortError") tell(status, `Not connected: ${error.message}`);
     } finally {
       document.removeEventListener("visibilitychange", hidden);
     }

@@ -17,31 +17,95 @@ export function s(name, attributes = {}, ...children) {
   return element;
 }
 
+const LISTENERS = Symbol("listeners");
+
 function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (typeof value === "function") element.addEventListener(name, value);
+    if (typeof value === "function") listen(element, name, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
 }
 
-/** Replaces the content of an element, if it differs from what is shown. */
-export function show(element, ...children) {
-  element.replaceChildren(...children.flat().filter((it) => it !== null && it !== undefined && it !== false));
+/** Calls `act` at an event, instead of what was called before. */
+function listen(element, name, act) {
+  const all = (element[LISTENERS] ??= new Map());
+  if (!all.has(name)) element.addEventListener(name, (event) => element[LISTENERS].get(name)(event));
+  all.set(name, act);
 }
 
-/** A table with a caption for screen readers. `columns` are names; a name that ends with # is a number. */
-export function table(caption, columns, rows, empty = "Nothing yet.") {
+const given = (children) => children.flat().filter((it) => it !== null && it !== undefined && it !== false);
+
+/** Replaces the content of an element. */
+export function show(element, ...children) {
+  element.replaceChildren(...given(children));
+}
+
+/**
+ * Changes the content of an element into `children`, and keeps the elements that stay: the focus, a selection and the
+ * place of a screen reader stay too. An element with a `data-key` stays itself when its neighbours change.
+ */
+export function patch(element, ...children) {
+  const focused = document.activeElement;
+  fit(element, given(children));
+  // An element that moved has lost the focus.
+  if (focused !== document.activeElement && focused !== element && element.contains(focused)) focused.focus({ preventScroll: true });
+}
+
+function fit(element, children) {
+  const keyed = new Map();
+  for (const child of element.children) if (child.dataset.key !== undefined) keyed.set(child.dataset.key, child);
+  let next = element.firstChild;
+  for (const child of children) {
+    const node = child instanceof Node ? child : document.createTextNode(child);
+    const same = node.dataset?.key === undefined ? next : keyed.get(node.dataset.key);
+    if (!same || same.nodeName !== node.nodeName || same.dataset?.key !== node.dataset?.key) {
+      element.insertBefore(node, next);
+      continue;
+    }
+    if (same === next) next = next.nextSibling;
+    else element.insertBefore(same, next);
+    become(same, node);
+  }
+  while (next) {
+    const gone = next;
+    next = next.nextSibling;
+    gone.remove();
+  }
+}
+
+/** Makes an element or a text equal to `node`. */
+function become(old, node) {
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== node.data) old.data = node.data;
+    return;
+  }
+  for (const { name } of [...old.attributes]) if (!node.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  for (const [name, act] of node[LISTENERS] ?? []) listen(old, name, act);
+  fit(old, [...node.childNodes]);
+}
+
+/** Writes a text, if it is another one. A live region announces what is written, even if it is the same. */
+export function tell(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/**
+ * A table with a caption for screen readers. `columns` are names; a name that ends with # is a number. `keys` name the
+ * rows of a table that is patched.
+ */
+export function table(caption, columns, rows, empty = "Nothing yet.", keys = []) {
   if (rows.length === 0) return h("p", { class: "dim" }, empty);
   const kind = (name) => (name.endsWith("#") ? { class: "number" } : {});
   const head = columns.map((name) => h("th", { scope: "col", ...kind(name) }, name.replace(/#$/, "")));
-  const body = rows.map((cells) =>
-    h("tr", {}, cells.map((cell, place) => h("td", kind(columns[place]), cell ?? ""))));
+  const body = rows.map((cells, row) =>
+    h("tr", { "data-key": keys[row] }, cells.map((cell, place) => h("td", kind(columns[place]), cell ?? ""))));
   return h("table", { "aria-label": caption }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, body));
 }
 
 /** A line of one or more series over the same time. Each series has a class and values. */
-export function chart(label, series, { kind = "chart", width = 600, height = 140 } = {}) {
+export function chart(label, series, { kind = "chart", width = 600, height = 140, unit = "a second" } = {}) {
   const all = series.flatMap((it) => it.values);
   const most = Math.max(1e-9, ...all);
   const spark = kind === "spark";
@@ -54,7 +118,7 @@ export function chart(label, series, { kind = "chart", width = 600, height = 140
   const scale = spark ? [] : [s("line", { x1: 0, y1: height - 2, x2: width, y2: height - 2 })];
   const drawn = s("svg", { class: kind, viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label }, ...scale, ...lines);
   // The picture is stretched to its place, so the text stands beside it.
-  return spark ? drawn : h("div", {}, h("p", { class: "dim scale" }, `up to ${short(most)} a second`), drawn);
+  return spark ? drawn : h("div", {}, h("p", { class: "dim scale" }, `up to ${short(most)} ${unit}`), drawn);
 }
 
 /** A number as a person reads it. */
@@ -76,9 +140,17 @@ export function bytes(value) {
   return `${place === 0 ? value : value.toFixed(1)} ${units[place]}`;
 }
 
-export function time(millis) {
-  return new Date(millis).toLocaleTimeString();
-}
+// One format for all: to make a format takes longer than to use it a hundred times.
+const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const days = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
+const calendar = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+export const time = (millis) => clock.format(millis);
+
+export const day = (millis) => days.format(millis);
+
+/** Day and time of an instant, which is a number of milliseconds or a text. */
+export const when = (at) => calendar.format(new Date(at));
 
 export function wait(millis) {
   if (millis === null || millis === undefined) return "–";

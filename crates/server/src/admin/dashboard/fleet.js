@@ -1,9 +1,28 @@
 // The page of all instances on one store.
 
 import { call } from "./api.js";
-import { h, short, show, table, time } from "./dom.js";
+import { h, patch, short, show, table, time, wait } from "./dom.js";
 
 const EVERY = 5000;
+
+/** What is wrong with an instance, in words. */
+function problems({ health }) {
+  if (!health) return ["not known: an older version"];
+  const { storeProblem, breakers, ledger, configRejected } = health;
+  return [
+    storeProblem ? `store: ${storeProblem}` : null,
+    ...Object.entries(breakers).map(([server, state]) => `breaker of ${server}: ${state}`),
+    ledger && !ledger.connected ? "the ledger does not answer" : null,
+    ledger && ledger.lagMillis > 10_000 ? `the ledger is ${wait(ledger.lagMillis)} behind` : null,
+    configRejected ? `config file rejected: ${configRejected}` : null,
+  ].filter(Boolean);
+}
+
+function health(it) {
+  const found = problems(it);
+  if (found.length) return h("ul", { class: "plain bad" }, found.map((text) => h("li", {}, text)));
+  return h("span", { class: "good" }, ["ok", it.health.store, it.health.ledger ? "ledger" : null].filter(Boolean).join(", "));
+}
 
 export function fleet(main) {
   const list = h("section", {}, h("p", { class: "dim" }, "Loading."));
@@ -12,19 +31,19 @@ export function fleet(main) {
     try {
       const { instances, problem } = await call("/v1/fleet");
       const config = instances[0].configVersion;
-      show(list,
+      patch(list,
         problem ? h("p", { class: "notice bad", role: "alert" }, `Other instances are not known: ${problem}`) : null,
-        table("Instances", ["instance", "state", "admin door", "version", "config", "started", "last seen", "allowed#", "denied#"],
+        table("Instances", ["instance", "state", "health", "admin door", "version", "config", "started", "last seen", "allowed#", "denied#", "store failed#"],
           instances.map((it) => [
             it.isThis ? `${it.name} (this one)` : it.name,
             h("span", { class: it.state === "up" ? "good" : "bad" }, it.state),
-            it.admin ?? "none", it.version,
+            health(it), it.admin ?? "none", it.version,
             h("span", { class: it.configVersion === config ? "" : "bad" }, it.configVersion),
             it.startedAtEpochMillis === null ? "" : time(it.startedAtEpochMillis), time(it.atEpochMillis),
-            short(it.allowed), short(it.denied)])),
-        h("p", { class: "dim" }, "A silent instance has crashed, or does not reach the store. Counts are totals since its start."));
+            short(it.allowed), short(it.denied), short(it.storeFailed)]), "", instances.map((it) => it.name)),
+        h("p", { class: "dim" }, "A silent instance has crashed, or does not reach the store. Counts are requests since its start; a request is counted once, however many rules apply to it."));
     } catch (error) {
-      show(list, h("p", { class: "notice bad", role: "alert" }, error.message));
+      patch(list, h("p", { class: "notice bad", role: "alert" }, error.message));
     }
   };
   load();

@@ -2,6 +2,7 @@
 //! the counters.
 //!
 //! * `query`: the parameters of a query.
+//! * `quotas`: what is used and left of each allowance, and its history.
 //! * `rows`: totals and entries as JSON. `csv`: comma-separated values. `pages`: exports, page by page.
 //! * `post`: changes by operators.
 
@@ -10,6 +11,7 @@ pub(super) mod openapi;
 mod pages;
 mod post;
 mod query;
+mod quotas;
 mod rows;
 
 use std::collections::HashMap;
@@ -25,6 +27,7 @@ use utoipa::ToSchema;
 use self::pages::{Entries, Pages, Totals};
 pub(super) use self::post::{correct, grant, reconcile};
 use self::query::{ENTRIES, Format, USAGE, Wanted};
+pub(super) use self::quotas::{burndown, quotas};
 use self::rows::{EntryBody, Total};
 use super::{Admin, Answer};
 use crate::respond::{self, RequestError};

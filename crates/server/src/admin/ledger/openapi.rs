@@ -9,12 +9,13 @@ use utoipa::openapi::{ContentBuilder, ResponseBuilder};
 
 use super::post::{Direction, DriftBody, PostBody, ReconcileBody, ReconciledBody, StandingBody};
 use super::query::{MOST_ROWS, ROWS};
+use super::quotas::{BurndownBody, BurndownPoint, QuotaBody, QuotasBody};
 use super::rows::{EntryBody, Total};
 use super::{LedgerEntries, LedgerStatus, LedgerUsages};
 use crate::admin::openapi::Guarded;
 use crate::describe::{Describe, answer, error, looking, number_schema, taking, text_schema};
 
-pub(in crate::admin) fn paths() -> [Guarded; 6] {
+pub(in crate::admin) fn paths() -> [Guarded; 8] {
     let correct = posting(
         "correct",
         "Corrects the recorded usage of the current period.",
@@ -23,6 +24,8 @@ pub(in crate::admin) fn paths() -> [Guarded; 6] {
     [
         ("/v1/ledger", Get, Role::Read, status()),
         ("/v1/ledger/usage", Get, Role::Read, usage()),
+        ("/v1/ledger/quotas", Get, Role::Read, quotas()),
+        ("/v1/ledger/burndown", Get, Role::Read, burndown()),
         ("/v1/ledger/entries", Get, Role::Read, entries()),
         ("/v1/ledger/reconcile", Post, Role::Read, reconcile()),
         ("/v1/ledger/corrections", Post, Role::Operate, correct),
@@ -36,6 +39,10 @@ pub(in crate::admin) fn components(components: ComponentsBuilder) -> ComponentsB
         .schema_from::<LedgerStatus>()
         .schema_from::<LedgerUsages>()
         .schema_from::<Total>()
+        .schema_from::<QuotasBody>()
+        .schema_from::<QuotaBody>()
+        .schema_from::<BurndownBody>()
+        .schema_from::<BurndownPoint>()
         .schema_from::<LedgerEntries>()
         .schema_from::<EntryBody>()
         .schema_from::<PostBody<'_>>()
@@ -64,6 +71,36 @@ fn usage() -> OperationBuilder {
     ];
     let answer = answer::<LedgerUsages>("Totals, at most `limit`.", None);
     query("ledgerUsage", summary, answer, &parameters)
+}
+
+fn quotas() -> OperationBuilder {
+    let limit = number_schema(1).maximum(Some(MOST_ROWS));
+    let limit = limit.default(Some(ROWS.into()));
+    looking("ledgerQuotas")
+        .summary(Some(
+            "What tenants have used and have left of their quotas and budgets, by period.",
+        ))
+        .query("tenant", "Only this tenant.", text_schema())
+        .query("period", PERIOD, text_schema())
+        .query("limit", "The most rows.", limit)
+        .ok::<QuotasBody>("The quotas, at most `limit`.")
+        .fails("400", "BAD_REQUEST", "A parameter is wrong.")
+        .response("409", no_ledger())
+        .response("503", unavailable())
+}
+
+fn burndown() -> OperationBuilder {
+    looking("ledgerBurndown")
+        .summary(Some(
+            "How a tenant used a quota during a period, with grants and corrections.",
+        ))
+        .query("tenant", "The tenant.", text_schema())
+        .query("rule", "The rule or the budget.", text_schema())
+        .query("period", PERIOD, text_schema())
+        .ok::<BurndownBody>("At most 60 points. Without usage in the period, there are none.")
+        .fails("400", "BAD_REQUEST", "A parameter is wrong.")
+        .response("409", no_ledger())
+        .response("503", unavailable())
 }
 
 fn entries() -> OperationBuilder {

@@ -17,6 +17,10 @@ pub(super) const ROWS: usize = 1000;
 
 /// The parameters of a query for usage.
 pub(super) const USAGE: [&str; 6] = ["tenant", "action", "rule", "period", "limit", "format"];
+/// The parameters of a query for quotas.
+pub(super) const QUOTAS: [&str; 3] = ["tenant", "period", "limit"];
+/// The parameters of a query for the history of a quota. `rule` names the allowance.
+pub(super) const BURNDOWN: [&str; 3] = ["tenant", "rule", "period"];
 /// The parameters of a query for entries.
 pub(super) const ENTRIES: [&str; 5] = ["tenant", "period", "after", "limit", "format"];
 

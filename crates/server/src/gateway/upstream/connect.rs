@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -20,6 +21,7 @@ use tollgate_config::{Upstream as UpstreamConfig, UpstreamProtocol, UpstreamServ
 
 use crate::gateway::bounds::{CONNECTION_WINDOW, MAX_HEADER_BYTES, MAX_HEADERS, STREAM_WINDOW};
 use crate::gateway::client_body::ClientBody;
+use crate::gateway::silence::Timer;
 use crate::net::{READ_TIMEOUT, Transport};
 use crate::outbound;
 
@@ -36,7 +38,25 @@ pub(super) struct Connector {
 /// A new connection.
 pub(super) enum Opened {
     Http1(Box<Http1>),
-    Http2(http2::SendRequest<ClientBody>),
+    Http2(Http2),
+}
+
+/// A connection over HTTP/2. A task of its own drives it.
+pub(super) struct Http2 {
+    pub(super) sender: http2::SendRequest<ClientBody>,
+    /// `None` once the connection has ended, so that its sender learns of the end.
+    connection: Arc<Mutex<Option<Http2Connection>>>,
+}
+
+type Http2Connection = http2::Connection<TokioIo<Box<dyn Transport>>, ClientBody, TokioExecutor>;
+
+impl Http2 {
+    /// Returns how many requests the server allows at a time. The server may change this number at any time.
+    pub(super) fn most(&self) -> usize {
+        let connection = self.connection.lock();
+        let connection = connection.as_ref();
+        connection.map_or(0, http2::Connection::current_max_send_streams)
+    }
 }
 
 /// A connection over HTTP/1. The task that uses the connection drives it, so that no other task has to be
@@ -45,6 +65,8 @@ pub(crate) struct Http1 {
     sender: http1::SendRequest<ClientBody>,
     connection: http1::Connection<TokioIo<Box<dyn Transport>>, ClientBody>,
     is_open: bool,
+    /// The timer of its last request.
+    pub(crate) timer: Option<Timer>,
 }
 
 /// The error of a request that got no answer. It has the request if nothing of it was sent.
@@ -138,8 +160,13 @@ impl Connector {
         })
     }
 
-    /// Opens a connection. With `only_http1`, the connection speaks HTTP/1 or there is none.
-    pub(super) async fn open(&self, only_http1: bool) -> Result<Opened, outbound::SendError> {
+    /// Opens a connection. With `only_http1`, the connection speaks HTTP/1 or there is none. An HTTP/2 server is
+    /// assumed to allow `most` requests at a time, until it has told its bound.
+    pub(super) async fn open(
+        &self,
+        only_http1: bool,
+        most: usize,
+    ) -> Result<Opened, outbound::SendError> {
         let (stream, is_http2) = self.transport(only_http1).await?;
         if !is_http2 {
             let (sender, connection) = self.http1.handshake(TokioIo::new(stream)).await?;
@@ -147,15 +174,26 @@ impl Connector {
                 sender,
                 connection,
                 is_open: true,
+                timer: None,
             })));
         }
-        let (sender, connection) = self.http2.handshake(TokioIo::new(stream)).await?;
+        let mut http2 = self.http2.clone();
+        http2.initial_max_send_streams(most);
+        let (sender, connection) = http2.handshake(TokioIo::new(stream)).await?;
+        let connection = Arc::new(Mutex::new(Some(connection)));
+        let driven = Arc::clone(&connection);
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            let ended = poll_fn(|context| match &mut *driven.lock() {
+                Some(connection) => Pin::new(connection).poll(context),
+                None => Poll::Ready(Ok(())),
+            });
+            let ended = ended.await;
+            *driven.lock() = None;
+            if let Err(error) = ended {
                 tracing::debug!(%error, "connection to an upstream ended");
             }
         });
-        Ok(Opened::Http2(sender))
+        Ok(Opened::Http2(Http2 { sender, connection }))
     }
 
     /// Connects. Returns whether the connection speaks HTTP/2.

@@ -6,15 +6,16 @@
 //! server is tried first. A request that timed out is not repeated.
 
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use http::header::{HOST, UPGRADE};
+use http::header::{HOST, TRANSFER_ENCODING, UPGRADE};
 use http::uri::{Authority, PathAndQuery, Scheme};
-use http::{HeaderMap, Method, Request, Response, Uri, Version};
-use hyper::body::Incoming;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri, Version};
+use hyper::body::{Body, Incoming};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -22,7 +23,7 @@ use super::connect::SendError;
 use super::{
     Connection, Http1, Need, OpenRequest, Server, TakeError, Upstream, host_for, host_value,
 };
-use crate::gateway::client_body::{BodyError, ClientBody};
+use crate::gateway::client_body::{BodyError, ClientBody, Progress};
 use crate::gateway::silence::Silence;
 
 /// A request to an upstream.
@@ -36,6 +37,8 @@ pub(in crate::gateway) struct Outbound {
     pub(in crate::gateway) body: ClientBody,
     /// When the request has taken too long in all.
     pub(in crate::gateway) deadline: Option<Instant>,
+    /// The client, as the bound on its share of a server knows it; `None` for a trusted proxy.
+    pub(in crate::gateway) client: Option<IpAddr>,
 }
 
 /// The head of an answer, and what its body needs.
@@ -44,6 +47,10 @@ pub(in crate::gateway) struct Exchanged {
     /// The connection; `None` over HTTP/2.
     pub(in crate::gateway) http1: Option<Box<Http1>>,
     pub(in crate::gateway) open: OpenRequest,
+    /// Times the rest of the answer out.
+    pub(in crate::gateway) silence: Silence,
+    /// The body of the request, if it may still arrive.
+    pub(in crate::gateway) progress: Option<Arc<Progress>>,
 }
 
 /// Why a request got no answer from its upstream. Clients do not learn which server it was.
@@ -51,6 +58,11 @@ pub(in crate::gateway) struct Exchanged {
 pub(crate) enum UpstreamError {
     #[error("the service is busy: all connections to it are in use; try again")]
     Busy,
+    #[error(
+        "the service is busy with this client: the client has half of all connections to it; \
+         try again when some of its requests have ended"
+    )]
+    ClientBusy,
     #[error("the service cannot be reached")]
     Unreachable,
     #[error("the service did not answer in time")]
@@ -90,10 +102,14 @@ impl Upstream {
                 },
             };
             let server = &self.servers[index];
-            let (connection, open) = match server.take(need).await {
+            let taking = server.take(need, request.client, request.deadline);
+            let (connection, open) = match taking.await {
                 Ok(taken) => taken,
                 Err(error) => {
                     last = self.note_take_error(server, &error);
+                    if request.deadline.is_some_and(|it| it <= Instant::now()) {
+                        return Err(UpstreamError::TimedOut);
+                    }
                     tried.push(index);
                     if left == 0 || self.choose(&tried).is_none() {
                         return Err(last);
@@ -150,6 +166,7 @@ impl Upstream {
     fn note_take_error(&self, server: &Server, error: &TakeError) -> UpstreamError {
         let told = match error {
             TakeError::Busy => return UpstreamError::Busy,
+            TakeError::ClientBusy => return UpstreamError::ClientBusy,
             TakeError::TimedOut | TakeError::Failed(_) => UpstreamError::Unreachable,
         };
         tracing::debug!(upstream = %self.name, server = %server.url, %error, "failed to connect");
@@ -159,7 +176,10 @@ impl Upstream {
 
     /// Counts a request that a server did not answer.
     fn note_failure(&self, server: &Server, error: UpstreamError) {
-        if matches!(error, UpstreamError::Body(_) | UpstreamError::Busy) {
+        if matches!(
+            error,
+            UpstreamError::Body(_) | UpstreamError::Busy | UpstreamError::ClientBusy
+        ) {
             return;
         }
         if server.health.failed(Instant::now()) {
@@ -170,31 +190,43 @@ impl Upstream {
     async fn send_on(
         &self,
         server: &Server,
-        connection: Connection,
+        mut connection: Connection,
         open: OpenRequest,
         request: Outbound,
     ) -> Result<Exchanged, Failed> {
         let progress = request.body.progress();
-        let deadline = request.deadline;
+        let (deadline, client) = (request.deadline, request.client);
         let client_host = request.host.clone();
         let host = host_for(&self.config, server, &client_host);
-        let mut silence = Silence::new(self.config.read_timeout.into(), deadline);
+        let timer = match &mut connection {
+            Connection::Http1 { http1, .. } => http1.timer.take(),
+            Connection::Http2(_) => None,
+        };
+        let mut silence = Silence::new(self.config.read_timeout.into(), deadline).with_timer(timer);
         let mut is_late = |context: &mut std::task::Context<'_>| {
             if let Some(progress) = &progress {
-                silence.heard_at(progress.last());
+                progress.excuse(&mut silence);
             }
             silence.poll(context).is_ready()
         };
         let unsent = |mut error: SendError| {
             let unsent = error.take_message();
-            let unsent = unsent.map(|it| Outbound::unsent(it, client_host.clone(), deadline));
+            let unsent =
+                unsent.map(|it| Outbound::unsent(it, client_host.clone(), deadline, client));
             let error = error.into_error();
             tracing::debug!(upstream = %self.name, %error, "no answer from the upstream");
-            let error = body_error(&error).map_or(UpstreamError::BadAnswer, UpstreamError::Body);
+            // An error of HTTP/2 says only that the stream was reset. So the error of the client's body comes first.
+            let bad_body = progress.as_ref().and_then(|it| it.error());
+            let bad_body = bad_body.or_else(|| body_error(&error));
+            let error = bad_body.map_or(UpstreamError::BadAnswer, UpstreamError::Body);
             Failed { error, unsent }
         };
-        let timed_out = Failed {
-            error: UpstreamError::TimedOut,
+        // The server need not answer before the client has sent its body.
+        let timed_out = || Failed {
+            error: match &progress {
+                Some(progress) if progress.is_awaited() => UpstreamError::Body(BodyError::TooSlow),
+                _ => UpstreamError::TimedOut,
+            },
             unsent: None,
         };
         match connection {
@@ -211,11 +243,14 @@ impl Upstream {
                         false => Poll::Pending,
                     }
                 });
-                let response = answer.await.ok_or(timed_out)?.map_err(unsent)?;
+                let response = answer.await.ok_or_else(timed_out)?.map_err(unsent)?;
+                silence.heard();
                 Ok(Exchanged {
                     response,
                     http1: Some(http1),
                     open,
+                    silence,
+                    progress,
                 })
             }
             Connection::Http2(mut sender) => {
@@ -235,11 +270,14 @@ impl Upstream {
                         false => Poll::Pending,
                     }
                 });
-                let response = answer.await.ok_or(timed_out)?.map_err(unsent)?;
+                let response = answer.await.ok_or_else(timed_out)?.map_err(unsent)?;
+                silence.heard();
                 Ok(Exchanged {
                     response,
                     http1: None,
                     open,
+                    silence,
+                    progress,
                 })
             }
         }
@@ -259,12 +297,18 @@ impl Outbound {
             headers: self.headers.clone(),
             body: self.body.repeat()?,
             deadline: self.deadline,
+            client: self.client,
         })
     }
 
     /// Makes the request of a connection over HTTP/1.
     fn over_http1(mut self, host: &Authority) -> Request<ClientBody> {
         self.headers.insert(HOST, host_value(host));
+        // For GET, hyper sends no body unless a header tells its length.
+        if !self.body.is_end_stream() && self.body.size_hint().exact().is_none() {
+            let chunked = HeaderValue::from_static("chunked");
+            self.headers.insert(TRANSFER_ENCODING, chunked);
+        }
         let mut request = Request::new(self.body);
         *request.method_mut() = self.method;
         *request.uri_mut() = Uri::from(self.target);
@@ -292,9 +336,11 @@ impl Outbound {
         request: Request<ClientBody>,
         host: Authority,
         deadline: Option<Instant>,
+        client: Option<IpAddr>,
     ) -> Outbound {
         let (mut parts, body) = request.into_parts();
         parts.headers.remove(HOST);
+        parts.headers.remove(TRANSFER_ENCODING);
         let target = parts.uri.into_parts().path_and_query;
         Outbound {
             method: parts.method,
@@ -303,6 +349,7 @@ impl Outbound {
             headers: parts.headers,
             body,
             deadline,
+            client,
         }
     }
 }
@@ -321,7 +368,8 @@ fn body_error(error: &(dyn std::error::Error + 'static)) -> Option<BodyError> {
 
 /// Asks a server for `path`, and returns the status; `None` if there is no answer.
 pub(super) async fn status_of(server: &Arc<Server>, path: &str) -> Option<u16> {
-    let (connection, open) = server.take(Need::Fresh).await.ok()?;
+    // A check needs no room among the requests: it asks whether the server works, and not whether it is busy.
+    let (connection, _stream) = server.reach(Need::Fresh, None).await.ok()?;
     let request = Outbound {
         method: Method::GET,
         target: PathAndQuery::try_from(path).ok()?,
@@ -329,6 +377,7 @@ pub(super) async fn status_of(server: &Arc<Server>, path: &str) -> Option<u16> {
         headers: HeaderMap::new(),
         body: ClientBody::Empty,
         deadline: None,
+        client: None,
     };
     let status = match connection {
         Connection::Http1 { mut http1, .. } => {
@@ -346,6 +395,5 @@ pub(super) async fn status_of(server: &Arc<Server>, path: &str) -> Option<u16> {
             sender.try_send_request(request).await.ok()?.status()
         }
     };
-    drop(open);
     Some(status.as_u16())
 }

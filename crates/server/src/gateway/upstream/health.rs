@@ -99,7 +99,7 @@ mod tests {
         assert_eq!([true, false, false].map(|it| health.checked(it)), [None; 3]);
         assert_eq!(health.checked(false), Some(false));
         assert!(!health.is_up(now));
-        // Requests that were on their way do not bring it back.
+        // Answers to earlier requests do not bring the server back.
         health.answered();
         assert!(!health.is_up(now));
         assert_eq!(

@@ -2,17 +2,20 @@
 //!
 //! A request goes to the server with the fewest open requests, among those that work. If none works, all are
 //! tried. Connections over HTTP/1 are kept for the next request, the most recent first. Over HTTP/2, requests
-//! share one connection to each server.
+//! share connections.
 //!
 //! * `connect`: opens connections. `health`: whether a server works. `exchange`: one request and its answer,
-//!   with repeats where that is safe.
+//!   with repeats where that is safe. `shared`: connections over HTTP/2. `shares`: bounds each client.
 
 mod connect;
 mod exchange;
 mod health;
+mod shared;
+mod shares;
 
 use std::collections::HashMap;
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -23,10 +26,10 @@ use hyper::client::conn::http2;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use tollgate_config::{
-    HealthCheck, Upstream as UpstreamConfig, UpstreamHost, UpstreamProtocol, UpstreamServer,
-    Upstreams as UpstreamsConfig,
+    HealthCheck, Priorities, Upstream as UpstreamConfig, UpstreamHost, UpstreamProtocol,
+    UpstreamServer, Upstreams as UpstreamsConfig,
 };
 
 pub(crate) use self::connect::Http1;
@@ -34,8 +37,12 @@ use self::connect::{Connector, Opened};
 pub(crate) use self::exchange::UpstreamError;
 pub(super) use self::exchange::{Exchanged, Outbound};
 use self::health::Health;
+use self::shared::{Failure, SharedConnections, StreamPlace};
+use self::shares::Shares;
 use super::bounds::{IDLE_TIMEOUT, MAX_IDLE};
 use super::client_body::ClientBody;
+use super::shedding::Shedding;
+use crate::net::PerWorker;
 use crate::outbound;
 
 /// Servers that do the same work.
@@ -46,6 +53,10 @@ pub(crate) struct Upstream {
     /// Where the next search for a server begins.
     turn: AtomicUsize,
     pub(crate) counts: UpstreamCounts,
+    /// Denies requests if the servers are saturated.
+    shedding: Option<Shedding>,
+    /// The classes that `shedding` was made for.
+    priorities: Priorities,
     /// Checks the servers, for as long as the upstream exists.
     _checks: JoinSet<()>,
 }
@@ -71,12 +82,12 @@ pub(crate) struct Server {
     /// One permit for each connection that may be in use.
     permits: Arc<Semaphore>,
     connect_timeout: Duration,
-    idle: Mutex<Vec<Idle>>,
+    /// The connections that each thread has opened.
+    idle: PerWorker<Mutex<Vec<Idle>>>,
     /// Whether the server speaks HTTP/2, as far as known.
     is_http2: AtomicBool,
-    http2: Mutex<Option<http2::SendRequest<ClientBody>>>,
-    /// Locked while a shared connection is opened, so that one is opened.
-    opening: tokio::sync::Mutex<()>,
+    shared: SharedConnections,
+    shares: Shares,
 }
 
 /// A connection that waits for a request.
@@ -95,6 +106,10 @@ enum Connection {
 pub(crate) struct OpenRequest {
     server: Arc<Server>,
     _permit: OwnedSemaphorePermit,
+    /// The place on a shared connection; `None` over HTTP/1.
+    _stream: Option<StreamPlace>,
+    /// Gives the place of the client back last.
+    _share: Option<Share>,
 }
 
 impl Drop for OpenRequest {
@@ -103,15 +118,29 @@ impl Drop for OpenRequest {
     }
 }
 
-/// Why a connection cannot be had.
-#[derive(Debug, thiserror::Error)]
+/// Counts as a request of a client at a server until it is dropped.
+struct Share {
+    server: Arc<Server>,
+    client: IpAddr,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.server.shares.give_back(self.client);
+    }
+}
+
+/// Why a request got no connection.
+#[derive(Clone, Debug, thiserror::Error)]
 enum TakeError {
     #[error("all connections to the server are in use")]
     Busy,
+    #[error("the client has too many open requests at the server")]
+    ClientBusy,
     #[error("the connection took too long to open")]
     TimedOut,
     #[error(transparent)]
-    Failed(outbound::SendError),
+    Failed(Arc<outbound::SendError>),
 }
 
 /// Which connection a request needs.
@@ -128,6 +157,7 @@ impl Upstream {
     fn new(
         name: &Arc<str>,
         config: &Arc<UpstreamConfig>,
+        priorities: &Priorities,
     ) -> Result<Arc<Upstream>, outbound::SendError> {
         let servers = config.servers.iter();
         let servers = servers.map(|url| Server::new(url, config).map(Arc::new));
@@ -145,6 +175,11 @@ impl Upstream {
             servers,
             turn: AtomicUsize::new(0),
             counts: UpstreamCounts::default(),
+            shedding: config
+                .adaptive
+                .as_ref()
+                .and_then(|it| Shedding::new(it, priorities)),
+            priorities: priorities.clone(),
             _checks: checks,
         }))
     }
@@ -153,15 +188,15 @@ impl Upstream {
         &self.name
     }
 
+    /// Returns what denies requests if the servers are saturated.
+    pub(crate) fn shedding(&self) -> Option<&Shedding> {
+        self.shedding.as_ref()
+    }
+
     /// Returns when a request that begins now has taken too long in all.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let limit = self.config.timeout?;
         Some(Instant::now() + Duration::from(limit))
-    }
-
-    /// Returns the longest silence of a server.
-    pub(super) fn read_timeout(&self) -> Duration {
-        self.config.read_timeout.into()
     }
 
     /// Returns each server with whether it works, and how many requests are open.
@@ -176,10 +211,11 @@ impl Upstream {
     /// Chooses the server with the fewest open requests that works and was not tried. If there is none,
     /// takes one that does not work.
     fn choose(&self, tried: &[usize]) -> Option<usize> {
-        let (count, now) = (self.servers.len(), Instant::now());
+        let count = self.servers.len();
         if let ([], 1) = (tried, count) {
             return Some(0);
         }
+        let now = Instant::now();
         let start = self.turn.fetch_add(1, Ordering::Relaxed);
         let order = (0..count).map(|step| (start.wrapping_add(step)) % count);
         let untried = order.filter(|index| !tried.contains(index));
@@ -212,53 +248,107 @@ impl Server {
             open: AtomicUsize::new(0),
             permits: Arc::new(Semaphore::new(config.max_connections)),
             connect_timeout: config.connect_timeout.into(),
-            idle: Mutex::default(),
+            idle: PerWorker::default(),
             is_http2: AtomicBool::new(config.protocol == UpstreamProtocol::Http2),
-            http2: Mutex::default(),
-            opening: tokio::sync::Mutex::default(),
+            shared: SharedConnections::default(),
+            shares: Shares::of(config.max_connections),
         })
     }
 
-    /// Returns a connection for one request.
-    async fn take(self: &Arc<Server>, need: Need) -> Result<(Connection, OpenRequest), TakeError> {
+    /// Returns a connection for one request of `client`, before `deadline`. The client is `None` if it has no bound.
+    async fn take(
+        self: &Arc<Server>,
+        need: Need,
+        client: Option<IpAddr>,
+        deadline: Option<Instant>,
+    ) -> Result<(Connection, OpenRequest), TakeError> {
+        let share = client.map(|it| self.share(it)).transpose()?;
         let permit = match Arc::clone(&self.permits).try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => {
                 let waiting = Arc::clone(&self.permits).acquire_owned();
-                let permit = timeout(self.connect_timeout, waiting).await;
+                let permit = timeout_at(self.connect_before(deadline), waiting).await;
                 let permit = permit.map_err(|_| TakeError::Busy)?;
                 permit.map_err(|_| TakeError::Busy)?
             }
         };
         self.open.fetch_add(1, Ordering::Relaxed);
-        let open = OpenRequest {
+        let mut open = OpenRequest {
             server: Arc::clone(self),
             _permit: permit,
+            _stream: None,
+            _share: share,
         };
-        if need == Need::Any
-            && let Some(connection) = self.take_kept().await
-        {
-            return Ok((connection, open));
-        }
-        if need != Need::Http1 && self.is_http2.load(Ordering::Relaxed) {
-            let _alone = self.opening.lock().await;
-            let kept = self.http2.lock().clone();
-            if let Some(sender) = kept.filter(|it| !it.is_closed()) {
-                return Ok((Connection::Http2(sender), open));
-            }
-            return Ok((self.connect(need).await?, open));
-        }
-        Ok((self.connect(need).await?, open))
+        let (connection, stream) = self.reach(need, deadline).await?;
+        open._stream = stream;
+        Ok((connection, open))
     }
 
-    /// Returns a connection that was kept, if there is one.
-    async fn take_kept(&self) -> Option<Connection> {
-        if self.is_http2.load(Ordering::Relaxed) {
-            let sender = self.http2.lock().clone()?;
-            return (!sender.is_closed()).then_some(Connection::Http2(sender));
+    /// Counts a request of `client`.
+    fn share(self: &Arc<Server>, client: IpAddr) -> Result<Share, TakeError> {
+        match self.shares.take(client) {
+            true => Ok(Share {
+                server: Arc::clone(self),
+                client,
+            }),
+            false => Err(TakeError::ClientBusy),
         }
+    }
+
+    /// Returns when a request with this deadline stops waiting for a connection.
+    fn connect_before(&self, deadline: Option<Instant>) -> Instant {
+        let before = Instant::now() + self.connect_timeout;
+        deadline.map_or(before, |it| it.min(before))
+    }
+
+    /// Returns a connection that was kept or has room, or opens one.
+    async fn reach(
+        &self,
+        need: Need,
+        deadline: Option<Instant>,
+    ) -> Result<(Connection, Option<StreamPlace>), TakeError> {
+        if need == Need::Http1 || !self.is_http2.load(Ordering::Relaxed) {
+            if need == Need::Any
+                && let Some(kept) = self.take_kept().await
+            {
+                return Ok((kept, None));
+            }
+            return self.connect(need, self.connect_before(deadline)).await;
+        }
+        let started = Instant::now();
+        if let Some(connection) = self.take_shared() {
+            return Ok(connection);
+        }
+        let before = self.connect_before(deadline);
+        let opening = timeout_at(before, self.shared.opening.lock()).await;
+        let mut failed = opening.map_err(|_| TakeError::TimedOut)?;
+        // Another request may have opened a connection meanwhile, or have failed.
+        if let Some(connection) = self.take_shared() {
+            return Ok(connection);
+        }
+        if let Some(Failure { at, error }) = &*failed
+            && *at >= started
+        {
+            return Err(error.clone());
+        }
+        let connected = self.connect(need, before).await;
+        *failed = connected.as_ref().err().map(|error| Failure {
+            at: Instant::now(),
+            error: error.clone(),
+        });
+        connected
+    }
+
+    /// Returns a shared connection that has room, if there is one.
+    fn take_shared(&self) -> Option<(Connection, Option<StreamPlace>)> {
+        let (sender, place) = self.shared.take()?;
+        Some((Connection::Http2(sender), Some(place)))
+    }
+
+    /// Returns a connection over HTTP/1 that was kept, if there is one.
+    async fn take_kept(&self) -> Option<Connection> {
         loop {
-            let Idle { mut http1, since } = self.idle.lock().pop()?;
+            let Idle { mut http1, since } = self.idle.own().lock().pop()?;
             if since.elapsed() >= IDLE_TIMEOUT {
                 continue;
             }
@@ -273,26 +363,36 @@ impl Server {
         }
     }
 
-    async fn connect(&self, need: Need) -> Result<Connection, TakeError> {
-        let opening = self.connector.open(need == Need::Http1);
-        let opened = timeout(self.connect_timeout, opening).await;
+    async fn connect(
+        &self,
+        need: Need,
+        before: Instant,
+    ) -> Result<(Connection, Option<StreamPlace>), TakeError> {
+        let opening = self.connector.open(need == Need::Http1, self.shared.most());
+        let opened = timeout_at(before, opening).await;
         let opened = opened.map_err(|_| TakeError::TimedOut)?;
-        Ok(match opened.map_err(TakeError::Failed)? {
-            Opened::Http1(http1) => Connection::Http1 {
-                http1,
-                is_reused: false,
+        Ok(
+            match opened.map_err(|error| TakeError::Failed(Arc::new(error)))? {
+                Opened::Http1(http1) => {
+                    if need != Need::Http1 {
+                        // The server has agreed on HTTP/1: connections over HTTP/1 are kept from now on.
+                        self.is_http2.store(false, Ordering::Relaxed);
+                    }
+                    let is_reused = false;
+                    (Connection::Http1 { http1, is_reused }, None)
+                }
+                Opened::Http2(http2) => {
+                    self.is_http2.store(true, Ordering::Relaxed);
+                    let (sender, place) = self.shared.add(http2);
+                    (Connection::Http2(sender), Some(place))
+                }
             },
-            Opened::Http2(sender) => {
-                self.is_http2.store(true, Ordering::Relaxed);
-                *self.http2.lock() = Some(sender.clone());
-                Connection::Http2(sender)
-            }
-        })
+        )
     }
 
     /// Keeps a connection for the next request.
     fn keep(&self, http1: Box<Http1>) {
-        let mut idle = self.idle.lock();
+        let mut idle = self.idle.own().lock();
         if idle.len() < MAX_IDLE {
             idle.push(Idle {
                 http1,
@@ -311,21 +411,24 @@ impl OpenRequest {
     }
 }
 
-/// Closes connections that were idle for too long, for ever.
+/// Runs for ever: closes connections that were idle for too long.
 async fn close_idle(server: Arc<Server>) {
     loop {
         tokio::time::sleep(IDLE_TIMEOUT / 4).await;
-        // The oldest connections are at the front.
-        let old: Vec<Idle> = {
-            let mut idle = server.idle.lock();
-            let old = idle.partition_point(|it| it.since.elapsed() >= IDLE_TIMEOUT);
-            idle.drain(..old).collect()
-        };
-        drop(old);
+        server.shared.close_idle();
+        for idle in server.idle.iter() {
+            // The oldest connections are at the front.
+            let old: Vec<Idle> = {
+                let mut idle = idle.lock();
+                let old = idle.partition_point(|it| it.since.elapsed() >= IDLE_TIMEOUT);
+                idle.drain(..old).collect()
+            };
+            drop(old);
+        }
     }
 }
 
-/// Asks a server whether it works, for ever.
+/// Runs for ever: asks a server whether it works.
 async fn check(name: Arc<str>, server: Arc<Server>, health: HealthCheck) {
     let mut ticks = tokio::time::interval(health.every.into());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -359,14 +462,16 @@ pub(crate) struct Upstreams {
 
 impl Registry {
     /// Returns the upstreams of `config`. An upstream that cannot be used is logged and left out.
-    pub(crate) fn upstreams(&self, config: &UpstreamsConfig) -> Upstreams {
+    pub(crate) fn upstreams(&self, config: &UpstreamsConfig, priorities: &Priorities) -> Upstreams {
         let mut known = self.0.lock();
         let mut by_name = HashMap::new();
         for (name, wanted) in config.iter() {
-            let same = known.get(name).filter(|it| it.config == *wanted).cloned();
+            let is_same =
+                |it: &&Arc<Upstream>| it.config == *wanted && it.priorities == *priorities;
+            let same = known.get(name).filter(is_same).cloned();
             let upstream = match same {
                 Some(same) => same,
-                None => match Upstream::new(name, wanted) {
+                None => match Upstream::new(name, wanted, priorities) {
                     Ok(upstream) => upstream,
                     Err(error) => {
                         tracing::error!(upstream = %name, %error, "the upstream cannot be used: its requests get 502");

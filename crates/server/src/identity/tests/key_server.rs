@@ -93,6 +93,43 @@ async fn new_key_is_found_and_old_key_ends() {
     assert_eq!(ended, rejected(TokenError::UnknownKey));
 }
 
+/// Without ids, only the signature shows that a key is new.
+#[tokio::test(start_paused = true)]
+async fn new_key_without_an_id_is_found() {
+    let without_id = |signer: &Signer| {
+        let mut key = signer.jwk("");
+        key.as_object_mut().unwrap().remove("kid");
+        key
+    };
+    let token = |signer: &Signer, header: Value| signer.token(&header, &claims());
+    let (old, new) = (Signer::p256(), Signer::p256());
+    let named = json!({ "alg": "ES256", "kid": "new" });
+    let unnamed = json!({ "alg": "ES256" });
+    for (first, second, header) in [
+        (without_id(&old), without_id(&new), unnamed.clone()),
+        (old.jwk("old"), new.jwk("new"), unnamed),
+        (without_id(&old), new.jwk("new"), named),
+    ] {
+        let server = KeyServer::new(Ok(json!({ "keys": [first] }).to_string()));
+        let authenticator = server.authenticator();
+        let of_old = token(&old, json!({ "alg": "ES256" }));
+        assert!(verify(&authenticator, &of_old).await.is_ok());
+        server.set(&[second]);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let of_new = token(&new, header);
+        assert!(verify(&authenticator, &of_new).await.is_ok());
+        assert_eq!(server.fetches(), 2);
+        // Wrong signatures do not flood the key server.
+        let wrong = token(&Signer::p256(), json!({ "alg": "ES256" }));
+        for _ in 0..100 {
+            let found = verify(&authenticator, &wrong).await;
+            assert_eq!(found, rejected(TokenError::Signature));
+            tokio::time::advance(Duration::from_millis(100)).await;
+        }
+        assert!(server.fetches() <= 4, "{}", server.fetches());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn unknown_keys_do_not_flood_the_key_server() {
     let signer = Signer::p256();

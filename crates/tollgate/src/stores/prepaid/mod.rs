@@ -37,7 +37,7 @@ pub use self::counts::PrepaidUsage;
 use self::counts::{Count, Counts};
 use self::slices::Use;
 use self::table::{Draw, Table};
-use crate::stores::background::OwnedCharge;
+use crate::stores::background::{Calls, OwnedCharge};
 
 /// A store that decides leased charges from units that it has drawn before.
 pub struct Prepaid<S> {
@@ -53,6 +53,7 @@ struct Shared<S> {
     instances: u64,
     table: Table,
     counts: Counts,
+    calls: Calls,
 }
 
 impl<S> fmt::Debug for Prepaid<S> {
@@ -72,6 +73,7 @@ impl<S: Store + 'static> Prepaid<S> {
                 instances: u64::from(instances.max(1)),
                 table: Table::new(),
                 counts: Counts::default(),
+                calls: Calls::default(),
             }),
         }
     }
@@ -106,10 +108,10 @@ impl<S: Store + 'static> Prepaid<S> {
         }
     }
 
-    /// Gives all unused units back to the store. Call this at the end of a process.
+    /// Gives all unused units back to the store, also those of draws that are on their way. Call this at the end of
+    /// a process, within a bound of time.
     pub async fn close(&self) {
-        let outstanding = self.shared.table.end_all();
-        self.shared.give_all_back(outstanding).await;
+        self.shared.give_all_back().await;
     }
 
     /// Uses units for each charge that a slice covers. Writes the decision to `applied` if all charges are covered.
@@ -168,11 +170,19 @@ impl<S: Store + 'static> Prepaid<S> {
 
     /// Puts units back that were not used after all.
     fn put_back(&self, charge: &Charge<'_>, used: &Use) {
-        if !self.shared.table.put_back(charge.key, used)
-            && let Mode::Leased { slice } = charge.mode
-        {
-            let charge = Arc::new(OwnedCharge::of(charge, slice));
-            self.shared.give_back_at(&charge, used.units, used.drawn_at);
+        if self.shared.table.put_back(charge.key, used) {
+            return;
+        }
+        match charge.mode {
+            // The slice is gone, and counts these units as used. So they are lost until they refill.
+            Mode::Leased { .. } if charge.limit.refills() => {
+                self.shared.counts.add(Count::LostUnits, used.units);
+            }
+            Mode::Leased { slice } => {
+                let charge = Arc::new(OwnedCharge::of(charge, slice));
+                self.shared.give_back_at(&charge, used.units, used.drawn_at);
+            }
+            _ => {}
         }
     }
 
@@ -183,7 +193,7 @@ impl<S: Store + 'static> Prepaid<S> {
     }
 
     /// Lets the store decide the charges that no slice covers.
-    fn ask_store<'a>(
+    fn let_store_decide<'a>(
         &'a self,
         charges: &'a [Charge<'a>],
         ask: Ask,
@@ -192,7 +202,7 @@ impl<S: Store + 'static> Prepaid<S> {
         self.shared.counts.add(Count::Asked, 1);
         match covered {
             Covered::Some(uses) if can_split(charges, &uses) => {
-                Answer::later(self.ask_for_rest(charges, ask, *uses))
+                Answer::later(self.decide_rest(charges, ask, *uses))
             }
             covered => {
                 if let Covered::Some(uses) = covered {
@@ -214,7 +224,7 @@ impl<S: Store + 'static> Prepaid<S> {
 
     /// Asks the store for the charges that no slice covers. If it denies the request, the units of the others are
     /// put back, unless they count denied requests.
-    async fn ask_for_rest(
+    async fn decide_rest(
         &self,
         charges: &[Charge<'_>],
         ask: Ask,
@@ -255,13 +265,13 @@ impl<S: Store + 'static> Prepaid<S> {
         let mut applied = answer?;
         self.learn(&rest, ask.units(), &applied);
         if is_late {
-            return self.ask_again(charges, ask, &rest, &applied).await;
+            return self.decide_all_again(charges, ask, &rest, &applied).await;
         }
         applied.guarantee = Guarantee::Compensated;
         let mut decided = std::mem::take(&mut applied.outcomes).into_iter();
         let mut told = told.into_iter();
         for (_, used) in both() {
-            // The earliest draw, as in `cover`. A denial has taken nothing, and tells its waits from now.
+            // The earliest draw, as in `cover`. A denial has taken nothing, and its waits count from now.
             if let Some((used, _)) = used
                 && applied.allowed
             {
@@ -279,7 +289,7 @@ impl<S: Store + 'static> Prepaid<S> {
 
     /// Gives back what a request has taken for some charges, and lets the store decide all of them.
     #[cold]
-    async fn ask_again(
+    async fn decide_all_again(
         &self,
         charges: &[Charge<'_>],
         ask: Ask,
@@ -313,8 +323,8 @@ impl<S: Store + 'static> Prepaid<S> {
                 self.shared
                     .table
                     .learn(charge, slice, asked, outcome, self.shared.instances, now);
-            if let Some((charge, slices)) = back {
-                self.shared.give_back(&charge, &slices);
+            if let Some(back) = back {
+                self.shared.give_back(&back);
             }
             self.start(draw);
         }
@@ -390,7 +400,7 @@ impl<S: Store + 'static> Store for Prepaid<S> {
         let mut applied = Applied::default();
         match self.cover(charges, ask.units(), &mut applied) {
             Covered::All => Answer::Now(Ok(applied)),
-            covered => self.ask_store(charges, ask, covered),
+            covered => self.let_store_decide(charges, ask, covered),
         }
     }
 
@@ -405,7 +415,7 @@ impl<S: Store + 'static> Store for Prepaid<S> {
         }
         match self.cover(charges, ask.units(), applied) {
             Covered::All => None,
-            covered => Some(self.ask_store(charges, ask, covered)),
+            covered => Some(self.let_store_decide(charges, ask, covered)),
         }
     }
 
@@ -443,6 +453,9 @@ impl<S: Store + 'static> Store for Prepaid<S> {
         units: u64,
         charged_at: Time,
     ) -> Reply<'a, Applied> {
+        for charge in charges {
+            self.shared.table.forget_used(charge.key);
+        }
         self.shared.store.refund(charges, units, charged_at)
     }
 
@@ -458,8 +471,8 @@ impl<S: Store + 'static> Store for Prepaid<S> {
 
     fn sweep(&self) {
         let back = self.shared.table.sweep(self.shared.clock.now());
-        for (charge, slices) in back {
-            self.shared.give_back(&charge, &slices);
+        for back in back {
+            self.shared.give_back(&back);
         }
         self.shared.store.sweep();
     }

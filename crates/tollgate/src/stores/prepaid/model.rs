@@ -103,14 +103,14 @@ enum Mail {
     },
     Drawn {
         node: usize,
-        taken: (u64, Time, Time),
+        taken: (u64, Time),
         sent_at: Time,
         ends_in: Option<Span>,
+        numbers: usize,
         fence: u64,
     },
     Back {
         slice: Slice,
-        numbers: usize,
     },
 }
 
@@ -141,6 +141,11 @@ struct Search<L> {
     nodes: usize,
     ticks: u64,
     draws: u8,
+    /// The units of a draw.
+    units: u64,
+    /// Whether no draw under old numbers arrives after one under new numbers. Such a draw carries the state over to the
+    /// old numbers, as in mode `exact`. A lower limit then forgets what it cannot hold.
+    loses_old_draws: bool,
 }
 
 impl<L: Checked> Search<L> {
@@ -197,13 +202,19 @@ impl<L: Checked> Search<L> {
             it.tick <= self.ticks
         });
         for node in 0..self.nodes {
-            add(&|it| it.send(node));
+            add(&|it| it.send(node, self.units));
             add(&|it| it.spend(node));
             add(&|it| it.sweep(node));
-            add(&|it| it.follow(node, self.drawn_under.len()));
+            add(&|it| it.follow(node, &self.drawn_under));
         }
         for place in 0..world.mail.len() {
-            add(&|it| it.deliver(place, &self.drawn_under));
+            let is_old = matches!(
+                world.mail[place],
+                Mail::Draw { numbers, .. } if numbers < world.written
+            );
+            if !(self.loses_old_draws && is_old) {
+                add(&|it| it.deliver(place, &self.drawn_under));
+            }
         }
         next
     }
@@ -220,7 +231,7 @@ impl<L: Checked> World<L> {
         Time::from_micros(if node == 0 { since - since / 64 } else { since })
     }
 
-    fn send(&mut self, node: usize) -> bool {
+    fn send(&mut self, node: usize, units: u64) -> bool {
         let (sent_at, it) = (self.local(node), &self.nodes[node]);
         let (numbers, fence) = (it.numbers, it.slices.fence());
         let busy = |it: &Mail| matches!(it, Mail::Draw { node: of, .. } | Mail::Drawn { node: of, .. } if *of == node);
@@ -230,7 +241,7 @@ impl<L: Checked> World<L> {
         self.draws_left -= 1;
         self.mail.push(Mail::Draw {
             node,
-            units: 2,
+            units,
             sent_at,
             numbers,
             fence,
@@ -248,28 +259,33 @@ impl<L: Checked> World<L> {
     }
 
     fn sweep(&mut self, node: usize) -> bool {
-        let (now, numbers) = (self.local(node), self.nodes[node].numbers);
+        let now = self.local(node);
         let ended = self.nodes[node].slices.ended(now);
-        self.give_back(&ended, numbers);
+        self.give_back(&ended);
         !ended.is_empty()
     }
 
-    fn give_back(&mut self, slices: &[Slice], numbers: usize) {
-        let back = slices.iter().map(|it| Mail::Back {
-            slice: *it,
-            numbers,
-        });
+    fn give_back(&mut self, slices: &[Slice]) {
+        let back = slices.iter().map(|it| Mail::Back { slice: *it });
         self.mail.extend(back);
     }
 
+    /// Gives slices back that were drawn under other numbers, if their limit has periods.
+    fn give_back_after_change(&mut self, slices: &[Slice], limit: &L) {
+        if limit.limit().has_periods() {
+            self.give_back(slices);
+        }
+    }
+
     /// A node learns of the change of numbers, and ends its slices.
-    fn follow(&mut self, node: usize, all: usize) -> bool {
+    fn follow(&mut self, node: usize, limits: &[L]) -> bool {
         let it = &mut self.nodes[node];
-        if it.numbers + 1 >= all {
+        if it.numbers + 1 >= limits.len() {
             return false;
         }
         it.numbers += 1;
-        it.slices.end_all();
+        let (ended, numbers) = (it.slices.end_all(), it.numbers);
+        self.give_back_after_change(&ended, &limits[numbers]);
         true
     }
 
@@ -288,12 +304,12 @@ impl<L: Checked> World<L> {
                 if units > 0 {
                     limit.charge(&mut self.state, units, now);
                     let ends_in = limit.ends_in(now);
-                    let full_at = limit.resets_at(&self.state).max(now);
                     self.mail.push(Mail::Drawn {
                         node,
-                        taken: (units, now, full_at),
+                        taken: (units, now),
                         sent_at,
                         ends_in,
+                        numbers,
                         fence,
                     });
                 }
@@ -303,18 +319,25 @@ impl<L: Checked> World<L> {
                 taken,
                 sent_at,
                 ends_in,
+                numbers,
                 fence,
             } => {
-                let slice = Slice::new(taken, sent_at, SLICE, ends_in);
+                let drawn_under = limits[numbers].limit();
+                let slice = Slice::new(taken, &drawn_under, sent_at, SLICE, ends_in);
                 let (local, it) = (self.local(node), &mut self.nodes[node]);
-                let (numbers, view) = (it.numbers, it.slices.view);
-                let back = it.slices.drawn(slice, view, fence, local);
-                self.give_back(&back, numbers);
+                let view = it.slices.view;
+                if it.numbers == numbers {
+                    let back = it.slices.drawn(slice, view, fence, local);
+                    self.give_back(&back);
+                } else {
+                    let back = it.slices.drawn_under_others(slice, fence);
+                    let numbers = it.numbers;
+                    self.give_back_after_change(&back, &limits[numbers]);
+                }
             }
-            Mail::Back { slice, numbers } => {
-                let limit = self.carry_over(numbers, limits);
-                let charged_at = slice.refund_at(&limit.limit());
-                limit.refund(&mut self.state, slice.units, charged_at, now);
+            Mail::Back { slice } => {
+                // A refund carries nothing over.
+                limits[self.written].refund(&mut self.state, slice.units, slice.refund_at, now);
             }
         }
         true
@@ -376,6 +399,8 @@ fn no_order_of_events_exceeds_a_rate() {
         nodes,
         ticks,
         draws: 3,
+        units: 2,
+        loses_old_draws: false,
     };
     let two = search(vec![prepaid.clone()], 2, 3).run();
     assert!(two.unwrap() > 1_000);
@@ -383,8 +408,18 @@ fn no_order_of_events_exceeds_a_rate() {
     assert!(three.unwrap() > 1_000);
     // Instances follow a lower limit one after the other.
     let lower = meter(&Limit::gcra(Rate::new(1, TICK).unwrap(), 1).unwrap());
-    let changing = search(vec![prepaid, lower], 2, 2).run();
+    let changing = search(vec![prepaid.clone(), lower.clone()], 2, 2).run();
     assert!(changing.unwrap() > 1_000);
+    // Instances follow a higher limit one after the other. The higher limit is the bound.
+    let (six, higher) = gcra(6);
+    let raised = Search {
+        configured: six,
+        drawn_under: vec![lower, higher],
+        units: 4,
+        loses_old_draws: true,
+        ..search(Vec::new(), 2, 2)
+    };
+    assert!(raised.run().unwrap() > 1_000);
     // Under its own numbers, the limit would be exceeded. So the search finds what it looks for.
     let unprepared = search(vec![configured.clone()], 2, 3).run();
     assert!(unprepared.is_err());
@@ -399,6 +434,8 @@ fn no_order_of_events_exceeds_a_sliding_window() {
         nodes: 2,
         ticks: 3,
         draws: 3,
+        units: 2,
+        loses_old_draws: false,
     };
     assert!(search(128).run().unwrap() > 1_000);
     assert!(search(64).run().is_err());
@@ -413,6 +450,8 @@ fn no_order_of_events_exceeds_a_period() {
         nodes: 2,
         ticks: 3,
         draws: 3,
+        units: 2,
+        loses_old_draws: false,
     };
     assert!(search.run().unwrap() > 1_000);
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tollgate_core::{Charge, Key, Outcome, Span, Time};
+use tollgate_core::{Charge, Key, Mode, Outcome, Span, Time};
 
 use super::slices::{Demand, GiveBack, Slice, Slices, StoreView, Use};
 use crate::stores::background::{Hashed, OwnedCharge};
@@ -29,7 +29,13 @@ pub(super) struct Draw {
 }
 
 /// Slices to give back to the store, with their charge.
-pub(super) type Returned = (Arc<OwnedCharge>, GiveBack);
+#[derive(Debug)]
+pub(super) struct Returned {
+    pub(super) charge: Arc<OwnedCharge>,
+    pub(super) slices: GiveBack,
+    /// Whether the slices were drawn under other numbers than those of the charge.
+    pub(super) has_changed: bool,
+}
 
 /// A key with slices.
 struct Entry {
@@ -66,7 +72,7 @@ impl Table {
         &self.shards[(key.bits() >> 96) as usize % SHARDS].0
     }
 
-    /// Uses units of a slice for `charge`, if a slice has them and was drawn under the same numbers. Returns
+    /// Uses units of a slice for `charge`, if a slice has them and is [for](Entry::is_for) the charge. Returns
     /// the outcome, and a draw that is due.
     #[inline]
     pub(super) fn spend(
@@ -78,12 +84,12 @@ impl Table {
     ) -> Option<(Use, Outcome, Option<Draw>)> {
         let mut shard = self.shard(charge.key).lock();
         let entry = shard.entries.get_mut(&charge.key.bits())?;
-        if *entry.charge.limit() != *charge.limit {
+        if !entry.is_for(charge) {
             return None;
         }
         let used = entry.slices.spend(units, now)?;
         let outcome = entry.slices.outcome(now);
-        let draw = entry.ask(units, instances, now);
+        let draw = entry.due_draw(units, instances, now);
         Some((used, outcome, draw))
     }
 
@@ -96,7 +102,7 @@ impl Table {
     ) -> Option<(Time, Outcome)> {
         let mut shard = self.shard(charge.key).lock();
         let entry = shard.entries.get_mut(&charge.key.bits())?;
-        if *entry.charge.limit() != *charge.limit {
+        if !entry.is_for(charge) {
             return None;
         }
         let used = entry.slices.spend(units, now)?;
@@ -104,7 +110,7 @@ impl Table {
         Some((used.drawn_at, entry.slices.outcome(now)))
     }
 
-    /// Puts units back into their slice. Returns false if the slice has gone meanwhile.
+    /// Puts units back into their slice. Returns false if they have to be given back to the store.
     pub(super) fn put_back(&self, key: Key, used: &Use) -> bool {
         let mut shard = self.shard(key).lock();
         let entry = shard.entries.get_mut(&key.bits());
@@ -112,7 +118,7 @@ impl Table {
     }
 
     /// Notes the answer of the store to a request for `units` of `charge`. Returns a draw that is due, and
-    /// slices to give back because they were drawn under other numbers.
+    /// slices that have ended because they are not [for](Entry::is_for) the charge.
     pub(super) fn learn(
         &self,
         charge: &Charge<'_>,
@@ -128,17 +134,18 @@ impl Table {
         let shard = &mut *shard;
         if let Some(entry) = shard.entries.get_mut(&key) {
             let mut back = None;
-            if *entry.charge.limit() != *charge.limit || entry.charge.span != slice {
-                let ended = entry.slices.end_all();
+            if !entry.is_for(charge) {
+                let slices = entry.slices.end_all();
+                let has_changed = *entry.charge.limit() != *charge.limit;
                 entry.charge = Arc::new(OwnedCharge::of(charge, slice));
-                // The usage of a period does not depend on the numbers, so it can be given back under others.
-                // After other changes, it is not known how much of it still counts.
-                if charge.limit.has_periods() {
-                    back = Some((Arc::clone(&entry.charge), ended));
-                }
+                back = Some(Returned {
+                    charge: Arc::clone(&entry.charge),
+                    slices,
+                    has_changed,
+                });
             }
             entry.slices.view = view;
-            return (entry.ask(units, instances, now), back);
+            return (entry.due_draw(units, instances, now), back);
         }
         let tracked = shard.demands.contains_key(&key);
         if !tracked && shard.demands.len() >= MOST_DEMANDS {
@@ -154,19 +161,33 @@ impl Table {
             charge: Arc::new(OwnedCharge::of(charge, slice)),
             slices: Slices::new(view, demand),
         };
-        let draw = entry.ask(0, instances, now);
+        let draw = entry.due_draw(0, instances, now);
         shard.entries.insert(key, entry);
         (draw, None)
     }
 
     /// Takes in the slice of a draw. Returns slices to give back.
-    pub(super) fn drawn(&self, draw: &Draw, slice: Slice, view: StoreView, now: Time) -> GiveBack {
+    pub(super) fn drawn(&self, draw: &Draw, slice: Slice, view: StoreView, now: Time) -> Returned {
         let key = draw.charge.key();
         let mut shard = self.shard(key).lock();
-        match shard.entries.get_mut(&key.bits()) {
-            Some(entry) => entry.slices.drawn(slice, view, draw.fence, now),
+        let (mut charge, mut has_changed) = (&draw.charge, false);
+        let slices = match shard.entries.get_mut(&key.bits()) {
+            Some(entry) if Arc::ptr_eq(&entry.charge, charge) => {
+                entry.slices.drawn(slice, view, draw.fence, now)
+            }
+            // The numbers, or the time of a slice, have changed since the draw was sent.
+            Some(entry) => {
+                has_changed = *entry.charge.limit() != *charge.limit();
+                charge = &entry.charge;
+                entry.slices.drawn_under_others(slice, draw.fence)
+            }
             // The instance is closing.
             None => GiveBack::from_iter([slice]),
+        };
+        Returned {
+            charge: Arc::clone(charge),
+            slices,
+            has_changed,
         }
     }
 
@@ -182,7 +203,14 @@ impl Table {
     /// state of the key has been forgotten.
     pub(super) fn fence(&self, key: Key) {
         if let Some(entry) = self.shard(key).lock().entries.get_mut(&key.bits()) {
-            entry.slices.end_all();
+            entry.slices.forget();
+        }
+    }
+
+    /// Notes that used units of a key may have come back to the store by a call of a client.
+    pub(super) fn forget_used(&self, key: Key) {
+        if let Some(entry) = self.shard(key).lock().entries.get_mut(&key.bits()) {
+            entry.slices.forget_used();
         }
     }
 
@@ -192,9 +220,13 @@ impl Table {
         for shard in &self.shards {
             let mut shard = shard.0.lock();
             shard.entries.retain(|_, entry| {
-                let ended = entry.slices.ended(now);
-                if !ended.is_empty() {
-                    back.push((Arc::clone(&entry.charge), ended));
+                let slices = entry.slices.ended(now);
+                if !slices.is_empty() {
+                    back.push(Returned {
+                        charge: Arc::clone(&entry.charge),
+                        slices,
+                        has_changed: false,
+                    });
                 }
                 !entry.slices.is_idle(now)
             });
@@ -213,9 +245,13 @@ impl Table {
         let mut back = Vec::new();
         for shard in &self.shards {
             for (_, mut entry) in shard.0.lock().entries.drain() {
-                let ended = entry.slices.end_all();
-                if !ended.is_empty() {
-                    back.push((entry.charge, ended));
+                let slices = entry.slices.end_all();
+                if !slices.is_empty() {
+                    back.push(Returned {
+                        charge: entry.charge,
+                        slices,
+                        has_changed: false,
+                    });
                 }
             }
         }
@@ -238,10 +274,17 @@ impl Table {
 }
 
 impl Entry {
+    /// Returns whether the slices were drawn under the numbers of `charge`, and for as long as it says.
     #[inline]
-    fn ask(&mut self, units: u64, instances: u64, now: Time) -> Option<Draw> {
+    fn is_for(&self, charge: &Charge<'_>) -> bool {
         let slice = self.charge.span;
-        let (units, fence) = self.slices.ask(units, slice, instances, now)?;
+        charge.mode == Mode::Leased { slice } && *self.charge.limit() == *charge.limit
+    }
+
+    #[inline]
+    fn due_draw(&mut self, units: u64, instances: u64, now: Time) -> Option<Draw> {
+        let slice = self.charge.span;
+        let (units, fence) = self.slices.due_draw(units, slice, instances, now)?;
         Some(Draw {
             charge: Arc::clone(&self.charge),
             units,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tollgate_core::{Charge, Key, Span, Time};
 use tollgate_store::{Clock, Store, StoreError};
 
-use super::local::Local;
-use super::table::Report;
-use super::{Count, OwnedCharge, Shared, flush_of, run};
+use super::local::{Local, Since};
+use super::table::{Entry, Report};
+use super::{Count, OwnedCharge, Shared, flush_of};
 
 /// How often due reports are looked for. A report is sent up to this long before it is due, so that no unit waits
 /// longer than `flush`.
@@ -17,64 +17,75 @@ impl<S: Store + 'static> Shared<S> {
     pub(super) fn start(self: &Arc<Self>, report: Option<Report>) {
         if let Some(report) = report {
             let shared = Arc::clone(self);
-            run(async move { shared.send(report).await });
+            self.calls.run(async move { shared.send(report).await });
         }
     }
 
     pub(super) fn report_due(self: &Arc<Self>) {
         let (now, store_now) = (self.clock.now(), self.time.now());
-        let is_due = |entry: &super::table::Entry| now + TICK >= entry.due_at;
+        let is_due =
+            |entry: &Entry| (entry.pending > 0 || entry.is_asked) && now + TICK >= entry.due_at;
         for report in self.table.take_reports(now, store_now, is_due) {
             self.start(Some(report));
         }
     }
 
+    /// Reports everything that was admitted, and waits until no report is on its way. Units that the store does not
+    /// count are tried once more.
     pub(super) async fn report_all(self: &Arc<Self>) {
-        let (now, store_now) = (self.clock.now(), self.time.now());
-        let reports = self.table.take_reports(now, store_now, |_| true);
-        #[cfg(feature = "wait")]
-        if tokio::runtime::Handle::try_current().is_ok() {
-            // All at once, so that they share calls.
-            let mut calls = tokio::task::JoinSet::new();
-            for report in reports {
+        // The first round may find keys whose report is on its way. Their newer units are left for the next.
+        for round in 0..3 {
+            let (now, store_now) = (self.clock.now(), self.time.now());
+            let is_left = |entry: &Entry| entry.pending > 0 || (round == 0 && entry.is_asked);
+            let reports = self.table.take_reports(now, store_now, is_left);
+            let calls = reports.into_iter().map(|report| {
                 let shared = Arc::clone(self);
-                calls.spawn(async move { shared.send(report).await });
-            }
-            while calls.join_next().await.is_some() {}
-            return;
-        }
-        for report in reports {
-            self.send(report).await;
+                async move { shared.send(report).await }
+            });
+            self.calls.run_all(calls).await;
         }
     }
 
-    /// Reports what async mode has admitted of keys that another mode decides by now.
+    /// Reports what was admitted for a key, and waits until no report of the key is on its way.
+    pub(super) async fn report_key(self: &Arc<Self>, key: Key) {
+        let is_on_its_way = || {
+            let mut shard = self.table.shard(key);
+            shard.entry(key).is_some_and(|it| it.is_reporting)
+        };
+        self.calls.wait_until(|| !is_on_its_way()).await;
+        self.start(self.take_report(key));
+        self.calls.wait_until(|| !is_on_its_way()).await;
+    }
+
+    /// Reports what async mode has admitted for keys that have another mode now.
     #[inline]
     pub(super) fn report_switched(self: &Arc<Self>, charges: &[Charge<'_>]) {
         if self.table.is_empty() {
             return;
         }
         for charge in charges {
-            let report = self.take_report(charge);
+            let report = self.take_report(charge.key);
             self.start(report);
             self.doubt(charge.key);
         }
     }
 
     /// Takes the units of a key that wait for a report, if there are any.
-    pub(super) fn take_report(&self, charge: &Charge<'_>) -> Option<Report> {
-        if self.table.is_empty() {
-            return None;
-        }
-        let mut shard = self.table.shard(charge.key);
-        let entry = shard.entry(charge.key).filter(|it| it.pending > 0)?;
+    fn take_report(&self, key: Key) -> Option<Report> {
+        let mut shard = self.table.shard(key);
+        let entry = shard.entry(key).filter(|it| it.pending > 0)?;
         entry.take_report(self.clock.now(), self.time.now())
     }
 
-    /// Lets the store decide a key until its level was read again.
+    /// Returns whether this instance decides a key, or may soon decide it.
+    pub(super) fn has(&self, key: Key) -> bool {
+        !self.table.is_empty() && self.table.shard(key).entry(key).is_some()
+    }
+
+    /// Lets the store decide a key until its level is read again.
     pub(super) fn doubt(&self, key: Key) {
         if let Some(entry) = self.table.shard(key).entry(key) {
-            (entry.known_until, entry.due_at) = (Time::default(), Time::default());
+            entry.doubt();
         }
     }
 
@@ -93,7 +104,7 @@ impl<S: Store + 'static> Shared<S> {
             Ok(Some(level)) => {
                 self.time.set(level.now, now);
                 self.counts.add(Count::ReportedUnits, report.units);
-                self.counts.add(Count::ExcessUnits, level.excess);
+                self.counts.add(Count::OverdrawnUnits, level.excess);
             }
             Ok(None) => {}
             Err(StoreError::Timeout | StoreError::Disconnected(_)) => {
@@ -110,11 +121,20 @@ impl<S: Store + 'static> Shared<S> {
             Ok(Some(level)) => {
                 let own = entry.charge.as_ref();
                 let is_same = own.is_some_and(|it| Arc::ptr_eq(it, &report.charge));
-                let (copy, units) = (Local::charge(&charge), (report.units, entry.pending));
-                if is_same && self.local.sync(&copy, &level, units, &mut entry.others) {
-                    entry.known_until = sent_at + entry.flush + entry.flush;
+                let copy = Local::charge(&charge);
+                let since = Since {
+                    reported: report.units,
+                    pending: entry.pending,
+                    noted: entry.noted,
+                };
+                let is_known = is_same && self.local.sync(&copy, &level, since, &mut entry.others);
+                // After a doubt, the next report is due at once, and its level decides.
+                if entry.doubts == report.doubts {
+                    entry.due_at = sent_at + entry.flush;
+                    if is_known {
+                        entry.known_until = sent_at + entry.flush + entry.flush;
+                    }
                 }
-                entry.due_at = sent_at + entry.flush;
             }
             // A ledger has the usage, and restores it.
             Ok(None) => entry.known_until = Time::default(),
@@ -134,14 +154,14 @@ impl<S: Store + 'static> Shared<S> {
         };
         let units = charge.cost.saturating_mul(units);
         let (shared, charge) = (Arc::clone(self), OwnedCharge::of(charge, flush));
-        run(async move {
+        self.calls.run(async move {
             let charge = charge.as_charge();
             let _ = shared.store.refund(&[charge], units, charged_at).await;
         });
     }
 
-    /// Takes back units of a charge that were admitted at `charged_at`, here. Returns false if they were reported
-    /// already.
+    /// Takes back units of a charge that were admitted at `charged_at`, in the local copy. Returns false if the units
+    /// were reported already, so that the store counts them.
     pub(super) fn take_pending(&self, charge: &Charge<'_>, units: u64, charged_at: Time) -> bool {
         let cost = charge.cost.saturating_mul(units);
         let mut shard = self.table.shard(charge.key);
@@ -167,9 +187,16 @@ impl<S: Store + 'static> Shared<S> {
         for charge in charges.iter().filter(|it| flush_of(it).is_some()) {
             let mut shard = self.table.shard(charge.key);
             if let Some(entry) = shard.entry(charge.key) {
-                let known = entry.others.as_deref();
-                self.local.take(&Local::charge(charge), units, known);
+                self.note(entry, charge, units);
             }
         }
+    }
+
+    /// Notes in the local copy what the store has taken for this instance.
+    pub(super) fn note(&self, entry: &mut Entry, charge: &Charge<'_>, units: u64) {
+        let known = entry.others.as_deref();
+        self.local.take(&Local::charge(charge), units, known);
+        let units = charge.cost.saturating_mul(units);
+        entry.noted = entry.noted.saturating_add(units);
     }
 }

@@ -13,8 +13,8 @@ pub(super) enum Count {
     Reports,
     /// Units that the store has counted.
     ReportedUnits,
-    /// Reported units that the limit would not have admitted.
-    ExcessUnits,
+    /// Reported units of which the store had nothing left.
+    OverdrawnUnits,
     /// Units of reports without an answer.
     UnconfirmedUnits,
 }
@@ -45,8 +45,9 @@ pub struct ReportedUsage {
     pub reports: u64,
     /// Reported units that the store has counted.
     pub reported_units: u64,
-    /// The measured overshoot: reported units that the limit would not have admitted when they were reported.
-    pub excess_units: u64,
+    /// Reported units of which the store had nothing left when it counted them. This is not by how much a limit was
+    /// exceeded: a report counts the use of a whole `flush` at one instant.
+    pub overdrawn_units: u64,
     /// Units of reports without an answer: the store may have counted them or not.
     pub unconfirmed_units: u64,
     /// Keys that are decided here.
@@ -64,7 +65,7 @@ impl ReportedUsage {
             asked: self.asked + other.asked,
             reports: self.reports + other.reports,
             reported_units: self.reported_units + other.reported_units,
-            excess_units: self.excess_units + other.excess_units,
+            overdrawn_units: self.overdrawn_units + other.overdrawn_units,
             unconfirmed_units: self.unconfirmed_units + other.unconfirmed_units,
             keys: self.keys + other.keys,
             pending_units: self.pending_units + other.pending_units,

@@ -10,11 +10,12 @@ use tollgate_store::{AllowanceLevel, Applied, Ask, Balance, Clock, MemoryStore};
 
 /// The most states. Long logs count as several states.
 const MOST_STATES: usize = 1 << 20;
-/// The most slots of others' use. Further use joins the newest slot, which then is forgotten and noted anew earlier.
+/// The most slots for the use of other instances. Further use joins the newest slot. The whole slot is then forgotten,
+/// and noted again, when its oldest units may have left the window.
 const MOST_SLOTS: usize = 64;
 
 /// The store's time as seen here: the time of the last answer when it arrived, and the time since by the
-/// instance's own clock. So it is behind the store by at most the way of that answer.
+/// instance's own clock. So it is behind the store by at most the time that this answer was on its way.
 #[derive(Clone)]
 pub(super) struct StoreTime {
     clock: Arc<dyn Clock>,
@@ -106,37 +107,39 @@ impl Local {
         self.refund(&[*charge, of_own(charge)], units, charged_at);
     }
 
-    /// Brings the local copy to the level that the store has answered to a report of `reported` units. `pending` units
-    /// are in the copy, and not in the level. Returns false if there is no room for a copy. `charge` has a cost of 1.
+    /// Brings the local copy to the level that the store has answered to a report. Returns false if there is no room for
+    /// a copy. `charge` has a cost of 1.
     pub(super) fn sync(
         &self,
         charge: &Charge<'_>,
         level: &AllowanceLevel,
-        (reported, pending): (u64, u64),
+        since: Since,
         known: &mut Option<Box<Others>>,
     ) -> bool {
         if !self.store.has_room(charge.key) {
             return false;
         }
-        let left = level.left.saturating_sub(signed(pending));
+        let left = level.left.saturating_sub(signed(since.pending));
+        let left = left.saturating_sub(signed(since.noted));
         match charge.limit {
             Limit::Quota(quota) => self.sync_quota(charge, quota, left, level.reset_at),
             Limit::SlidingLog(_) | Limit::SlidingCounter(_) | Limit::TwoWindow(_) => {
-                self.sync_window(charge, level, (reported, pending), known);
+                self.sync_window(charge, level, since, known);
                 true
             }
             _ => self.sync_level(charge, left),
         }
     }
 
-    /// Only whole units are moved. So what has refilled of the next unit is not lost.
+    /// Moves whole units only, so that the part of the next unit that has refilled already is not lost.
     fn sync_level(&self, charge: &Charge<'_>, left: i64) -> bool {
         let Some(level) = self.store.report(charge, 0) else {
             return false;
         };
         let capacity = signed(charge.limit.capacity());
         let back = left - level.left;
-        // A part of a unit is not told. A bucket keeps one unit less, so that both parts together are never one more.
+        // Levels are whole units, so a part of a unit is not known. The copy of a bucket keeps one unit less, so that it
+        // never has more than the store.
         let unsure = i64::from(!charge.limit.has_periods());
         if back >= capacity {
             // The allowance was reset elsewhere.
@@ -172,7 +175,7 @@ impl Local {
         &self,
         charge: &Charge<'_>,
         level: &AllowanceLevel,
-        (reported, pending): (u64, u64),
+        since: Since,
         known: &mut Option<Box<Others>>,
     ) {
         let (own, theirs) = (of_own(charge), of_others(charge));
@@ -184,10 +187,11 @@ impl Local {
         };
         let total = used(level.left);
         if let Some(others) = known {
-            self.store.report(&own, reported);
-            if let Some(of_others) = total.checked_sub(counted(&own)) {
+            self.store.report(&own, since.reported);
+            let in_level = counted(&own).saturating_sub(since.noted);
+            if let Some(of_others) = total.checked_sub(in_level) {
                 let gone = |it: &Slot| it.heard_after + window <= level.now;
-                // Units of this slot may have left the window in the store. Those that have not are noted anew below.
+                // Units of this slot may have left the window in the store. Those that have not are noted again below.
                 while let Some(slot) = others.slots.pop_front_if(|it| gone(it)) {
                     self.forget_others(charge, slot.units, slot.heard_at);
                 }
@@ -211,7 +215,9 @@ impl Local {
         // The first level of this key, or the store has lost usage of this instance. It is not known when the units were
         // used.
         self.store.reset(&[*charge, own, theirs]);
-        self.store.report(charge, pending);
+        self.store.report(charge, since.pending);
+        self.store.report(charge, since.noted);
+        self.store.report(&own, since.noted);
         let mut others = Box::new(Others {
             slots: VecDeque::new(),
             heard_at: level.now - window,
@@ -251,6 +257,18 @@ impl Local {
     }
 }
 
+/// Units of this instance around a report, as of the answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Since {
+    /// The units of the report. They are in the level.
+    pub(super) reported: u64,
+    /// Units that were admitted here since the report left. They are in the copy, and not in the level.
+    pub(super) pending: u64,
+    /// Units that the store has taken since the report left. They are in the copy. They count as not in the level, because
+    /// the level may be older.
+    pub(super) noted: u64,
+}
+
 /// What this instance knows about the use of the others in a sliding window.
 #[derive(Debug)]
 pub(super) struct Others {
@@ -268,7 +286,7 @@ struct Slot {
     units: u64,
 }
 
-/// Returns the charge of the count of this instance's reports, as the store has them.
+/// Returns a charge for the count of units that this instance has reported.
 fn of_own<'a>(charge: &Charge<'a>) -> Charge<'a> {
     Charge {
         key: Key::from_bits(charge.key.bits() ^ 0x5bd1_e995),
@@ -276,7 +294,7 @@ fn of_own<'a>(charge: &Charge<'a>) -> Charge<'a> {
     }
 }
 
-/// Returns the charge of the count of the others' use, as noted here.
+/// Returns a charge for the count of units that other instances have used, as noted here.
 fn of_others<'a>(charge: &Charge<'a>) -> Charge<'a> {
     Charge {
         key: Key::from_bits(charge.key.bits() ^ 0xa7c4_b3d1),

@@ -5,10 +5,11 @@
 //! decision knows all use of this instance, and the use of the others up to their last reports.
 //! `docs/modes.md` has the bound on what all instances together admit beyond a limit.
 //!
-//! * **A decision rests on a level that was read at most two `flush` ago.** Otherwise the store decides. So do
-//!   requests of keys that are asked for less than twice in a `flush`, which would save no calls.
-//! * **Reports count whatever was admitted**, below zero too. An instance that reads a level below zero denies
-//!   until it is repaid. So the rate holds in the long run.
+//! * **A decision uses a level that was read at most two times `flush` ago.** Without such a level, the store
+//!   decides. The store also decides keys with fewer than two requests per `flush`, because a local copy would
+//!   save no calls for them.
+//! * **The store counts every report**, even if the level falls below zero. An instance that reads a level below
+//!   zero denies until units have refilled. So the rate holds in the long run.
 //! * **A report is sent once.** If its answer is lost, the store may have counted it or not. If the store has
 //!   certainly not counted it, its units are part of the next report.
 //! * **Other charges** of the request (exact or leased) are decided by the wrapped store after those of async
@@ -35,7 +36,7 @@ pub use self::counts::ReportedUsage;
 use self::counts::{Count, Counts};
 use self::local::{Local, StoreTime};
 use self::table::{Report, Table};
-use crate::stores::background::{OwnedCharge, run};
+use crate::stores::background::{Calls, OwnedCharge};
 
 /// A store that decides async charges from local copies, and reports them later.
 pub struct Reported<S> {
@@ -51,6 +52,7 @@ struct Shared<S> {
     local: Local,
     table: Table,
     counts: Counts,
+    calls: Calls,
 }
 
 impl<S> fmt::Debug for Reported<S> {
@@ -111,6 +113,7 @@ impl<S: Store + 'static> Reported<S> {
                 time,
                 table: Table::new(),
                 counts: Counts::default(),
+                calls: Calls::default(),
             }),
         }
     }
@@ -129,7 +132,7 @@ impl<S: Store + 'static> Reported<S> {
             asked,
             reports,
             reported_units,
-            excess_units,
+            overdrawn_units,
             unconfirmed_units,
         ] = self.shared.counts.sums();
         let (keys, pending_units) = self.shared.table.outstanding(self.shared.clock.now());
@@ -138,7 +141,7 @@ impl<S: Store + 'static> Reported<S> {
             asked,
             reports,
             reported_units,
-            excess_units,
+            overdrawn_units,
             unconfirmed_units,
             keys,
             pending_units,
@@ -150,7 +153,8 @@ impl<S: Store + 'static> Reported<S> {
         self.shared.report_due();
     }
 
-    /// Reports everything that was admitted, and waits for the answers. Call this at the end of a process.
+    /// Reports everything that was admitted, and waits for the answers. Call this at the end of a process, within a
+    /// bound of time.
     pub async fn close(&self) {
         self.shared.report_all().await;
     }
@@ -227,14 +231,14 @@ impl<S: Store + 'static> Reported<S> {
     }
 
     /// Lets the store decide the whole request, and learns from its answer.
-    fn ask_store<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
+    fn let_store_decide<'a>(&'a self, charges: &'a [Charge<'a>], ask: Ask) -> Reply<'a, Applied> {
         self.shared.counts.add(Count::Asked, 1);
         self.shared.store.apply(charges, ask).map(move |answer| {
             if let Ok(applied) = &answer {
                 self.learn(charges, applied);
             }
             if !can_decide(charges, ask) {
-                // The request may have taken units although it was denied, or only some of them.
+                // A denied request may have taken units too, and an allowed one only some of its units.
                 for charge in charges {
                     self.shared.doubt(charge.key);
                 }
@@ -245,7 +249,7 @@ impl<S: Store + 'static> Reported<S> {
 
     /// Lets the store decide the other charges of a request that the local copies allow. What the store does not
     /// grant is taken back here.
-    async fn ask_for_rest(
+    async fn decide_rest(
         &self,
         charges: &[Charge<'_>],
         ask: Ask,
@@ -295,7 +299,7 @@ impl<S: Store + 'static> Reported<S> {
     fn learn(&self, charges: &[Charge<'_>], applied: &Applied) {
         let shared = &self.shared;
         let now = shared.clock.now();
-        // Sent after all charges are noted: the level in their answers has all of them.
+        // Reports are sent after all charges are noted, so that the levels in their answers include all charges.
         let mut reports: SmallVec<[Report; 1]> = SmallVec::new();
         for (charge, outcome) in charges.iter().zip(&applied.outcomes) {
             let Some(flush) = flush_of(charge).filter(|_| charge.at == Time::default()) else {
@@ -307,12 +311,13 @@ impl<S: Store + 'static> Reported<S> {
                     shared.table.add(&mut shard, charge.key, flush, now);
                     continue;
                 };
-                if entry.is_ready(charge, flush, now) {
-                    if applied.allowed && outcome.is_allowed() {
-                        let known = entry.others.as_deref();
-                        let copy = Local::charge(charge);
-                        shared.local.take(&copy, applied.granted, known);
-                    }
+                let is_ready = entry.is_ready(charge, flush, now);
+                let is_taken = applied.allowed && outcome.is_allowed();
+                // The level of a report that is on its way may be older than this decision.
+                if is_taken && (is_ready || entry.is_reporting) {
+                    shared.note(entry, charge, applied.granted);
+                }
+                if is_ready {
                     continue;
                 }
                 let is_busy = now < entry.asked_at + flush || entry.charge.is_some();
@@ -389,9 +394,9 @@ impl<S: Store + 'static> Store for Reported<S> {
             Decided::All => None,
             Decided::Some => {
                 let here = std::mem::take(applied);
-                Some(Answer::later(self.ask_for_rest(charges, ask, here)))
+                Some(Answer::later(self.decide_rest(charges, ask, here)))
             }
-            Decided::Nothing => Some(self.ask_store(charges, ask)),
+            Decided::Nothing => Some(self.let_store_decide(charges, ask)),
         }
     }
 
@@ -452,16 +457,16 @@ impl<S: Store + 'static> Store for Reported<S> {
         used: i64,
         extra: i64,
     ) -> Reply<'a, Option<Balance>> {
-        match self.shared.take_report(charge) {
-            None => self.shared.store.adjust(charge, used, extra),
-            Some(report) => Answer::later(async move {
-                self.shared.send(report).await;
-                let adjusted = self.shared.store.adjust(charge, used, extra).await;
-                // The local copy reads the new level before it decides again.
-                self.shared.doubt(charge.key);
-                adjusted
-            }),
+        if !self.shared.has(charge.key) {
+            return self.shared.store.adjust(charge, used, extra);
         }
+        Answer::later(async move {
+            self.shared.report_key(charge.key).await;
+            let adjusted = self.shared.store.adjust(charge, used, extra).await;
+            // The local copy reads the new level before it decides again.
+            self.shared.doubt(charge.key);
+            adjusted
+        })
     }
 
     fn report<'a>(
@@ -476,13 +481,13 @@ impl<S: Store + 'static> Store for Reported<S> {
     }
 
     fn balance<'a>(&'a self, charge: &'a Charge<'a>) -> Reply<'a, Option<Balance>> {
-        match self.shared.take_report(charge) {
-            None => self.shared.store.balance(charge),
-            Some(report) => Answer::later(async move {
-                self.shared.send(report).await;
-                self.shared.store.balance(charge).await
-            }),
+        if !self.shared.has(charge.key) {
+            return self.shared.store.balance(charge);
         }
+        Answer::later(async move {
+            self.shared.report_key(charge.key).await;
+            self.shared.store.balance(charge).await
+        })
     }
 
     fn hold<'a>(

@@ -26,6 +26,10 @@ pub(super) struct Entry {
     pub(super) flush: Span,
     /// Units admitted here that no report has taken.
     pub(super) pending: u64,
+    /// Units that the store has taken for this instance since the last report left. The level in its answer may be older.
+    pub(super) noted: u64,
+    /// Grows with each event that makes levels wrong that were read before it.
+    pub(super) doubts: u64,
     /// Tells the entry from later entries of the same key.
     pub(super) fence: u64,
     /// Whether a report is on its way.
@@ -59,11 +63,19 @@ impl Entry {
         let charge = self.charge.as_ref().filter(|_| !self.is_reporting)?;
         (self.is_reporting, self.is_asked) = (true, false);
         (self.due_at, self.taken_at) = (now + self.flush, store_now);
+        self.noted = 0;
         Some(Report {
             charge: Arc::clone(charge),
             units: std::mem::take(&mut self.pending),
             fence: self.fence,
+            doubts: self.doubts,
         })
+    }
+
+    /// Lets the store decide until a level is read that was asked for after now.
+    pub(super) fn doubt(&mut self) {
+        self.doubts += 1;
+        (self.known_until, self.due_at) = (Time::default(), Time::default());
     }
 
     fn is_idle(&self, now: Time) -> bool {
@@ -78,6 +90,7 @@ pub(super) struct Report {
     pub(super) charge: Arc<OwnedCharge>,
     pub(super) units: u64,
     pub(super) fence: u64,
+    pub(super) doubts: u64,
 }
 
 #[derive(Default)]
@@ -150,6 +163,8 @@ impl Table {
             charge: None,
             flush,
             pending: 0,
+            noted: 0,
+            doubts: 0,
             fence: self.fences.fetch_add(1, Ordering::Relaxed),
             is_reporting: false,
             is_asked: true,
@@ -187,7 +202,7 @@ impl Table {
             let mut shard = shard.0.lock();
             let before = shard.0.len();
             shard.0.retain(|_, entry| {
-                if (entry.pending > 0 || entry.is_asked) && is_due(entry) {
+                if is_due(entry) {
                     reports.extend(entry.take_report(now, store_now));
                 }
                 !entry.is_idle(now)

@@ -135,8 +135,8 @@ impl Routed {
         }
     }
 
-    /// Charges a denied request where denied requests are charged. It is denied in any case, so an error is
-    /// not told.
+    /// Charges a denied request where denied requests are charged. The request is denied in any case, so an error
+    /// is ignored.
     pub(super) async fn count_denied<'a>(&self, part: &Part<'a>, units: u64) -> Option<Told<'a>> {
         let part = part.counting();
         if part.charges.is_empty() {
@@ -229,7 +229,7 @@ impl Routed {
             granted: if allowed { units } else { 0 },
             outcomes: gather(charges.len(), &told),
             guarantee: Guarantee::Compensated,
-            // If a store denies, nobody has to answer for the store that failed.
+            // If a store denies, the answer of the failed store does not matter.
             unanswered: failure.filter(|_| allowed).map(|error| {
                 Box::new(Unanswered {
                     error,
@@ -239,8 +239,8 @@ impl Routed {
         })
     }
 
-    /// Makes the same call at every store of a request, at the same time. Fails if one of them fails; the
-    /// others have done it all the same.
+    /// Makes the same call at every store of a request, at the same time. Fails if one store fails, although the
+    /// others have done their part.
     pub(super) async fn in_all<'a, T: Send>(
         &self,
         charges: &[Charge<'a>],

@@ -1,12 +1,12 @@
 //! Several stores: each charge goes to the store that its rule names.
 //!
 //! The store in the memory of this instance (`local`) decides first. It answers at once, so a request that it
-//! denies makes no call. Then the other stores decide one after the other: first the store that has denied or
-//! failed most often of late, so that few units are taken in vain. Stores that are equal in this keep the
-//! order of the config. Each store decides its charges in one step, all or none. If a store denies, the
+//! denies makes no call. Then the other stores decide one after the other: first the store that has recently denied
+//! or failed most often, so that few units are taken in vain. Stores with equal counts are asked in the order of
+//! the config. Each store decides its charges in one step, all or none. If a store denies, the
 //! units that earlier stores took are given back, each at the time of its own decision. Stores after the one
-//! that denies are not asked: their charges are [undecided](Outcome::UNDECIDED). A request whose charges are
-//! all in one store is that store's alone, and costs nothing here.
+//! that denies are not asked: their charges are [undecided](Outcome::UNDECIDED). If all charges of a request are
+//! in one store, that store decides alone, without extra work here.
 //!
 //! # What a denied request changes
 //! As in one store: nothing, except charges that count denied requests. Those of earlier stores stay charged.
@@ -52,7 +52,7 @@ pub struct Routed {
 struct Route {
     id: StoreId,
     store: Arc<dyn Store>,
-    /// How often the store has denied or failed of late: from 0 for never to `ALWAYS`.
+    /// How often the store has recently denied or failed: from 0 for never to `ALWAYS`.
     denials: AtomicU32,
 }
 
@@ -236,7 +236,7 @@ impl Store for Routed {
             };
             return Some(Answer::later(self.after_local(charges, ask, local)));
         }
-        // Nobody else is asked. The outcomes move to their places.
+        // No other store is asked. The outcomes move to the places of their charges.
         let mut outcomes: Outcomes = SmallVec::new();
         outcomes.resize(charges.len(), Outcome::UNDECIDED);
         local.spread(&applied.outcomes, &mut outcomes);

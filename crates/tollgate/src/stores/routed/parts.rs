@@ -14,8 +14,8 @@ pub(super) struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Returns the charges of `store`. Their indexes of other charges are adapted, and removed if the other
-    /// charge is in another store.
+    /// Returns the charges of `store`. If a charge refers to another by its index, the index is adapted, or removed
+    /// if the other charge is in another store.
     pub(super) fn new(charges: &[Charge<'a>], store: StoreId) -> Part<'a> {
         let mut part = Part {
             store,
@@ -52,7 +52,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Returns the places of the charges that took units, and count denied requests or not.
+    /// Returns the places of the charges that took units: those that count denied requests, or those that do not.
     pub(super) fn taken(&self, outcomes: &[Outcome], counts_denied: bool) -> SmallVec<[usize; 6]> {
         let charges = self.charges.iter().zip(outcomes).enumerate();
         let taken = charges.filter(|(_, (charge, outcome))| {

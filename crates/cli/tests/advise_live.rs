@@ -1,0 +1,71 @@
+//! `tollgate advise --live`: numbers from a shadow rule of a running server.
+
+#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
+
+mod common;
+
+use std::process::Command;
+
+use common::Serving;
+use serde_json::{Value, json};
+
+#[test]
+fn counts_of_a_shadow_rule_give_a_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rules.yaml");
+    let rules = "version: 1\nrules:\n  - { id: search, match: { action: search }, per: [user], algorithm: fixed-window, limit: 10, window: 30d, state: shadow }\n  - { id: quiet, match: { action: other }, per: [user], algorithm: gcra, rate: 1/s }\n";
+    std::fs::write(&file, rules).unwrap();
+    let args = [
+        "--admin",
+        "127.0.0.1:0",
+        "--config",
+        file.to_str().unwrap(),
+        "--log",
+        "off",
+    ];
+    let mut serving = Serving::start_in(folder.path(), &args);
+    let admin = serving.admin();
+    let agent: ureq::Agent = ureq::Agent::config_builder().build().into();
+    let check = |requests: u32| {
+        let body = json!({ "attributes": { "action": "search", "user": "ann" } });
+        for _ in 0..requests {
+            let answer = agent
+                .post(format!("{}/v1/check", serving.url))
+                .send_json(&body);
+            assert_eq!(answer.unwrap().status(), 200);
+        }
+    };
+    let advise = |rule: &str, more: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args([
+                "advise", "--live", &admin, "--rule", rule, "--window", "30d",
+            ])
+            .args(more)
+            .env_remove("TOLLGATE_CONFIG")
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        String::from_utf8(text).unwrap()
+    };
+    check(1_000);
+    let text = advise("search", &[]);
+    assert!(
+        text.contains("live     search (shadow, limit 10) would deny 990 of 1000 checks in "),
+        "{text}"
+    );
+    // One subject made all requests, and gets half as much again.
+    assert!(
+        text.contains("busiest subject: about 1000 requests in 30d\n"),
+        "{text}"
+    );
+    assert!(text.contains("burst: 1500\n"), "{text}");
+    let json: Value = serde_json::from_str(&advise("search", &["--json"])).unwrap();
+    assert_eq!(json["live"]["busiestInWindow"], 1_000);
+    let text = advise("quiet", &[]);
+    assert!(text.contains("`quiet` was not asked"), "{text}");
+    let text = advise("none", &[]);
+    assert!(
+        text.contains("no rule `none`: its rules are search, quiet"),
+        "{text}"
+    );
+}
