@@ -1,7 +1,11 @@
-//! The journal of denials under a flood: memory, files, and how long `tollgate why` takes over a full journal.
+//! The journal of denials: what it costs a check; memory and files under a flood; and how long `tollgate why` takes
+//! over a full journal.
 //!
-//! The server is a process of its own. Clients send `TG.CHECK` to its RESP door at a fixed rate, and nearly all
-//! requests are denied.
+//! The cost of a check is measured in this process, with and without a reader of denials in turn. For the flood, the
+//! server is a process of its own. Clients send `TG.CHECK` to its RESP door at a fixed rate, and nearly all requests
+//! are denied.
+
+mod hot_path;
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,10 +16,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table, figure, median};
 use tollgate_rig::Stopwatch;
 
 use crate::doors::resp::client::encode;
+use crate::length::Length;
 use crate::server::{Scratch, Server, free_addresses};
 use crate::tollgate;
 
@@ -31,6 +37,8 @@ const MEBI: f64 = 1024.0 * 1024.0;
 const FILES: Bar = Bar::AtMost(256.0);
 /// The default of 10,000 denials in memory at 2,144 bytes, and 8,192 that wait to be recorded.
 const MEMORY: Bar = Bar::AtMost(32.0);
+/// The server receives what the clients send, unless the machine is too slow for both.
+const SENT: Bar = Bar::AtLeast(0.95 * RATE);
 const SECOND: Bar = Bar::AtMost(1000.0);
 /// How often `why` asks each question.
 const TRIES: usize = 5;
@@ -56,18 +64,19 @@ struct Flood {
 }
 
 /// Returns the bars that were missed.
-pub(crate) fn run(quick: bool) -> Result<Vec<String>, Box<dyn Error>> {
-    let seconds = if quick { 2.0 } else { 60.0 };
+pub(crate) fn run(length: Length, write: Option<&Path>) -> Result<Vec<String>, Box<dyn Error>> {
+    let seconds = if length.is_quick() { 2.0 } else { 60.0 };
+    let mut report = Report::new("journal");
+    hot_path::measure(length, &mut report)?;
     let scratch = Scratch::new()?;
     let program = tollgate::beside()?;
-    println!(
-        "{RATE} denials a second for {seconds} s at the RESP door, {KEYS} subjects of one rule\n"
-    );
     let mut floods = Table::new([
         "recorded",
         "denials/s",
+        "bar",
+        "",
         "CPU us",
-        "recorded",
+        "written",
         "dropped",
         "memory, MiB",
         "bar",
@@ -83,6 +92,8 @@ pub(crate) fn run(quick: bool) -> Result<Vec<String>, Box<dyn Error>> {
         floods.row([
             name.to_owned(),
             figure(flood.per_second, 0),
+            SENT.to_string(),
+            SENT.verdict(flood.per_second),
             figure(flood.cpu_micros, 2),
             flood.recorded.to_string(),
             flood.dropped.to_string(),
@@ -95,36 +106,20 @@ pub(crate) fn run(quick: bool) -> Result<Vec<String>, Box<dyn Error>> {
         ]);
         last = Some(subject);
     }
-    println!("{floods}");
-    let Some(subject) = last else {
-        return Ok(floods.missed());
-    };
-    let size = directory_size(&subject.directory)? as f64 / MEBI;
-    println!(
-        "Milliseconds of `tollgate why` over this journal of {size:.0} MiB, process start included\n"
+    report.section(
+        &format!(
+            "{RATE} denials a second for {seconds} s at the RESP door, {KEYS} subjects of one rule: CPU time of a denial, and \
+             the growth of the server's memory."
+        ),
+        &[floods],
     );
-    let mut table = Table::new(["question", "median", "longest", "bar", ""]);
-    for question in [
-        "api_key=key-17",
-        "api_key=nobody",
-        "--action read",
-        "--action nothing",
-        "--door grpc",
-        "--rule nothing",
-        "api_key=nobody --since 1h",
-    ] {
-        let times = subject.ask_why(&program, question)?;
-        let longest = times.iter().copied().fold(0.0, f64::max);
-        table.row([
-            question.to_owned(),
-            figure(median(times), 0),
-            figure(longest, 0),
-            SECOND.to_string(),
-            SECOND.verdict(longest),
-        ]);
+    if let Some(subject) = last {
+        subject.ask_questions(&program, &mut report)?;
     }
-    println!("{table}");
-    Ok([floods.missed(), table.missed()].concat())
+    if let Some(file) = write {
+        report.write(file)?;
+    }
+    Ok(report.missed().to_vec())
 }
 
 impl Subject {
@@ -229,6 +224,38 @@ impl Subject {
         let mut page = String::new();
         stream.read_to_string(&mut page)?;
         Ok(page)
+    }
+
+    /// Asks `tollgate why` over the journal of the flood.
+    fn ask_questions(&self, program: &Path, report: &mut Report) -> Result<(), Box<dyn Error>> {
+        let size = directory_size(&self.directory)? as f64 / MEBI;
+        let mut table = Table::new(["question", "median", "longest", "bar", ""]);
+        for question in [
+            "api_key=key-17",
+            "api_key=nobody",
+            "--action read",
+            "--action nothing",
+            "--door grpc",
+            "--rule nothing",
+            "api_key=nobody --since 1h",
+        ] {
+            let times = self.ask_why(program, question)?;
+            let longest = times.iter().copied().fold(0.0, f64::max);
+            table.row([
+                format!("`{question}`"),
+                figure(median(times), 0),
+                figure(longest, 0),
+                SECOND.to_string(),
+                SECOND.verdict(longest),
+            ]);
+        }
+        report.section(
+            &format!(
+                "Milliseconds of `tollgate why` over this journal of {size:.0} MiB, process start included, {TRIES} times each."
+            ),
+            &[table],
+        );
+        Ok(())
     }
 
     /// Runs `tollgate why` with these arguments. Returns the milliseconds of each run.

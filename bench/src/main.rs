@@ -5,10 +5,11 @@
 //! * The memory of Redis by kind of rule.
 //! * The journal of denials under a flood.
 //! * Quotas with and without a ledger.
-//! * Leased mode against exact checks.
+//! * Leased and async mode against exact checks.
+//! * Fair shares against the same rule without them.
 //! * The gateway against nginx.
 //! * Approximate algorithms against the exact one.
-//! * Simulations of access logs.
+//! * The dashboard, and simulations of access logs.
 
 #![allow(
     clippy::print_stdout,
@@ -19,6 +20,7 @@
 mod accuracy;
 mod doors;
 mod engine;
+mod fair;
 mod gateway;
 mod journal;
 mod length;
@@ -87,16 +89,18 @@ enum Command {
     Accuracy(Length),
     /// The same request under few and many rules, and with many tenants
     Rules(Written),
-    /// Simulations of access logs: CPU time for a million lines
-    See(Length),
+    /// The dashboard in Chromium, what a viewer costs, and simulations of access logs (needs chromium, node, wrk)
+    See(Written),
     /// Checks with a ledger, reservations, and the ledger itself (needs redis-server and PostgreSQL)
     Quota(Written),
     /// Leased and async mode on Redis against the memory store and exact checks (needs redis-server and wrk)
-    Modes(Length),
-    /// The journal of denials under 100,000 denials a second, and `tollgate why` over a full journal
-    Journal(Length),
+    Modes(Written),
+    /// A rule with fair shares against the same rule without them, in memory and on Redis (needs redis-server)
+    Fair(Written),
+    /// The journal of denials: its cost for a check, 100,000 denials a second, and `tollgate why` over a full journal
+    Journal(Written),
     /// The gateway against nginx (needs nginx, redis-server and wrk)
-    Gateway(Length),
+    Gateway(Written),
     /// The no-op HTTP server
     #[command(hide = true)]
     NoopHttp(doors::http::noop::Options),
@@ -115,6 +119,9 @@ enum Command {
     /// The load generator of gRPC servers
     #[command(hide = true)]
     LoadGrpc(load::Options),
+    /// The load generator of the HTTP door, at a fixed rate
+    #[command(hide = true)]
+    LoadHttp(doors::http::paced::Options),
     /// The load generator of the RESP door, at a fixed rate
     #[command(hide = true)]
     LoadResp(doors::resp::paced::Options),
@@ -146,12 +153,13 @@ impl Command {
             | Command::Sizes(it)
             | Command::Rules(it)
             | Command::Quota(it)
+            | Command::Modes(it)
+            | Command::Fair(it)
+            | Command::Gateway(it)
+            | Command::See(it)
+            | Command::Journal(it)
             | Command::Doors { written: it, .. } => Some(it.length),
-            Command::Accuracy(length)
-            | Command::Modes(length)
-            | Command::See(length)
-            | Command::Journal(length)
-            | Command::Gateway(length) => Some(*length),
+            Command::Accuracy(length) => Some(*length),
             _ => None,
         }
     }
@@ -177,16 +185,18 @@ fn run(command: &Command) -> Result<Vec<String>, Box<dyn Error>> {
         }
         Command::Sizes(it) => sizes::run(it.length, it.write.as_deref())?,
         Command::Accuracy(length) => accuracy::run(*length)?,
-        Command::Modes(length) => return modes::run(*length),
-        Command::See(length) => return see::run(length.is_quick()),
-        Command::Journal(length) => return journal::run(length.is_quick()),
-        Command::Gateway(length) => return gateway::run(*length),
+        Command::Modes(it) => return modes::run(it.length, it.write.as_deref()),
+        Command::See(it) => return see::run(it.length, it.write.as_deref()),
+        Command::Fair(it) => return fair::run(it.length, it.write.as_deref()),
+        Command::Journal(it) => return journal::run(it.length, it.write.as_deref()),
+        Command::Gateway(it) => return gateway::run(it.length, it.write.as_deref()),
         Command::Copy(it) => it.run()?,
         Command::Hold(it) => it.run()?,
         Command::NoopHttp(options) => doors::http::noop::run(options)?,
         Command::NoopGrpc(listen) => doors::grpc::noop::run(listen)?,
         Command::NoopResp(listen) => doors::resp::noop::run(listen)?,
         Command::LoadGrpc(options) => load::run(options)?,
+        Command::LoadHttp(options) => doors::http::paced::run(options)?,
         Command::LoadResp(options) => doors::resp::paced::run(options)?,
     }
     Ok(Vec::new())

@@ -17,7 +17,7 @@ use tollgate_rig::Stopwatch;
 use crate::length::Length;
 
 const RULES: [usize; 3] = [5, 50, 500];
-const TENANTS: usize = 50_000;
+pub(crate) const TENANTS: usize = 50_000;
 /// The most that a request may cost under 500 rules, relative to five.
 const MOST_OF_RULES: f64 = 1.5;
 /// The most that a check may cost under 500 rules with 50,000 tenants, relative to five rules without tenants.
@@ -172,12 +172,12 @@ fn attributes(tenant: &str) -> Attributes<'_> {
     ])
 }
 
-fn tenant(number: usize) -> String {
+pub(crate) fn tenant(number: usize) -> String {
     format!("tenant-{number}")
 }
 
 /// Makes a config with three rules that match the requests. The other rules match other actions and routes.
-fn config(rules: usize, tenants: usize) -> String {
+pub(crate) fn config(rules: usize, tenants: usize) -> String {
     let mut text = "version: 1\n".to_owned();
     if tenants > 0 {
         text += "plans:\n";

@@ -9,14 +9,15 @@ use crate::compare;
 use crate::components::{self, Component};
 use crate::shell::{self, Failure, Step};
 
-/// The document with the figures, and the one with the memory of Redis.
+/// The document with the figures, the one with those of modes, and the one with the memory of Redis.
 const PERFORMANCE: &str = "docs/performance.md";
+const MODES: &str = "docs/modes.md";
 const PRODUCTION: &str = "docs/production.md";
 
 /// The benchmark to run.
 #[derive(Subcommand)]
 pub(crate) enum Bench {
-    /// Everything that docs/performance.md shows: doors, redis, engine, rules, quota
+    /// Everything that docs/performance.md and docs/modes.md show
     All(Written),
     /// The engine against governor's keyed limiter: nanoseconds per check, bytes per key
     Engine(Written),
@@ -40,21 +41,27 @@ pub(crate) enum Bench {
     Quota(Written),
     /// Leased and async mode on Redis against the memory store and exact checks, through the doors and in process:
     /// checks per second, calls per check (needs redis-server and wrk)
-    Modes(Options),
+    Modes(Written),
+    /// A rule with fair shares against the same rule without them, with 10 and 100,000 active clients: nanoseconds in
+    /// memory, CPU time of Redis. Then requests that wait, as `waiting` (needs redis-server)
+    Fair(Written),
     /// The Tower layer: what it adds to an axum request on the memory store
     Tower {
         /// Run for a short time, as a smoke test; the figures mean nothing
         #[arg(long)]
         quick: bool,
     },
-    /// 100,000 denials a second for a minute: memory and files of the journal, and how long `tollgate why` takes
-    /// over a full one
-    Journal(Options),
+    /// The journal of denials: what it costs a check, memory and files under 100,000 denials a second for a minute, and
+    /// how long `tollgate why` takes over a full one
+    Journal(Written),
     /// The gateway against nginx: requests per second, latency, CPU time, memory of open streams (needs nginx,
     /// redis-server and wrk)
-    Gateway(Options),
-    /// Simulations of access logs: CPU time for a million lines
-    See(Options),
+    Gateway(Written),
+    /// Requests that wait for their turn: bytes of each, and the time to join and to leave a queue
+    Waiting(Options),
+    /// The dashboard in Chromium: bytes, time and longest tasks; what a viewer costs; simulations of access logs: CPU
+    /// time for a million lines (needs chromium, node and wrk)
+    See(Written),
     /// The sliding counters against the exact log: how often they differ, and by how much
     Accuracy(Options),
 }
@@ -63,7 +70,8 @@ pub(crate) enum Bench {
 pub(crate) struct Written {
     #[command(flatten)]
     options: Options,
-    /// Write the figures to their document: docs/performance.md, or docs/production.md for `sizes`
+    /// Write the figures to their document: docs/performance.md, docs/modes.md for `modes`, or docs/production.md for
+    /// `sizes`
     #[arg(long, conflicts_with = "against")]
     write: bool,
 }
@@ -84,6 +92,9 @@ pub(crate) struct Options {
     runs: usize,
 }
 
+/// The benchmarks that start `tollgate serve`.
+const NEED_SERVER: [&str; 6] = ["doors", "gateway", "journal", "modes", "quota", "see"];
+
 /// A benchmark, as the programs it consists of.
 struct Plan<'a> {
     options: &'a Options,
@@ -99,7 +110,10 @@ impl<'a> Plan<'a> {
     fn new(bench: &'a Bench) -> Option<Plan<'a>> {
         let (names, options, write): (&[&str], _, _) = match bench {
             Bench::All(it) => (
-                &["doors", "redis", "engine", "bytes", "rules", "quota"],
+                &[
+                    "doors", "redis", "engine", "bytes", "rules", "fair", "waiting", "quota",
+                    "see", "gateway", "journal", "modes",
+                ],
                 &it.options,
                 it.write,
             ),
@@ -109,16 +123,19 @@ impl<'a> Plan<'a> {
             Bench::Doors { written: it, .. } => (&["doors"], &it.options, it.write),
             Bench::Rules(it) => (&["rules"], &it.options, it.write),
             Bench::Quota(it) => (&["quota"], &it.options, it.write),
-            Bench::Modes(options) => (&["modes"], options, false),
-            Bench::See(options) => (&["see"], options, false),
-            Bench::Journal(options) => (&["journal"], options, false),
-            Bench::Gateway(options) => (&["gateway"], options, false),
+            Bench::Modes(it) => (&["modes"], &it.options, it.write),
+            Bench::See(it) => (&["see"], &it.options, it.write),
+            Bench::Fair(it) => (&["fair", "waiting"], &it.options, it.write),
+            Bench::Waiting(options) => (&["waiting"], options, false),
+            Bench::Journal(it) => (&["journal"], &it.options, it.write),
+            Bench::Gateway(it) => (&["gateway"], &it.options, it.write),
             Bench::Accuracy(options) => (&["accuracy"], options, false),
             Bench::Tower { .. } => return None,
         };
         let programs = names.iter().map(|name| {
             let mut program = match *name {
                 "bytes" => vec!["--bin", "tollgate-bench-memory", "--"],
+                "waiting" => vec!["--bin", "tollgate-bench-waiting", "--"],
                 name => vec!["--bin", "tollgate-bench", "--", name],
             };
             if options.quick {
@@ -128,10 +145,10 @@ impl<'a> Plan<'a> {
                 program.push("--long");
             }
             if write {
-                let document = if *name == "sizes" {
-                    PRODUCTION
-                } else {
-                    PERFORMANCE
+                let document = match *name {
+                    "sizes" => PRODUCTION,
+                    "modes" => MODES,
+                    _ => PERFORMANCE,
                 };
                 program.extend(["--write", document]);
             }
@@ -145,9 +162,7 @@ impl<'a> Plan<'a> {
         Some(Plan {
             options,
             components: names.iter().map(|name| needs(name)).collect(),
-            needs_server: names
-                .iter()
-                .any(|name| matches!(*name, "doors" | "gateway" | "journal" | "modes" | "quota")),
+            needs_server: names.iter().any(|name| NEED_SERVER.contains(name)),
             has_peers: names.contains(&"doors"),
             programs: programs.collect(),
         })
@@ -188,9 +203,10 @@ impl<'a> Plan<'a> {
 fn needs(name: &str) -> &'static [Component] {
     match name {
         "redis" => components::BENCH_REDIS,
-        "sizes" => components::BENCH_SIZES,
+        "sizes" | "fair" => components::BENCH_SIZES,
         "modes" | "doors" => components::BENCH_DOORS,
         "quota" => components::BENCH_QUOTA,
+        "see" => components::BENCH_SEE,
         "gateway" => components::BENCH_GATEWAY,
         _ => &[],
     }
@@ -275,7 +291,15 @@ mod tests {
             lines[3],
             "--bin tollgate-bench-memory -- --long --write docs/performance.md"
         );
-        assert_eq!(lines.len(), 6);
+        assert_eq!(lines.len(), 12);
+    }
+
+    #[test]
+    fn modes_are_written_to_their_own_document() {
+        let bench = Bench::Modes(written(true));
+        let plan = Plan::new(&bench).unwrap();
+        assert_eq!(plan.programs[0][5..], ["--write", "docs/modes.md"]);
+        assert!(plan.needs_server);
     }
 
     #[test]

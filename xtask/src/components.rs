@@ -75,6 +75,13 @@ pub(crate) const BENCH_DOORS: &[Component] = &[
     component("redis-benchmark", "redis-tools"),
     component("wrk", "wrk"),
 ];
+/// For the benchmark of the dashboard.
+pub(crate) const BENCH_SEE: &[Component] = &[
+    component("chromium", "chromium"),
+    component("node", "nodejs"),
+    component("npm", "npm"),
+    component("wrk", "wrk"),
+];
 /// To build throttlecrab, a peer of the doors.
 pub(crate) const BENCH_PEER: &[Component] = &[component("protoc", "protobuf-compiler")];
 /// To count system calls.

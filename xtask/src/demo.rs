@@ -16,6 +16,10 @@ pub(crate) enum Demo {
     ///
     /// Takes a few minutes, and writes docs/surge.md and its plots.
     Surge(Options),
+    /// A client in a loop beside a quiet one, without and with fair shares; weights and lanes
+    ///
+    /// Takes about three minutes, and writes the plots and figures of docs/fairness.md.
+    Fair(Options),
 }
 
 #[derive(Args)]
@@ -25,25 +29,58 @@ pub(crate) struct Options {
     quick: bool,
 }
 
+/// A demo: a script that runs a server, and the page that it writes.
+struct Script {
+    name: &'static str,
+    script: &'static str,
+    page: &'static str,
+    /// How the server is built, and the directory of the profile.
+    build: &'static str,
+    profile: &'static str,
+}
+
+const SURGE: Script = Script {
+    name: "surge",
+    script: "examples/surge/run.py",
+    page: "docs/surge.md",
+    build: "build --release --locked -p tollgate-cli",
+    profile: "release",
+};
+/// At a limit of 100 a second, the speed of the server does not matter.
+const FAIR: Script = Script {
+    name: "fairness demo",
+    script: "examples/fair/run.py",
+    page: "docs/fairness.md",
+    build: "build --locked -p tollgate-cli",
+    profile: "debug",
+};
+
 pub(crate) fn run(demo: &Demo) -> Result<(), Failure> {
-    let Demo::Surge(options) = demo;
-    components::ensure(components::DEMO)?;
-    Step::cargo("server", "build --release --locked -p tollgate-cli").run()?;
+    let (script, options) = match demo {
+        Demo::Surge(options) => {
+            components::ensure(components::DEMO)?;
+            (SURGE, options)
+        }
+        Demo::Fair(options) => (FAIR, options),
+    };
+    Step::cargo("server", script.build).run()?;
     let root = shell::root();
     let mut command = Command::new("python3");
-    command.arg(root.join("examples/surge/run.py"));
-    command
-        .arg("--tollgate")
-        .arg(target(&root).join("release/tollgate"));
+    command.arg(root.join(script.script));
+    let program = target(&root).join(script.profile).join("tollgate");
+    command.arg("--tollgate").arg(program);
     match options.quick {
         true => command.args(["--seconds", "5"]),
-        false => command.arg("--write").arg(root.join("docs/surge.md")),
+        false => command.arg("--write").arg(root.join(script.page)),
     };
     let status = command.status();
     let status = status.map_err(|error| Failure::new(format!("failed to run python3: {error}")))?;
     match status.success() {
         true => Ok(()),
-        false => Err(Failure::new("the surge failed: see above")),
+        false => Err(Failure::new(format!(
+            "the {} failed: see above",
+            script.name
+        ))),
     }
 }
 

@@ -15,32 +15,57 @@ const LIBRARY: &str = "crates/tollgate/Cargo.toml";
 /// The packages of this workspace that are not published.
 const UNPUBLISHED: [&str; 4] = ["tollgate-bench", "tollgate-faults", "tollgate-rig", "xtask"];
 
-/// All packages, those whose tests take the longest with `--long` first.
-const PACKAGES: [&str; 18] = [
-    "tollgate",
-    "tollgate-redis",
-    "tollgate-store",
-    "tollgate-cli",
-    "tollgate-server",
-    "tollgate-core",
-    "tollgate-ledger",
-    "tollgate-rules",
-    "tollgate-faults",
-    "tollgate-rig",
-    "tollgate-config",
-    "tollgate-conformance",
-    "tollgate-import",
-    "tollgate-respond",
-    "tollgate-tower",
-    "tollgate-simulate",
-    "tollgate-bench",
-    "xtask",
+/// The most parts of a long run.
+const MAX_PARTS: usize = 4;
+
+/// How many seconds the slowest test programs take in a long run, by name: estimated from the times of a short run and
+/// the number of cases. Only the balance of the parts depends on this table.
+const SECONDS: [(&str, u32); 34] = [
+    ("admin", 20),
+    ("backoff", 45),
+    ("browser", 40),
+    ("calendars", 200),
+    ("cap", 30),
+    ("cluster", 250),
+    ("config", 85),
+    ("conformance", 150),
+    ("connections", 40),
+    ("dashboard", 15),
+    ("deploy", 40),
+    ("fleet", 15),
+    ("gateway", 55),
+    ("holds_at_every_door", 30),
+    ("hostile", 20),
+    ("killed", 50),
+    ("known_denials", 60),
+    ("leased_processes", 35),
+    ("leases", 15),
+    ("ledger", 100),
+    ("ledger_fleet", 75),
+    ("ledger_outage", 10),
+    ("memory", 200),
+    ("outage", 20),
+    ("parity", 55),
+    ("properties", 200),
+    ("quick", 15),
+    ("quotas", 90),
+    ("reload_under_load", 75),
+    ("rolling_restart", 15),
+    ("runs", 25),
+    ("schemathesis", 75),
+    ("sums", 50),
+    ("unread", 120),
 ];
+/// How many seconds any other test program takes.
+const OTHER_SECONDS: u32 = 3;
+/// How many seconds of each stream the steps take that only part 1 has.
+const OTHER_STEPS_SECONDS: u32 = 240;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Run 10 to 100 times as many random cases of every property, new ones each time, and longer random
-    /// sequences against Redis and outages. `--long 2/4` tests the second of four shares of the packages
+    /// Run 5 to 100 times as many random cases of every property, and longer random sequences, attacks and outages.
+    /// Seeds are new in each run, and a failure prints its seed. `--long 2/4` runs the second of four shares of the
+    /// test programs; the steps that run no test programs belong to the first
     #[arg(long, value_name = "PART", num_args = 0..=1, default_missing_value = "1/1")]
     long: Option<Part>,
     /// Then test the Redis store with every supported server: Redis 6.2, 7.0 and 8.2, Valkey 9
@@ -48,7 +73,7 @@ pub(crate) struct Options {
     matrix: bool,
 }
 
-/// One of several shares of the packages, which are tested one share at a time.
+/// One of several shares of the test programs, which are run one share at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     /// From 1 to `of`.
@@ -63,20 +88,102 @@ impl FromStr for Part {
         let numbers = text.split_once('/');
         let numbers = numbers.and_then(|(number, of)| number.parse().ok().zip(of.parse().ok()));
         match numbers {
-            Some((number, of)) if (1..=of).contains(&number) && of <= PACKAGES.len() => {
+            Some((number, of)) if (1..=of).contains(&number) && of <= MAX_PARTS => {
                 Ok(Part { number, of })
             }
-            _ => Err("write a part as 2/4: the second of four".to_owned()),
+            _ => Err(format!(
+                "write a part as 2/4, the second of four; there are at most {MAX_PARTS}"
+            )),
         }
     }
 }
 
 impl Part {
-    /// Returns the packages of this part. Neighbours in the list take about the same time, so each part gets
-    /// a similar share.
-    fn packages(self) -> impl Iterator<Item = &'static str> {
-        PACKAGES.into_iter().skip(self.number - 1).step_by(self.of)
+    /// Returns this part's share of the test programs of a stream. The slowest programs are dealt first, each to the
+    /// part that has the least to do, so the shares take about the same time.
+    fn share(self, mut names: Vec<String>) -> Vec<String> {
+        names.sort_by(|one, other| seconds(other).cmp(&seconds(one)).then(one.cmp(other)));
+        let mut sums = vec![0; self.of];
+        sums[0] = OTHER_STEPS_SECONDS;
+        let mut share = Vec::new();
+        for name in names {
+            let least = (0..self.of).min_by_key(|at| sums[*at]).unwrap_or(0);
+            sums[least] += seconds(&name);
+            if least + 1 == self.number {
+                share.push(name);
+            }
+        }
+        share.sort_unstable();
+        share
     }
+}
+
+/// Returns how long a test program takes in a long run.
+fn seconds(name: &str) -> u32 {
+    let known = SECONDS.iter().find(|(slow, _)| *slow == name);
+    known.map_or(OTHER_SECONDS, |(_, seconds)| *seconds)
+}
+
+/// What the two streams of tests run. Each stream takes about half of the time.
+struct Streams {
+    first: Vec<String>,
+    second: Vec<String>,
+}
+
+impl Streams {
+    /// Returns the streams of all tests. Unit tests are in the second one.
+    fn whole() -> Streams {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect();
+        Streams {
+            first: words("--test [a-k]*"),
+            second: words("--lib --bins --examples --test [!a-k]*"),
+        }
+    }
+
+    /// Returns a share of the same streams. Unit tests belong to part 1.
+    fn part(part: Part) -> Result<Streams, Failure> {
+        let (first, second): (Vec<_>, Vec<_>) = test_programs(&shell::root())?
+            .into_iter()
+            .partition(|name| name.starts_with(|first| ('a'..='k').contains(&first)));
+        let args = |names| {
+            let share = part.share(names).into_iter();
+            share.flat_map(|name| ["--test".to_owned(), name])
+        };
+        let units = ["--lib", "--bins", "--examples"].map(str::to_owned);
+        let units = units.into_iter().filter(|_| part.number == 1);
+        Ok(Streams {
+            first: args(first).collect(),
+            second: units.chain(args(second)).collect(),
+        })
+    }
+}
+
+/// Returns the names of the test programs of all packages. Some packages have programs with the same name.
+fn test_programs(root: &Path) -> Result<Vec<String>, Failure> {
+    let entries = |directory: &Path| {
+        let failed = |error| Failure::new(format!("cannot read {}: {error}", directory.display()));
+        let entries = std::fs::read_dir(directory).map_err(failed)?;
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        Ok(paths.collect::<Vec<_>>())
+    };
+    let mut names = Vec::new();
+    for package in [entries(root)?, entries(&root.join("crates"))?].concat() {
+        let tests = package.join("tests");
+        if !package.join("Cargo.toml").is_file() || !tests.is_dir() {
+            continue;
+        }
+        for path in entries(&tests)? {
+            let is_rust = path.extension().is_some_and(|it| it == "rs");
+            if (is_rust || path.join("main.rs").is_file())
+                && let Some(name) = path.file_stem().and_then(|it| it.to_str())
+            {
+                names.push(name.to_owned());
+            }
+        }
+    }
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
 }
 
 /// Runs the steps up to the first that fails. Prints the sum of all tests as the last line.
@@ -91,27 +198,23 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 
 fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     components::ensure(components::TEST)?;
+    if let Some(part) = options.long.filter(|part| part.number > 1) {
+        return tests_of(&Streams::part(part)?, options, tally);
+    }
     Step::cargo("format", "fmt --all --check").run()?;
     Step::cargo(
         "lints",
         "clippy --workspace --all-targets --locked -- -D warnings",
     )
     .run()?;
-
-    match options.long {
-        Some(part) if part.of > 1 => tests("tests", options.long)
-            .args(
-                &part
-                    .packages()
-                    .flat_map(|it| ["--package", it])
-                    .collect::<Vec<_>>(),
-            )
-            .run_watched(|line| tally.add_line(line))?,
-        long => all_tests(long, tally)?,
-    }
-    if tally.is_empty() {
-        return Err(Failure::new("==> tests: failed, no test was run"));
-    }
+    let streams = match options.long {
+        Some(part) if part.of > 1 => Streams::part(part)?,
+        _ => Streams::whole(),
+    };
+    tests_of(&streams, options, tally)?;
+    tests("doc tests", options.long)
+        .args(&["--doc"])
+        .run_watched(|line| tally.add_line(line))?;
 
     for features in feature_sets(&shell::root().join(LIBRARY))? {
         Step::cargo(
@@ -142,9 +245,9 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes a step that runs tests.
+/// Makes a step that runs tests of all packages.
 fn tests(name: &'static str, long: Option<Part>) -> Step {
-    let tests = Step::cargo(name, "test --locked");
+    let tests = Step::cargo(name, "test --locked --workspace --no-fail-fast");
     match long {
         // The second number is for properties that do not set their own number of cases. Some of them are slow.
         Some(_) => tests
@@ -155,15 +258,17 @@ fn tests(name: &'static str, long: Option<Part>) -> Step {
     }
 }
 
-/// Runs all tests.
-///
-/// Many tests wait for servers, so the test programs run in two streams. Each takes about half of the time.
-/// The output of the second stream is printed when it has ended.
-fn all_tests(long: Option<Part>, tally: &mut Tally) -> Result<(), Failure> {
-    let tests = |name| tests(name, long).args(&["--workspace", "--no-fail-fast"]);
-    tests("test programs").args(&["--no-run"]).run()?;
-    let first = tests("tests a to k").args(&["--test", "[a-k]*"]);
-    let second = tests("other tests").args(&["--lib", "--bins", "--examples", "--test", "[!a-k]*"]);
+/// Runs the tests of two streams at the same time, because many tests wait for servers. The output of the second stream
+/// is printed when it has ended.
+fn tests_of(streams: &Streams, options: &Options, tally: &mut Tally) -> Result<(), Failure> {
+    let tests = |name, args: &[&String]| {
+        let args: Vec<&str> = args.iter().map(|arg| arg.as_str()).collect();
+        tests(name, options.long).args(&args)
+    };
+    let [one, other] = [&streams.first, &streams.second].map(|it| it.iter().collect::<Vec<_>>());
+    let build = tests("test programs", &[one.clone(), other.clone()].concat());
+    build.args(&["--no-run"]).run()?;
+    let (first, second) = (tests("tests a to k", &one), tests("other tests", &other));
     let (first, (second, lines)) = std::thread::scope(|scope| {
         let second = scope.spawn(|| second.run_captured());
         let first = first.run_watched(|line| tally.add_line(line));
@@ -181,9 +286,10 @@ fn all_tests(long: Option<Part>, tally: &mut Tally) -> Result<(), Failure> {
     }
     first?;
     second?;
-    tests("doc tests")
-        .args(&["--doc"])
-        .run_watched(|line| tally.add_line(line))
+    if tally.is_empty() {
+        return Err(Failure::new("==> tests: failed, no test was run"));
+    }
+    Ok(())
 }
 
 /// Returns all combinations of the features of the library. `ledger` is left out, because the feature of each
@@ -227,36 +333,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_together_are_the_whole_workspace() {
+    fn a_part_is_a_number_of_a_few() {
         let part = |text: &str| text.parse::<Part>();
-        for wrong in ["0/4", "5/4", "1/0", "1/99", "2", "a/b", ""] {
+        for wrong in ["0/4", "5/4", "1/0", "1/5", "2", "a/b", ""] {
             assert!(part(wrong).is_err(), "{wrong}");
         }
-        let of_all: Vec<_> = (1..=4)
-            .flat_map(|number| Part { number, of: 4 }.packages())
-            .collect();
-        let mut members = Vec::new();
-        for directory in ["crates", "."] {
-            for member in std::fs::read_dir(shell::root().join(directory)).expect("it is there") {
-                let manifest = member.expect("readable").path().join("Cargo.toml");
-                let Ok(text) = std::fs::read_to_string(manifest) else {
-                    continue;
-                };
-                let name = text.lines().find_map(|line| line.strip_prefix("name = "));
-                members.push(
-                    name.expect("a package has a name")
-                        .trim_matches('"')
-                        .to_owned(),
-                );
-            }
-        }
-        // The fuzz targets are a workspace of their own.
-        members.retain(|name| name != "tollgate-fuzz");
-        members.sort_unstable();
-        let mut sorted = of_all.clone();
-        sorted.sort_unstable();
-        assert_eq!(sorted, members);
         assert_eq!(part("1/1"), Ok(Part { number: 1, of: 1 }));
+        assert_eq!(part("4/4"), Ok(Part { number: 4, of: 4 }));
+    }
+
+    #[test]
+    fn parts_together_run_every_test_program_once() {
+        let names = test_programs(&shell::root()).expect("readable");
+        for known in ["conformance", "gateway", "architecture", "quick", "redis"] {
+            assert!(names.iter().any(|name| name == known), "{known}");
+        }
+        for of in 1..=MAX_PARTS {
+            let mut all = Vec::new();
+            for number in 1..=of {
+                let streams = Streams::part(Part { number, of }).expect("readable");
+                // Without a name, Cargo would run everything.
+                assert!(streams.first.len() > 1 && streams.second.len() > 1);
+                let args = [streams.first, streams.second].concat();
+                let has_units = args.iter().any(|arg| arg == "--lib");
+                assert_eq!(has_units, number == 1);
+                all.extend(args.into_iter().filter(|arg| !arg.starts_with("--")));
+            }
+            all.sort_unstable();
+            assert_eq!(all, names, "{of}");
+        }
+    }
+
+    #[test]
+    fn slow_test_programs_exist_and_parts_take_about_the_same_time() {
+        let names = test_programs(&shell::root()).expect("readable");
+        for (slow, _) in SECONDS {
+            assert!(names.iter().any(|name| name == slow), "{slow}");
+        }
+        let of = 2;
+        let sums = [1, 2].map(|number| {
+            let share = Part { number, of }.share(names.clone());
+            share.iter().map(|name| seconds(name)).sum::<u32>()
+        });
+        assert!(
+            (sums[0] + OTHER_STEPS_SECONDS).abs_diff(sums[1]) < 20,
+            "{sums:?}"
+        );
     }
 
     #[test]

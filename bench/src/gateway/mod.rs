@@ -14,6 +14,7 @@ use std::path::Path;
 use std::process::Command;
 
 use tollgate_bench::process::cpu_micros;
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table, median};
 use tollgate_rig::Redis;
 
@@ -57,8 +58,8 @@ impl Bars {
 }
 
 /// Returns the bars that were missed.
-pub(crate) fn run(length: Length) -> Result<Vec<String>, Box<dyn Error>> {
-    let (rounds, seconds) = length.pick((1, 1), (5, 3), (9, 5));
+pub(crate) fn run(length: Length, write: Option<&Path>) -> Result<Vec<String>, Box<dyn Error>> {
+    let (rounds, seconds) = length.pick((1, 1), (6, 3), (12, 5));
     let program = tollgate::beside()?;
     let scratch = Scratch::new()?;
     let script = scratch.file("load.lua", include_bytes!("load.lua"))?;
@@ -95,16 +96,25 @@ pub(crate) fn run(length: Length) -> Result<Vec<String>, Box<dyn Error>> {
         start("gateway, token (ES256)", &verified)?,
         start("gateway, denied", DENIED)?,
     ];
-    println!(
-        "GET of 1 KB, {CONNECTIONS} connections; medians of {rounds} alternating rounds of {seconds} s\n"
-    );
     let mut all: [Vec<Round>; 6] = Default::default();
-    for _ in 0..rounds {
-        for (server, rounds) in servers.iter().zip(&mut all) {
-            rounds.push(load(server, &script, &token.bearer, seconds)?);
+    for round in 0..=rounds {
+        // Each round begins with another server, so that none always follows the same neighbour.
+        for place in 0..servers.len() {
+            let place = (place + round) % servers.len();
+            let figures = load(&servers[place], &script, &token.bearer, seconds)?;
+            // The first round is a warm-up.
+            if round > 0 {
+                all[place].push(figures);
+            }
         }
     }
-    let mut table = Table::new(["", "requests/s", "p99 ms", "CPU us/request"]);
+    let mut table = Table::new([
+        "",
+        "requests/s",
+        "least to most",
+        "p99 ms",
+        "CPU us/request",
+    ]);
     let middles = |figure: fn(&Round) -> f64| {
         let middle = |rounds: &Vec<Round>| median(rounds.iter().map(figure).collect());
         all.each_ref().map(middle)
@@ -113,15 +123,28 @@ pub(crate) fn run(length: Length) -> Result<Vec<String>, Box<dyn Error>> {
     let p99 = middles(|round| round.p99_millis);
     let cpu = middles(|round| round.cpu_micros);
     for (index, server) in servers.iter().enumerate() {
+        let rates = || all[index].iter().map(|round| round.per_second);
         table.row([
             server.name().to_owned(),
             format!("{:.0}", rate[index]),
+            format!(
+                "{:.0} to {:.0}",
+                rates().fold(f64::INFINITY, f64::min),
+                rates().fold(0.0, f64::max)
+            ),
             format!("{:.2}", p99[index]),
             format!("{:.1}", cpu[index]),
         ]);
     }
-    println!("{table}");
-    let mut bars = Bars(Table::new(["", "figure", "bar", "verdict"]));
+    let mut report = Report::new("gateway");
+    report.section(
+        &format!(
+            "GET of 1 KB from another nginx, {CONNECTIONS} connections of wrk; medians of {rounds} rounds of \
+             {seconds} s, each in another\norder."
+        ),
+        &[table],
+    );
+    let mut bars = Bars(Table::new(["", "figure", "bar", ""]));
     bars.add("requests/s against nginx", RATE, rate[1] / rate[0]);
     bars.add("p99 against nginx", P99, p99[1] / p99[0]);
     bars.add(
@@ -145,8 +168,11 @@ pub(crate) fn run(length: Length) -> Result<Vec<String>, Box<dyn Error>> {
     drop(servers);
     streams::long_answers(&mut bars, &program, &scratch, length)?;
     streams::memory(&mut bars, &program, &scratch, length)?;
-    println!("{}", bars.0);
-    Ok(bars.0.missed())
+    report.section("The bars:", &[bars.0]);
+    if let Some(file) = write {
+        report.write(file)?;
+    }
+    Ok(report.missed().to_vec())
 }
 
 /// Starts nginx with a worker for each core. `site` is the content of its `http` block.

@@ -1,13 +1,14 @@
 //! The modes through the doors: `tollgate serve` as a process, with the load of 100,000 keys with a Zipf distribution.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use tollgate_bench::table::Bar;
+use tollgate_bench::table::{Bar, Table, figure};
 use tollgate_bench::workload::api_keys;
 use tollgate_rig::Redis;
 
-use super::{Zipf, row};
+use super::{HOT, Zipf, row};
 use crate::doors::http::load::Requests;
 use crate::doors::versus::{self, Pace};
 use crate::length::Length;
@@ -26,6 +27,9 @@ const PER_SECOND: f64 = 10_000.0;
 const RATE: Bar = Bar::AtLeast(0.8);
 const P99: Bar = Bar::AtMost(1.3);
 const COMMANDS: Bar = Bar::AtMost(0.1);
+/// Limitador with cached Redis, relative to a no-op server: measured earlier on a machine like this one.
+const LIMITADOR_HTTP: f64 = 0.41;
+const LIMITADOR_GRPC: f64 = 0.30;
 
 /// A rule that no run uses up.
 const PLENTY: &str = "algorithm: fixed-window, limit: 1000000000, window: 30d";
@@ -39,7 +43,7 @@ struct Side {
 
 impl Side {
     fn start(
-        tollgate: &std::path::Path,
+        tollgate: &Path,
         scratch: &Scratch,
         (name, mode): (&'static str, &str),
         door: Door,
@@ -57,6 +61,25 @@ impl Side {
             name,
             server: tollgate::start(tollgate, scratch, &config, door)?,
             redis,
+        })
+    }
+
+    /// Starts a server with a constant answer.
+    fn start_noop(door: Door) -> Result<Side, Box<dyn Error>> {
+        let this = std::env::current_exe()?;
+        let [command, flag] = match door {
+            Door::Http => ["noop-http", "--http"],
+            _ => ["noop-grpc", "--grpc"],
+        };
+        let server = Server::start("no-op", |address| {
+            let mut program = Command::new(this);
+            program.args([command, flag, &address.to_string()]);
+            program
+        })?;
+        Ok(Side {
+            name: "no-op",
+            server,
+            redis: None,
         })
     }
 
@@ -107,9 +130,14 @@ impl Load {
     }
 
     fn run(&self, server: &Server, pace: Pace, seconds: u32) -> Result<Round, Box<dyn Error>> {
-        match self {
-            Load::Http(requests) => requests.run(server, IN_FLIGHT, seconds),
-            Load::Rls(calls) => {
+        match (self, pace) {
+            (Load::Http(requests), Pace::InFlight(connections)) => {
+                requests.run(server, connections, seconds)
+            }
+            (Load::Http(requests), Pace::PerSecond(rate)) => {
+                requests.run_paced(server, rate, seconds)
+            }
+            (Load::Rls(calls), pace) => {
                 let cpu_before = server.cpu_micros()?;
                 let load = versus::load(server.address(), calls, pace, seconds)?.output()?;
                 let cpu = server.cpu_micros()? - cpu_before;
@@ -119,21 +147,31 @@ impl Load {
     }
 }
 
-/// Measures all modes through both doors, and adds rows to `table`.
-pub(super) fn measure(
-    length: Length,
-    table: &mut tollgate_bench::table::Table,
-) -> Result<(), Box<dyn Error>> {
+/// Measures all modes through both doors. Returns a table of figures with bars, and one of ratios to no-op servers.
+pub(super) fn measure(length: Length) -> Result<[Table; 2], Box<dyn Error>> {
     let (rounds, seconds) = length.rounds();
     let (scratch, tollgate) = (Scratch::new()?, tollgate::beside()?);
     let (all, zipf) = (api_keys(KEYS), Zipf::new(KEYS));
     let mut random = fastrand::Rng::with_seed(1);
     let drawn = (0..REQUESTS).map(|_| all[zipf.pick(&mut random)].clone());
     let keys: Vec<String> = drawn.collect();
-    for (name, door) in [("HTTP", Door::Http), ("RLS", Door::Grpc)] {
+    let mut table = super::table();
+    let mut to_noop = Table::new([
+        "of a no-op server",
+        "memory",
+        "leased",
+        "async",
+        "exact",
+        "Limitador, cached Redis",
+    ]);
+    for (name, door, limitador) in [
+        ("HTTP", Door::Http, LIMITADOR_HTTP),
+        ("RLS", Door::Grpc, LIMITADOR_GRPC),
+    ] {
         let load = Load::new(&scratch, door, &keys, name)?;
         let started = MODES.map(|mode| Side::start(&tollgate, &scratch, mode, door));
         let mut sides = started.into_iter().collect::<Result<Vec<Side>, _>>()?;
+        sides.push(Side::start_noop(door)?);
         let closed = Pace::InFlight(IN_FLIGHT);
         let measured = alternate(rounds, &mut sides, |side| {
             load.run(&side.server, closed, seconds)
@@ -141,78 +179,56 @@ pub(super) fn measure(
         let rates: Vec<f64> = measured.iter().map(Rounds::per_second).collect();
         for (side, rate) in sides.iter().zip(&rates) {
             let told = format!("{name}, {}: 1000 checks/s", side.name);
-            row(table, &told, rate / 1000.0, Bar::None);
+            row(&mut table, &told, rate / 1000.0, Bar::None);
         }
-        let to_memory = |index: usize| rates[index] / rates[0];
-        row(
-            table,
-            &format!("{name}, leased to memory"),
-            to_memory(1),
-            RATE,
-        );
-        row(
-            table,
-            &format!("{name}, async to memory"),
-            to_memory(2),
-            Bar::None,
-        );
-        row(
-            table,
-            &format!("{name}, exact to memory"),
-            to_memory(3),
-            Bar::None,
-        );
+        for (index, bar) in [(1, RATE), (2, Bar::None), (3, Bar::None)] {
+            let told = format!("{name}, {} to memory", sides[index].name);
+            row(&mut table, &told, rates[index] / rates[0], bar);
+        }
+        let ratios = (0..MODES.len()).map(|index| figure(rates[index] / rates[MODES.len()], 2));
+        let cells = std::iter::once(name.to_owned()).chain(ratios);
+        to_noop.push(cells.chain([figure(limitador, 2)]).collect());
+        let open = Pace::PerSecond(PER_SECOND);
+        let measured = alternate(rounds, &mut sides[..2], |side| {
+            load.run(&side.server, open, seconds)
+        })?;
+        let p99: Vec<f64> = measured.iter().map(Rounds::p99_millis).collect();
+        for (side, p99) in sides.iter().zip(&p99) {
+            let told = format!("{name}, {}: p99 at 10,000/s, ms", side.name);
+            row(&mut table, &told, *p99, Bar::None);
+        }
+        let told = format!("{name}, p99 at 10,000/s, leased to memory");
+        row(&mut table, &told, p99[1] / p99[0], P99);
         if let Door::Grpc = door {
-            let open = Pace::PerSecond(PER_SECOND);
-            let measured = alternate(rounds, &mut sides[..2], |side| {
-                load.run(&side.server, open, seconds)
-            })?;
-            let p99: Vec<f64> = measured.iter().map(Rounds::p99_millis).collect();
-            row(table, "RLS, p99 at 10,000/s, memory, ms", p99[0], Bar::None);
-            row(table, "RLS, p99 at 10,000/s, leased, ms", p99[1], Bar::None);
-            let told = "RLS, p99 at 10,000/s, leased to memory";
-            row(table, told, p99[1] / p99[0], P99);
-            commands(
-                &load,
-                &sides[2..],
-                "100,000 keys",
-                Bar::None,
-                seconds,
-                table,
-            )?;
-            let hot = Load::new(&scratch, door, &all[..100], "hot")?;
-            commands(&hot, &sides[2..], "100 busy keys", COMMANDS, seconds, table)?;
+            let hot = Load::new(&scratch, door, &all[..1], "one")?;
+            let calls = commands(&hot, &sides[1], seconds)?;
+            let told = "Redis commands per decision, leased, one busy key";
+            row(&mut table, told, calls, HOT);
+            let busy = Load::new(&scratch, door, &all[..100], "busy")?;
+            for (load, keys, bar) in [
+                (&load, "100,000 keys", Bar::None),
+                (&busy, "100 busy keys", COMMANDS),
+            ] {
+                let [ours, exact] = [2, 3].map(|side| commands(load, &sides[side], seconds));
+                let (ours, exact) = (ours?, exact?);
+                let told = format!("Redis commands per decision, exact, {keys}");
+                row(&mut table, &told, exact, Bar::None);
+                let told = format!("Redis commands per decision, async, {keys}");
+                row(&mut table, &told, ours, Bar::None);
+                let told = format!("Redis commands per decision, async to exact, {keys}");
+                row(&mut table, &told, ours / exact, bar);
+            }
         }
     }
-    Ok(())
+    Ok([table, to_noop])
 }
 
-/// Compares the script calls that Redis runs for each decision in mode async with those in mode exact.
-fn commands(
-    load: &Load,
-    sides: &[Side],
-    keys: &str,
-    bar: Bar,
-    seconds: u32,
-    table: &mut tollgate_bench::table::Table,
-) -> Result<(), Box<dyn Error>> {
-    let mut per_decision = Vec::new();
-    for side in sides {
-        let pace = Pace::InFlight(IN_FLIGHT);
-        load.run(&side.server, pace, seconds)?;
-        let before = side.commands();
-        let round = load.run(&side.server, pace, seconds)?;
-        let decisions = round.per_second * f64::from(seconds);
-        per_decision.push((side.commands() - before) / decisions);
-        let told = format!("Redis commands per decision, {}, {keys}", side.name);
-        row(
-            table,
-            &told,
-            per_decision[per_decision.len() - 1],
-            Bar::None,
-        );
-    }
-    let told = format!("Redis commands per decision, async to exact, {keys}");
-    row(table, &told, per_decision[0] / per_decision[1], bar);
-    Ok(())
+/// Returns the script calls that Redis runs for each decision.
+fn commands(load: &Load, side: &Side, seconds: u32) -> Result<f64, Box<dyn Error>> {
+    let pace = Pace::InFlight(IN_FLIGHT);
+    load.run(&side.server, pace, seconds)?;
+    let before = side.commands();
+    let round = load.run(&side.server, pace, seconds)?;
+    let decisions = round.per_second * f64::from(seconds);
+    Ok((side.commands() - before) / decisions)
 }

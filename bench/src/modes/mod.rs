@@ -7,11 +7,13 @@
 mod doors;
 
 use std::error::Error;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tollgate::{Attributes, Engine, Started, Stopwatch};
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table, median};
 use tollgate_bench::workload::api_keys;
 use tollgate_rig::Redis;
@@ -38,9 +40,13 @@ fn config(rule: &str, mode: &str, redis: Option<&Redis>) -> String {
             redis.url()
         )
     });
+    let policy = match mode {
+        "store: local" => "",
+        _ => ", on_store_failure: fail-closed",
+    };
     format!(
         "version: 1\nsubjects: {{ hash_secret: the secret of a benchmark }}\n{store}\
-         rules: [{{ id: bench, per: [api_key], {rule}, {mode}, on_store_failure: fail-closed }}]\n"
+         rules: [{{ id: bench, per: [api_key], {rule}, {mode}{policy} }}]\n"
     )
 }
 
@@ -129,31 +135,47 @@ async fn start(text: &str) -> Result<Arc<Engine>, Box<dyn Error>> {
 }
 
 /// Returns the bars that were missed.
-pub(crate) fn run(given: Length) -> Result<Vec<String>, Box<dyn Error>> {
-    let length = given;
+pub(crate) fn run(length: Length, write: Option<&Path>) -> Result<Vec<String>, Box<dyn Error>> {
     let (rounds, seconds) = length.rounds();
-    let length = match length.is_quick() {
-        true => Duration::from_millis(300),
-        false => Duration::from_secs(seconds.into()),
-    };
-    let mut table = Table::new(["figure", "value", "bar", ""]);
-    doors::measure(given, &mut table)?;
+    let mut report = Report::new("modes");
+    let [through_doors, to_noop] = doors::measure(length)?;
+    report.section(
+        &format!(
+            "Through the doors: `tollgate serve`, its Redis and the load on one machine, {IN_FLIGHT} requests in flight, {KEYS} keys\nwith a \
+             Zipf distribution, a limit that is not reached, a slice of 10 s, a flush of 500 ms; medians of {rounds} alternating\nrounds of \
+             {seconds} s. Memory is the memory store, the others are on Redis."
+        ),
+        &[through_doors],
+    );
+    report.section(
+        "Requests a second, relative to a no-op server of the same door. Limitador's figures are not of this run.",
+        &[to_noop],
+    );
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?;
-    runtime.block_on(measure(rounds, length, &mut table))?;
-    let (rounds, seconds) = given.rounds();
-    println!(
-        "{IN_FLIGHT} requests in flight, Redis on the same machine. Through the doors: medians of {rounds} alternating \
-         rounds of {seconds} s, `tollgate serve` and its Redis as processes. In process: 2 threads, medians of {rounds} \
-         alternating rounds of {} ms.\n\n{table}",
-        length.as_millis()
+    let round = match length.is_quick() {
+        true => Duration::from_millis(300),
+        false => Duration::from_secs(seconds.into()),
+    };
+    let mut in_process = table();
+    runtime.block_on(measure(rounds, round, &mut in_process))?;
+    report.section(
+        &format!(
+            "Without a door, in one process: 2 threads, {IN_FLIGHT} requests in flight, medians of {rounds} alternating rounds of {} ms.",
+            round.as_millis()
+        ),
+        &[in_process],
     );
-    println!(
-        "For comparison, Limitador with cached Redis reached 0.41x of a no-op server over HTTP and 0.30x over gRPC."
-    );
-    Ok(table.missed())
+    if let Some(file) = write {
+        report.write(file)?;
+    }
+    Ok(report.missed().to_vec())
+}
+
+fn table() -> Table {
+    Table::new(["figure", "value", "bar", ""])
 }
 
 /// Adds a figure.

@@ -9,21 +9,14 @@ use super::{LIMIT, Program, Work};
 use crate::load::calls::Calls;
 use crate::server::{Server, free_addresses};
 
-/// The newest version first. Not every module proxy has it.
-const PACKAGES: [Package; 2] = [
-    package("github.com/gubernator-io/gubernator/v2", "v2.13.0"),
-    package("github.com/mailgun/gubernator/v2", "v2.4.0"),
-];
+/// Not every module proxy has it. Then gubernator is not measured.
+const PACKAGE: Package = Package {
+    module: "github.com/gubernator-io/gubernator/v2",
+    version: "v2.13.0",
+    directory: "cmd/gubernator",
+    program: "gubernator",
+};
 const HOUR_MILLIS: u64 = 3_600_000;
-
-const fn package(module: &'static str, version: &'static str) -> Package {
-    Package {
-        module,
-        version,
-        directory: "cmd/gubernator",
-        program: "gubernator",
-    }
-}
 
 #[derive(Clone, Copy)]
 pub(super) enum Door {
@@ -32,21 +25,11 @@ pub(super) enum Door {
 }
 
 pub(super) fn install() -> Result<Program, Box<dyn Error>> {
-    let installed = PACKAGES
-        .iter()
-        .find(|package| package.installed().is_some());
-    let mut failures = Vec::new();
-    for package in installed.into_iter().chain(&PACKAGES) {
-        match package.go_install() {
-            Ok(path) => {
-                let version = package.version.to_owned();
-                return Ok(Program { path, version });
-            }
-            Err(error) => failures.push(error.to_string()),
-        }
-    }
-    failures.dedup();
-    Err(failures.join("; ").into())
+    // The reason names hosts of a registry, which do not belong into a document.
+    let path = PACKAGE.go_install();
+    let path = path.map_err(|_| "the module proxy does not have it")?;
+    let version = PACKAGE.version.to_owned();
+    Ok(Program { path, version })
 }
 
 pub(super) fn start(program: &Program, door: Door) -> Result<Server, Box<dyn Error>> {

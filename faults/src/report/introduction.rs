@@ -80,7 +80,7 @@ pub(super) fn text() -> String {
          The delay of the machine is measured with a 1 ms timer on the same thread. It is the worst \
          delay of the timer during the decision. If the sum of the delays at the start and at the \
          end of the decision is larger, that sum is used. A limiter that blocked its thread would \
-         delay the timer too, so compare both values.\n",
+         delay the timer too, so compare `worst` with `undelayed`.\n",
     );
     let machine = Promise::ALL
         .into_iter()

@@ -1,4 +1,4 @@
-//! The least that could stand in the place of a rate limit service: reads each request, and answers `OK` without
+//! A rate limit service that does as little as possible: reads each request, and answers `OK` without
 //! anything else.
 //!
 //! Like Tollgate, it reads all requests that have arrived, answers them, and sends the answers in one write.

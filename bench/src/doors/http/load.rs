@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
+use super::paced;
 use crate::round::Round;
 use crate::server::{Scratch, Server};
 
@@ -60,6 +61,20 @@ impl Requests {
         command.arg(format!("http://{server}"));
         command.arg("--").arg(&self.bodies).arg(self.path);
         command
+    }
+
+    /// Sends the requests at a fixed rate, whether earlier ones are answered or not.
+    pub(crate) fn run_paced(
+        &self,
+        server: &Server,
+        per_second: f64,
+        seconds: u32,
+    ) -> Result<Round, Box<dyn Error>> {
+        let cpu_before = server.cpu_micros()?;
+        let (address, bodies) = (server.address(), &self.bodies);
+        let output = paced::command(address, bodies, self.path, per_second, seconds)?.output()?;
+        let cpu = server.cpu_micros()? - cpu_before;
+        Round::read(server.name(), &output, cpu)
     }
 
     pub(crate) fn run(

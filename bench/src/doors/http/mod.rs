@@ -6,6 +6,7 @@
 
 pub(crate) mod load;
 pub(crate) mod noop;
+pub(crate) mod paced;
 
 use std::error::Error;
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! The least that could stand in the place of `/v1/check`: reads and parses each request, and answers `allowed`
+//! `/v1/check` with as little work as possible: reads and parses each request, and answers `allowed`
 //! without anything else.
 
 use std::collections::HashMap;

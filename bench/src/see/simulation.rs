@@ -5,20 +5,23 @@ use std::fmt::Write as _;
 use std::io::Cursor;
 
 use tollgate_bench::process::{cpu_micros, resident_bytes};
+use tollgate_bench::report::Report;
 use tollgate_bench::table::{Bar, Table, median};
 use tollgate_config::parse;
 use tollgate_simulate::Simulation;
 use tollgate_simulate::log::{Fields, Progress, Replay, Source};
 
+use crate::length::Length;
+
 /// The most seconds of CPU for a million lines.
 const MOST_SECONDS: f64 = 3.0;
-const RULES: &str = include_str!("five-rules.yaml");
+const RULES: &str = include_str!("../five-rules.yaml");
 /// The routes give requests the action and the attributes that two of the rules match.
 const ROUTES: &str = "routes:\n  - { path: \"/search*\", action: search }\n  - { action: other }\n";
 
-/// Returns the bars that were missed.
-pub(crate) fn run(quick: bool) -> Result<Vec<String>, Box<dyn Error>> {
-    let (lines, rounds) = if quick { (10_000, 1) } else { (1_000_000, 5) };
+/// Adds a table of both formats of logs to the report.
+pub(super) fn measure(length: Length, report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let (lines, rounds) = length.pick((10_000, 1), (1_000_000, 3), (1_000_000, 7));
     let mut table = Table::new([
         "log",
         "CPU s a million lines",
@@ -33,7 +36,7 @@ pub(crate) fn run(quick: bool) -> Result<Vec<String>, Box<dyn Error>> {
         }
         let (mut seconds, mut memory) = (Vec::new(), 0.0_f64);
         for _ in 0..rounds {
-            let (micros, bytes) = measure(&log, lines)?;
+            let (micros, bytes) = replay(&log, lines)?;
             seconds.push(micros / lines as f64);
             memory = memory.max(bytes);
         }
@@ -46,15 +49,17 @@ pub(crate) fn run(quick: bool) -> Result<Vec<String>, Box<dyn Error>> {
             format!("{:.0}", memory / 1e6),
         ]);
     }
-    println!(
-        "{lines} lines of 10,000 clients and 200 tenants through five rules, medians of {rounds} rounds\n"
+    report.section(
+        &format!(
+            "`tollgate simulate`: {lines} lines of 10,000 clients and 200 tenants through five rules, medians of {rounds} rounds."
+        ),
+        &[table],
     );
-    println!("{table}");
-    Ok(table.missed())
+    Ok(())
 }
 
 /// Replays a log. Returns the CPU time in microseconds, and by how many bytes the process grew.
-fn measure(log: &str, lines: u64) -> Result<(f64, f64), Box<dyn Error>> {
+fn replay(log: &str, lines: u64) -> Result<(f64, f64), Box<dyn Error>> {
     let config = parse("rules.yaml", &format!("{RULES}{ROUTES}"), &|_| None)?;
     let source = Source::new(
         "log",
@@ -69,8 +74,8 @@ fn measure(log: &str, lines: u64) -> Result<(f64, f64), Box<dyn Error>> {
     let process = std::process::id();
     let (cpu, memory) = (cpu_micros(process)?, resident_bytes(process)?);
     let mut simulation = Simulation::new(&config, None, false);
-    let replay = Replay::new(&config, fields, vec![source]);
-    let summary = replay.run(&mut |time, attributes| simulation.decide(time, attributes, 1))?;
+    let log = Replay::new(&config, fields, vec![source]);
+    let summary = log.run(&mut |time, attributes| simulation.decide(time, attributes, 1))?;
     let report = simulation.finish();
     if (summary.requests, report.requests) != (lines, lines) {
         return Err(format!("only {} of {lines} lines were read", summary.requests).into());
