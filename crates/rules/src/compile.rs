@@ -227,14 +227,22 @@ impl RuleSet {
                     of,
                 }
             }),
-            lanes: fair.lanes.as_ref().map(|it| CompiledLanes {
-                by: self.symbols.intern(&it.by),
-                // There are at most eight lanes.
-                named: (0..)
-                    .zip(&it.named)
-                    .map(|(lane, (name, _))| (name.as_str().into(), lane))
-                    .collect(),
-                otherwise: u8::try_from(it.otherwise).unwrap_or(u8::MAX),
+            lanes: fair.lanes.as_ref().map(|it| {
+                let mut lanes = CompiledLanes {
+                    by: self.symbols.intern(&it.by),
+                    // There are at most eight lanes.
+                    named: (0..)
+                        .zip(&it.named)
+                        .map(|(lane, (name, _))| (name.as_str().into(), lane))
+                        .collect(),
+                    otherwise: u8::try_from(it.otherwise).unwrap_or(u8::MAX),
+                    plans: None,
+                };
+                if it.by == PLAN {
+                    let plans = self.layers.plans().map(|plan| lanes.named(plan));
+                    lanes.plans = Some(plans.collect());
+                }
+                lanes
             }),
         }
     }

@@ -139,11 +139,42 @@ pub(crate) struct CompiledWeights {
     pub(crate) plans: Option<Box<[u32]>>,
 }
 
+impl CompiledWeights {
+    fn of(&self, values: &[Option<&str>], plan: Option<u16>) -> u32 {
+        let of_value = || self.of.get(values[self.by as usize]?).copied();
+        of_plan(self.plans.as_deref(), plan)
+            .or_else(of_value)
+            .unwrap_or(1)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct CompiledLanes {
     pub(crate) by: AttributeId,
     pub(crate) named: Box<[(Box<str>, u8)]>,
     pub(crate) otherwise: u8,
+    /// The lanes of the plans, if lanes go by the plan.
+    pub(crate) plans: Option<Box<[u8]>>,
+}
+
+impl CompiledLanes {
+    pub(crate) fn named(&self, name: &str) -> u8 {
+        let found = self.named.iter().find(|(it, _)| **it == *name);
+        found.map_or(self.otherwise, |(_, lane)| *lane)
+    }
+
+    fn of(&self, values: &[Option<&str>], plan: Option<u16>) -> u8 {
+        let of_value = || Some(self.named(values[self.by as usize]?));
+        of_plan(self.plans.as_deref(), plan)
+            .or_else(of_value)
+            .unwrap_or(self.otherwise)
+    }
+}
+
+/// Returns what the plan of a request has in a list by plan. Without a list or a plan, the attribute of the request
+/// counts.
+fn of_plan<T: Copy>(plans: Option<&[T]>, plan: Option<u16>) -> Option<T> {
+    plans?.get(usize::from(plan?)).copied()
 }
 
 impl CompiledFair {
@@ -155,18 +186,8 @@ impl CompiledFair {
         values: &[Option<&str>],
         plan: Option<u16>,
     ) -> Client {
-        let weight = self.weights.as_ref().map_or(1, |weights| {
-            let plans = weights.plans.as_deref().zip(plan);
-            let of_plan = plans.and_then(|(plans, plan)| plans.get(usize::from(plan)).copied());
-            let of_value = || weights.of.get(values[weights.by as usize]?).copied();
-            of_plan.or_else(of_value).unwrap_or(1)
-        });
-        let lane = self.lanes.as_ref().map_or(0, |lanes| {
-            let value = values[lanes.by as usize];
-            let mut named = lanes.named.iter();
-            let named = value.and_then(|value| named.find(|(name, _)| **name == *value));
-            named.map_or(lanes.otherwise, |(_, lane)| *lane)
-        });
+        let weight = self.weights.as_ref().map_or(1, |it| it.of(values, plan));
+        let lane = self.lanes.as_ref().map_or(0, |it| it.of(values, plan));
         // The bits of a keyed hash: half of them identify a client among the clients of one bucket.
         #[allow(clippy::cast_possible_truncation)]
         let id = subject.map_or(0, |it| (it.bits() >> 64) as u64);

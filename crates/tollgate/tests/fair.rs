@@ -284,6 +284,92 @@ fn lane_gets_its_share_and_borrows_what_is_idle() {
     assert!((784..=840).contains(&alone["low"].0), "{alone:?}");
 }
 
+/// Returns the lane that `explain` tells for a request with these attributes.
+fn lane_of(limiter: &MemoryLimiter, attributes: &[(&'static str, &str)]) -> String {
+    let attributes: Attributes<'_> = attributes.iter().copied().collect();
+    let told = limiter.explain(&attributes)[0].to_string();
+    let (_, lane) = told.rsplit_once("lane ").unwrap();
+    lane.split(' ').next().unwrap().to_owned()
+}
+
+/// Lanes by plan go by the plan that the config gives a tenant, as weights do. What the request says does not count.
+#[test]
+fn lanes_by_plan_go_by_the_plan_of_the_tenant() {
+    let plans = "plans: { free: {}, enterprise: {}, trial: {} }
+tenants: { big: { plan: enterprise }, small: { plan: free }, tried: { plan: trial } }
+";
+    let fair =
+        ", fair: { per: [tenant], lanes: { by: plan, shares: { enterprise: 60%, free: 40% } } }";
+    let text = format!("{plans}{}", shared(fair));
+    let askers = [
+        asker(&[("tenant", "big")], Span::from_micros(900)),
+        asker(
+            &[("tenant", "small"), ("plan", "enterprise")],
+            Span::from_micros(900),
+        ),
+    ];
+    let got = run(&text, &askers, 20);
+    assert!((1_176..=1_300).contains(&got["big"].0), "{got:?}");
+    assert!((784..=900).contains(&got["small"].0), "{got:?}");
+
+    let (limiter, _) = limiter(&text);
+    let lane = |attributes: &[(&'static str, &str)]| lane_of(&limiter, attributes);
+    assert_eq!(lane(&[("tenant", "big"), ("plan", "free")]), "enterprise");
+    // A plan without a lane has the last one.
+    assert_eq!(lane(&[("tenant", "tried"), ("plan", "enterprise")]), "free");
+    // A tenant without a plan: the attribute counts, as for weights.
+    assert_eq!(
+        lane(&[("tenant", "other"), ("plan", "enterprise")]),
+        "enterprise"
+    );
+}
+
+#[test]
+fn lanes_by_plan_go_by_the_plan_that_plan_from_names() {
+    let plans = "plans: { free: {}, enterprise: {} }
+plan_from: attributes.tier
+default_plan: free
+tenants: { big: { plan: enterprise } }
+";
+    let fair = ", fair: { per: [tenant], weights: { plan: { enterprise: 5 } }, lanes: { by: plan, shares: { free: 40%, enterprise: 60% } } }";
+    let (limiter, _) = limiter(&format!("{plans}{}", shared(fair)));
+    let lane = |attributes: &[(&'static str, &str)]| lane_of(&limiter, attributes);
+    assert_eq!(
+        lane(&[("tenant", "a"), ("tier", "enterprise")]),
+        "enterprise"
+    );
+    assert_eq!(lane(&[("tenant", "big"), ("tier", "free")]), "free");
+    assert_eq!(lane(&[("tenant", "big")]), "enterprise");
+    // A name that `plans` does not have is ignored: so is the attribute `plan`.
+    assert_eq!(
+        lane(&[("tenant", "a"), ("tier", "gold"), ("plan", "enterprise")]),
+        "free"
+    );
+    assert_eq!(lane(&[("plan", "enterprise")]), "free");
+}
+
+/// Without plans in the config, the attribute `plan` is one like others.
+#[test]
+fn lanes_by_plan_without_plans_go_by_the_attribute() {
+    let fair =
+        ", fair: { per: [tenant], lanes: { by: plan, shares: { enterprise: 60%, free: 40% } } }";
+    let (limiter, _) = limiter(&shared(fair));
+    assert_eq!(lane_of(&limiter, &[("plan", "enterprise")]), "enterprise");
+}
+
+#[test]
+fn lanes_go_by_the_action_of_a_request() {
+    let fair =
+        ", fair: { per: [tenant], lanes: { by: action, shares: { search: 60%, export: 40% } } }";
+    let of = |action: &'static str| {
+        let attributes = [("action", action), ("tenant", "one")];
+        asker(&attributes, Span::from_micros(900))
+    };
+    let both = run(&shared(fair), &[of("search"), of("export")], 20);
+    assert!((1_176..=1_300).contains(&both["search"].0), "{both:?}");
+    assert!((784..=900).contains(&both["export"].0), "{both:?}");
+}
+
 #[test]
 fn shares_go_by_units_and_not_by_requests() {
     let few = Asker {
