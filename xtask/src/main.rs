@@ -33,7 +33,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Check everything: format, lints, tests, features, fuzz targets, packages, docs
+    /// Check everything: format, lints, tests, features, packages, docs
     ///
     /// Installs missing programs, then runs the steps in order and stops at the first that fails. The last line
     /// is the sum of all test runs: `N passed, N failed, N skipped`.
