@@ -82,11 +82,11 @@ pub use telemetry::{Denials, OtlpUrl, Telemetry};
 pub use tollgate_rules::{
     AttributeType, Attributes, Blocks, Ceiling, CompileOptions, ConfigError, Counter,
     DEFAULT_MAX_WAITING, DenialBody, DenialField, Difference, Durability, Effect, Explanation,
-    FailurePolicy, FieldValue, LARGEST_MAX_WAITING, LONGEST_MAX_WAIT, LimitSource, LogDenials,
-    Missing, ModeName, NamedSubject, NumberFrom, Overridden, Override, Placement, Policy, Problem,
-    RequestLimits, RequestSource, Resolution, Rollout, Rule, RuleBuilder, RuleDenial,
-    RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, RuleStore, Scope, Tiers, Waiting,
-    address_text, fair_classes, is_attribute_name, summary,
+    FailurePolicy, FairShares, FieldValue, LARGEST_MAX_WAITING, LONGEST_MAX_WAIT, LimitSource,
+    LogDenials, Missing, ModeName, NamedSubject, NumberFrom, Overridden, Override, Placement,
+    Policy, Problem, RequestLimits, RequestSource, Resolution, Rollout, Rule, RuleBuilder,
+    RuleDenial, RuleDenialReason, RuleError, RuleProblem, RuleSet, RuleState, RuleStore, Scope,
+    Tiers, Waiting, address_text, fair_classes, is_attribute_name, summary,
 };
 pub use upstream::{
     HealthCheck, Upstream, UpstreamHost, UpstreamProtocol, UpstreamServer, Upstreams,

@@ -11,6 +11,8 @@ use tollgate_core::meter::Meter;
 use tollgate_core::{Algorithm, Anchor, CarryOver, Leaky, Limit, Limiting, Rate, Span, Tick};
 
 use crate::document::{Short, percentage};
+use crate::fair_shares::FairShares;
+use crate::mode::ModeName;
 use crate::period::{Every, Start};
 use crate::placement::Placement;
 use crate::policy::Policy;
@@ -284,6 +286,27 @@ impl RuleBuilder {
         self.with("store", "local".to_owned())
     }
 
+    /// Shares the allowance fairly: while clients compete for it, each gets its share. Only for a token bucket.
+    pub fn fair(self, shares: &FairShares) -> Self {
+        self.with("fair", shares.to_yaml())
+    }
+
+    /// Decides in each instance from units that it has drawn before, and that it may use for `slice`. All instances
+    /// together never admit more than the limit.
+    pub fn leased(mut self, slice: Span) -> Self {
+        self.set("mode", ModeName::Leased.name());
+        self.fields.retain(|(name, _)| *name != "flush");
+        self.with("slice", slice.to_string())
+    }
+
+    /// Decides in each instance from its own counts, which it reports after `flush` at the latest. All instances
+    /// together may admit more than the limit.
+    pub fn asynchronous(mut self, flush: Span) -> Self {
+        self.set("mode", ModeName::Async.name());
+        self.fields.retain(|(name, _)| *name != "slice");
+        self.with("flush", flush.to_string())
+    }
+
     /// Sets whether the rule is enforced, only observed, or off.
     pub fn state(self, state: RuleState) -> Self {
         self.with("state", state.name().to_owned())
@@ -498,7 +521,7 @@ fn rate_of(meter: &Meter) -> String {
 }
 
 /// Writes a text as a quoted YAML string.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let is_plain = |c: char| c == ' ' || c.is_ascii_graphic() || c.is_alphanumeric();
     if !text.contains('\'') && text.chars().all(is_plain) {
         return format!("'{text}'");

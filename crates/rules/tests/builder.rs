@@ -8,8 +8,8 @@ use tollgate_core::{
     Algorithm, Anchor, Calendar, CarryOver, Leaky, Limit, ParamError, Rate, Span, Unit, Zone,
 };
 use tollgate_rules::{
-    AttributeType, Ceiling, FailurePolicy, Missing, Placement, Policy, Rollout, Rule, RuleBuilder,
-    RuleState,
+    AttributeType, Ceiling, FailurePolicy, FairShares, Missing, Placement, Policy, Rollout, Rule,
+    RuleBuilder, RuleState,
 };
 
 /// Reads a file with one rule. `attributes` are the declared types of attributes.
@@ -134,6 +134,36 @@ fn a_rule_from_code_is_the_rule_of_a_file() -> Result<(), ParamError> {
                 .on_store_failure(FailurePolicy::Degraded),
         ),
         (
+            "{ id: a, algorithm: token-bucket, capacity: 100, refill: 100/s, mode: leased, slice: 50ms }",
+            new("a", Limit::token_bucket(100, per(100, Span::SECOND))?)
+                .asynchronous(Span::SECOND)
+                .leased(Span::from_millis(50)),
+        ),
+        (
+            "{ id: a, algorithm: quota, limit: 10, period: month, timezone: Europe/Berlin, mode: async, flush: 1s }",
+            new("a", Limit::quota(10, 0, 0, month(Anchor::First))?)
+                .leased(Span::SECOND)
+                .asynchronous(Span::SECOND),
+        ),
+        (
+            "{ id: a, algorithm: token-bucket, capacity: 100, refill: 100/s, fair: {
+                 per: [tenant, user], weights: { plan: { free: 1, 'big one': 5 } },
+                 lanes: { by: priority, shares: { high: 60%, low: 40% }, strict: [low], otherwise: high } } }",
+            new("a", Limit::token_bucket(100, per(100, Span::SECOND))?).fair(
+                &FairShares::per(["tenant", "user"])
+                    .weights("plan", [("free", 1), ("big one", 5)])
+                    .lanes_by("priority")
+                    .lane("high", 60)
+                    .strict_lane("low", 40)
+                    .otherwise("high"),
+            ),
+        ),
+        (
+            "{ id: a, algorithm: token-bucket, capacity: 100, refill: 100/s, fair: { per: [user] } }",
+            new("a", Limit::token_bucket(100, per(100, Span::SECOND))?)
+                .fair(&FairShares::per(["user"])),
+        ),
+        (
             "{ id: a, algorithm: gcra, rate: unlimited }",
             new("a", Limit::unlimited(Algorithm::Gcra)),
         ),
@@ -182,6 +212,7 @@ fn errors_name_the_rule_and_the_field() -> Result<(), ParamError> {
             "ceiling",
         ),
         (new("a").attribute("b c", AttributeType::Int), "attributes"),
+        (new("a").fair(&FairShares::per(["user"])), "fair"),
         (slots().cost(2), "cost"),
         (slots().charge_denied(), "charge_denied"),
         (

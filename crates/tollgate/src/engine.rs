@@ -2,8 +2,9 @@
 //!
 //! Only this module puts stores together. [`Routed`] is outermost, unless all state is in this process. It
 //! has a stack for each store. From the outside in: split allowances ([`Sharded`]), known denials
-//! ([`Remembered`], on Redis), the ledger ([`Ledgered`], if the config names one), slices ([`Prepaid`], on
-//! Redis), spans ([`Traced`]), and the store itself. Add a new wrapper only here, in `stack`.
+//! ([`Remembered`], on Redis), the ledger ([`Ledgered`], if the config names one), reports of async mode
+//! ([`Reported`], on Redis), slices of leased mode ([`Prepaid`], on Redis), spans ([`Traced`]), and the store itself.
+//! Add a new wrapper only here, in `stack`.
 
 mod open;
 

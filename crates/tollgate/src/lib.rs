@@ -209,6 +209,7 @@
 //! | `redis` | state in Redis or Valkey, shared by a fleet |
 //! | `ledger-sqlite` | a ledger of quotas in SQLite |
 //! | `ledger-postgres` | a ledger of quotas in PostgreSQL |
+//! | `schema` | the JSON schema of config files |
 //! | `wait` | waiting for a lease, or for a turn under a rule with `max_wait`, on Tokio's timer; the other features turn it on |
 //!
 //! # More
@@ -296,9 +297,10 @@ pub use throttle::Throttled;
 pub use tollgate_config::json_schema;
 pub use tollgate_config::{
     AttributeType, Attributes, Ceiling, Config, ConfigError, Durability, Effect as RuleEffect,
-    Explanation, FailurePolicy, LONGEST_MAX_WAIT, LimitSource, LogDenials, Missing, ModeName,
-    NamedSubject, NumberFrom, Override, Placement, Policy, Problem, Rollout, Rule, RuleBuilder,
-    RuleError, RuleProblem, RuleSet, RuleState, RuleStore, Scope, Waiting, load, parse,
+    Explanation, FailurePolicy, FairShares, LONGEST_MAX_WAIT, LimitSource, LogDenials, Missing,
+    ModeName, NamedSubject, NumberFrom, Override, Placement, Policy, Problem, Rollout, Rule,
+    RuleBuilder, RuleError, RuleProblem, RuleSet, RuleState, RuleStore, Scope, Waiting, load,
+    parse,
 };
 /// The algorithms: pure functions of a state and an instant. A custom store decides with them.
 #[doc(no_inline)]
