@@ -1,7 +1,7 @@
 -- Makes a hold, unless there is one with this id. This file is the fast path, and `hold_decide.lua` is the
 -- general path.
 
-local CONFLICT, DENIED, UNKNOWN, TOO_MANY = 2, 3, 4, 11
+local CONFLICT, DENIED, UNKNOWN, TOO_MANY, NO_ROOM = 2, 3, 4, 11, 12
 hold.ticket = waits == 1 and ticket or nil
 
 if value then
@@ -27,6 +27,25 @@ end
 local units, _, foreign = next_request()
 if foreign then
   return { now, FOREIGN, '', foreign }
+end
+
+-- Returns whether the hold needs a new state for which there is no room. A hold never uses a shared state: its end would
+-- not find what it has taken. A hold without limits needs room if its subject has no open holds.
+local function lacks_room()
+  if count == 0 then
+    return charges > 0 and open and call('EXISTS', open) == 0 and not has_room(0)
+  end
+  for i = 1, count do
+    local k = keys[i]
+    local is_new = not values[k] and (k <= whole or call('EXISTS', KEYS[k]) == 0)
+    if is_new and not limits[i].companion and not has_room(flags[i]) then
+      return true
+    end
+  end
+  return false
+end
+if lacks_room() then
+  return { now, NO_ROOM, '', 0 }
 end
 -- A hold of 0 units is decided like a hold of 1 unit, and takes nothing.
 local asked = math.max(units, 1)

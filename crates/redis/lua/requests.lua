@@ -64,8 +64,13 @@ local function refund_all(units, charged_at)
   end
 end
 
--- Restores, adjusts or reads the quotas of the current request.
+-- Restores, adjusts or reads the quotas of the current request. Nothing is restored if there is no room for a new state.
 local function update_quotas()
+  for i = 1, operation == RESTORE and count or 0 do
+    if expires(keys[i], limits[i]) == 0 and not has_room(flags[i]) then
+      return report_crowded()
+    end
+  end
   local offset, known = 1, 1
   reply[filled + 1], reply[filled + 2], reply[filled + 3] = -1, 1, 0
   for i = 1, count do

@@ -7,13 +7,13 @@ mod common;
 
 use common::{LONG, block_on, charge, connect, errors, left, options, take};
 use futures_util::future::join_all;
-use tollgate_conformance::{Kind, hold_id, reservation};
+use tollgate_conformance::{Kind, TTL, hold_id, reservation};
 use tollgate_core::fair::{Client, Lane};
-use tollgate_core::{Charge, Limit, OnDenied, Outcome, Rate, Span};
+use tollgate_core::{Algorithm, Balance, Charge, Limit, OnDenied, Outcome, Rate, Span};
 use tollgate_redis::{BreakerState, RedisStore};
 use tollgate_rig::versions::{Version, fetch};
 use tollgate_rig::{Redis, Reply, wait};
-use tollgate_store::{Ask, Held, Settle, Settled, Store, StoreError};
+use tollgate_store::{Ask, Held, NewHold, OpenBound, Settle, Settled, Store, StoreError};
 
 const CAPACITY: u64 = 10;
 /// The number of the first invented subject.
@@ -358,5 +358,94 @@ fn a_full_server_settles_holds_and_makes_none() {
         assert!(matches!(settled, Settled::Done(_)), "{settled:?}");
         assert_eq!(left(&store, 1, &limit).await, 96);
         assert!(is_calm(&store));
+    });
+}
+
+/// Slots, reservations, and quotas that a ledger has to restore share no state. Beyond the bound, they get no new states.
+#[test]
+fn holds_and_ledgered_quotas_of_new_subjects_stay_within_max_keys() {
+    const MOST: u64 = 1000;
+    let slots = Limit::concurrency(2, TTL).unwrap();
+    let plain = Limit::fixed_window(100, LONG).unwrap();
+    let log = Limit::sliding_log(100, LONG).unwrap();
+    let quota = Kind::Quota.limit(100, LONG);
+    let unlimited = Limit::unlimited(Algorithm::FixedWindow);
+    for limit in [&slots, &plain, &log, &quota, &unlimited] {
+        let redis = Redis::start();
+        let mut options = options(&redis);
+        options.max_keys = MOST;
+        let store = connect(options);
+        let hold = async |number: u64, id: u64| {
+            let charges = [charge(number, limit)];
+            let new = NewHold {
+                bound: Some(OpenBound {
+                    subject: number.into(),
+                    most: 10,
+                }),
+                ..reservation(id.into())
+            };
+            store.hold(&charges, 1, &new).await
+        };
+        block_on(async {
+            assert!(matches!(hold(1, 1).await, Ok(Held::Taken { .. })));
+            let (mut full, mut keys) = (0, 0);
+            for number in 2..3 * MOST {
+                match hold(number, number).await {
+                    Ok(held) => assert!(matches!(held, Held::Taken { .. }), "{held:?}"),
+                    Err(error) => {
+                        assert_eq!(error, StoreError::Full);
+                        full += 1;
+                        keys = redis.connect().keys().len() as u64;
+                    }
+                }
+            }
+            // A hold has up to three keys, and the keys are counted in the background.
+            assert!(
+                (MOST..=MOST + 200).contains(&keys),
+                "{limit:?}: {keys} keys"
+            );
+            assert!(full > MOST, "{limit:?}: {full}");
+            assert_eq!(errors(&store, "full"), full);
+            // A subject with a state gets further holds.
+            let held = hold(1, u64::MAX).await.unwrap();
+            assert!(matches!(held, Held::Taken { .. }), "{limit:?}: {held:?}");
+            assert!(is_calm(&store));
+        });
+    }
+}
+
+#[test]
+fn restored_quotas_of_new_subjects_stay_within_max_keys() {
+    const MOST: u64 = 1000;
+    let quota = Kind::Quota.limit(100, LONG);
+    let redis = Redis::start();
+    let mut options = options(&redis);
+    options.max_keys = MOST;
+    let store = connect(options);
+    block_on(async {
+        let applied = take(&store, 1, &quota).await.unwrap();
+        let known = applied.outcomes[0].remaining;
+        let balance = Balance {
+            ends_at: applied.outcomes[0].reset_at,
+            used: 7,
+            extra: 0,
+        };
+        let restore = async |number| store.restore(&[charge(number, &quota)], &[balance]).await;
+        let mut full = 0;
+        for number in 2..3 * MOST {
+            match restore(number).await {
+                Ok(()) => {}
+                Err(error) => {
+                    assert_eq!(error, StoreError::Full);
+                    full += 1;
+                }
+            }
+        }
+        let keys = redis.connect().keys().len() as u64;
+        assert!((MOST..=MOST + 100).contains(&keys), "{keys} keys");
+        assert!(full > MOST, "{full}");
+        // A count that exists stays, and is no error.
+        restore(1).await.unwrap();
+        assert_eq!(left(&store, 1, &quota).await, known);
     });
 }

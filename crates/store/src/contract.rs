@@ -457,11 +457,11 @@ pub enum StoreError {
         "the key {0} holds data that Tollgate cannot read: check that no other program uses the `key_prefix`"
     )]
     Foreign(Arc<str>),
-    /// The store is out of memory, and the request needs a key that does not exist yet. Requests for existing keys
-    /// are still decided.
+    /// The store has no room for new keys, and the request needs a key that does not exist yet. Requests for existing
+    /// keys are still decided.
     #[error(
-        "the store is out of memory, and the request needs a new key: give the server more memory, or lower \
-         `subjects.max_keys`"
+        "the store has no room for a new key: give the server more memory, or raise `subjects.max_keys` if it has \
+         enough"
     )]
     Full,
     /// The store is full of open holds.

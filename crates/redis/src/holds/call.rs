@@ -269,6 +269,11 @@ fn read(
         (9, _) => HoldReply::Unrestored,
         (10, _) => HoldReply::Replaced,
         (11, _) => HoldReply::TooMany,
+        (12, _) => {
+            let error = StoreError::Full;
+            shared.metrics.failed(request.script().name, error.kind());
+            return Err(error);
+        }
         _ => return Err(malformed()),
     };
     let is_decided = operation == Operation::Hold && matches!(code, 0 | 3);
