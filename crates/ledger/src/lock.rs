@@ -10,7 +10,6 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::OpenError;
 use crate::options::{Database, Options};
+use crate::private_file;
 
 /// How long to wait for a server that is about to end.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -45,13 +45,9 @@ impl Lock {
             location: location(),
             reason: format!("cannot lock {}: {error}", file.display()).into(),
         };
-        let opened = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&file);
-        let opened = match opened {
+        let mut writing = OpenOptions::new();
+        writing.write(true).create(true).truncate(false);
+        let opened = match private_file::open(&mut writing, &file) {
             // The directory is missing. The caller reports this with a better message.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(failed)?,

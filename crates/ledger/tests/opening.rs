@@ -377,4 +377,14 @@ async fn sqlite_files_are_private_and_links_are_not_followed() {
     let opened = Ledger::open(Options::new(Database::Sqlite(link))).await;
     let error = opened.unwrap_err().to_string();
     assert!(error.contains("symbolic link"), "{error}");
+
+    let target = directory.path().join("target");
+    symlink(&target, directory.path().join("ledger.db.lock")).unwrap();
+    let locked = Options {
+        exclusive: true,
+        ..Options::new(Database::Sqlite(file))
+    };
+    let error = open_error(locked).await.to_string();
+    assert!(error.contains("symbolic link"), "{error}");
+    assert!(!target.exists());
 }
