@@ -301,3 +301,56 @@ rules:
     assert_eq!(rejected[0], ("subject", 0));
     assert!(rejected[1].1 > 300, "{rejected:?}");
 }
+
+/// A reservation holds slots, so its time has the bound of a lease.
+#[test]
+fn reservation_holds_a_slot_no_longer_than_a_lease_may() {
+    let limiter = Limiter::from_yaml(
+        "rules.yaml",
+        "
+version: 1
+rules:
+  - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 9, lease: 30s }
+  - { id: long, match: { action: long }, per: [tenant], algorithm: concurrency, limit: 9, lease: 1s, max_lease: 10m }
+  - { id: plain, match: { action: [job, long, plain] }, per: [tenant], algorithm: fixed-window, limit: 99, window: 1d }
+",
+    )
+    .unwrap();
+    for (action, bound, usual) in [
+        ("job", Some(("jobs", 30)), 30),
+        ("long", Some(("long", 600)), 60),
+        ("plain", None, 60),
+    ] {
+        let attributes = Attributes::from([("tenant", "acme"), ("action", action)]);
+        let reserve = |ttl| {
+            let reserve = Reserve {
+                ttl,
+                ..Reserve::default()
+            };
+            limiter.reserve_now(&attributes, &reserve)
+        };
+        let ReserveOutcome::Held { hold, decision } = reserve(None).unwrap() else {
+            panic!("{action}");
+        };
+        let made = decision.unwrap().decided_at();
+        let lasts = hold.expires_at.since(made).as_micros();
+        assert_eq!(lasts.div_ceil(1_000_000), usual, "{action}");
+        let Some((rule, most)) = bound else {
+            held(reserve(Some(Span::DAY)).unwrap());
+            limiter.extend_now(&hold.id, Span::DAY).unwrap();
+            continue;
+        };
+        let (most, above) = (Span::from_secs(most), Span::from_secs(most + 1));
+        let expected = HoldError::AboveLease {
+            rule: rule.to_owned(),
+            span: above,
+            most,
+        };
+        let longer = limiter.extend_now(&hold.id, above);
+        assert_eq!(longer.unwrap_err().to_string(), expected.to_string());
+        let longer = reserve(Some(above)).unwrap_err();
+        assert_eq!(longer.to_string(), expected.to_string());
+        limiter.extend_now(&hold.id, most).unwrap();
+        held(reserve(Some(most)).unwrap());
+    }
+}

@@ -11,7 +11,7 @@ use tollgate_store::{
 
 use super::{
     DEFAULT_TTL, Hold, HoldError, HoldName, Holders, LEAST_TTL, LeaseToken, MOST_TTL, ended,
-    lease_for, within,
+    lease_for, ttl_for, within,
 };
 use crate::active_config::ActiveConfig;
 use crate::limiter::{Limiter, now};
@@ -82,6 +82,14 @@ impl<S: Store> Limiter<S> {
     /// # Errors
     /// If there is no such reservation, or it has ended.
     pub async fn extend(&self, name: &HoldName, ttl: Span) -> Result<Hold, HoldError> {
+        if let HoldName::Held(id) = name
+            && let Some(record) = self.store.find_hold(*id).await?
+            && record.purpose == Purpose::Reservation
+        {
+            let charges = record.charges.iter().map(|it| (&*it.rule, &it.limit));
+            let active = self.once();
+            ttl_for(Some(ttl), charges, active.active.rules().rules())?;
+        }
         self.prolong(name, ttl, None).await
     }
 

@@ -11,8 +11,8 @@ use tollgate_store::{
 };
 
 use super::{
-    Acquire, AcquireOutcome, DEFAULT_TTL, Hold, HoldError, HoldName, LEAST_TTL, LeaseToken,
-    MOST_TTL, PATIENCE, Reserve, ReserveOutcome, ended, lease_for, random, valid_key, within,
+    Acquire, AcquireOutcome, Hold, HoldError, HoldName, LEAST_TTL, LeaseToken, MOST_TTL, PATIENCE,
+    Reserve, ReserveOutcome, ended, lease_for, random, ttl_for, valid_key, within,
 };
 use crate::active_config::ActiveConfig;
 use crate::limiter::{Limiter, now};
@@ -29,8 +29,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         attributes: &Attributes<'_>,
         reserve: &Reserve<'_>,
     ) -> Result<ReserveOutcome, HoldError> {
-        let ttl = reserve.ttl.unwrap_or(DEFAULT_TTL);
-        let ttl = within("a time to live", ttl, LEAST_TTL, MOST_TTL)?;
+        let in_range = |ttl| within("a time to live", ttl, LEAST_TTL, MOST_TTL);
+        let asked = reserve.ttl.map(in_range).transpose()?;
         let key = reserve.idempotency_key.map(valid_key).transpose()?;
         if let Some(block) = self.block_of(attributes) {
             let denied = self.deny_blocked(block, attributes);
@@ -43,6 +43,9 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let (reply, held) = if unheld {
             (self.look(&resolution, ask).await, None)
         } else {
+            let rules = self.active.rules().rules();
+            let charges = resolution.charges.iter().map(|it| (it.rule, it.limit));
+            let ttl = ttl_for(asked, charges, rules)?;
             let tags: SmallVec<[Tag; 8]> = resolution.charges.iter().map(|it| it.tag).collect();
             let tenant = attributes.get("tenant").unwrap_or_default();
             let names = &self.active.keyed().names;

@@ -218,10 +218,10 @@ pub enum HoldError {
         /// The largest value.
         most: Span,
     },
-    /// A client asks for a lease that is longer than a rule allows.
+    /// A client asks for a slot for longer than a rule allows.
     #[error(
-        "the time to live {span} is too long: `{rule}` allows at most {most}; ask for less and renew the lease, or \
-         set `max_lease` in the config"
+        "the time to live {span} is too long: `{rule}` allows at most {most}; ask for less and renew or extend it in \
+         time, or set `max_lease` in the config"
     )]
     AboveLease {
         /// The rule or the budget.
@@ -312,35 +312,68 @@ fn within(what: &'static str, span: Span, least: Span, most: Span) -> Result<Spa
     })
 }
 
+/// Returns the names of the concurrency rules and budgets among `charges`, each with its `lease` and with the longest
+/// time that a slot may be held: the `max_lease`, or the `lease` if there is none.
+fn leases_of<'c>(
+    charges: impl Iterator<Item = (&'c str, &'c Limit)>,
+    rules: &[Rule],
+) -> impl Iterator<Item = (&'c str, Span, Span)> {
+    charges.filter_map(|(name, limit)| {
+        let Limit::Concurrency(slots) = limit else {
+            return None;
+        };
+        let lease = slots.lease();
+        // A charge has the name of its rule, or of the budget that the rule draws on.
+        let mut rules = rules.iter();
+        let rule = rules.find(|rule| rule.id() == name || **rule.allowance() == *name);
+        let most = rule
+            .and_then(Rule::max_lease)
+            .map_or(lease, |it| it.max(lease));
+        Some((name, lease, most))
+    })
+}
+
 /// Returns how long a lease lasts: as long as the client asks for, or the shortest `lease` of the charges of
-/// concurrency rules. Rejects a time that is longer than both the lease of a charge and the `max_lease` of
-/// its rule.
+/// concurrency rules. Rejects a time for which one of them does not let a client hold a slot.
 fn lease_for<'c>(
     asked: Option<Span>,
     charges: impl Iterator<Item = (&'c str, &'c Limit)>,
     rules: &[Rule],
 ) -> Result<Span, HoldError> {
     let mut shortest: Option<Span> = None;
-    for (name, limit) in charges {
-        let Limit::Concurrency(slots) = limit else {
-            continue;
-        };
-        let lease = slots.lease();
+    for (name, lease, most) in leases_of(charges, rules) {
         shortest = Some(shortest.map_or(lease, |known| known.min(lease)));
-        let Some(span) = asked else { continue };
-        let mut rules = rules.iter();
-        // A charge has the name of its rule, or of the budget that the rule draws on.
-        let rule = rules.find(|rule| rule.id() == name || **rule.allowance() == *name);
-        let most = rule
-            .and_then(Rule::max_lease)
-            .map_or(lease, |it| it.max(lease));
-        if span > most {
-            let rule = name.to_owned();
-            return Err(HoldError::AboveLease { rule, span, most });
-        }
+        check_lease(name, asked, most)?;
     }
     let span = asked.or(shortest).unwrap_or(DEFAULT_TTL);
     within("a time to live", span, LEAST_TTL, MOST_TTL)
+}
+
+/// Returns how long a reservation lasts: as long as the client asks for, or [`DEFAULT_TTL`]. A reservation holds a slot
+/// of every concurrency rule, so it lasts no longer than a lease may. A longer time of the client is rejected.
+fn ttl_for<'c>(
+    asked: Option<Span>,
+    charges: impl Iterator<Item = (&'c str, &'c Limit)>,
+    rules: &[Rule],
+) -> Result<Span, HoldError> {
+    let mut ttl = asked.unwrap_or(DEFAULT_TTL);
+    for (name, _, most) in leases_of(charges, rules) {
+        check_lease(name, asked, most)?;
+        ttl = ttl.min(most);
+    }
+    Ok(ttl)
+}
+
+/// Rejects a time that is longer than `most`, for which the rule `name` lets a client hold a slot.
+fn check_lease(name: &str, asked: Option<Span>, most: Span) -> Result<(), HoldError> {
+    match asked {
+        Some(span) if span > most => Err(HoldError::AboveLease {
+            rule: name.to_owned(),
+            span,
+            most,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Rejects keys that a ledger cannot store. Otherwise the ledger's error would count as a failure of
