@@ -70,9 +70,10 @@ pub(crate) fn unblock(args: &UnblockArgs) -> CommandResult {
         true => "name",
         false => "subject",
     };
-    let mut query = vec![(name, args.subject.as_str())];
-    query.extend(args.reason.as_deref().map(|reason| ("reason", reason)));
-    let removed = args.admin.call("/v1/blocks", &Call::Delete(&query))?;
+    // In the body, because proxies log addresses, and the subject may be a secret.
+    let body = json!({ name: args.subject, "reason": args.reason });
+    let path = "/v1/blocks/remove";
+    let removed = args.admin.call(path, &Call::Post(&body))?;
     println!("unblocked {}", describe(&removed));
     Ok(true)
 }

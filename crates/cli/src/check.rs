@@ -9,6 +9,7 @@ use crate::CommandResult;
 use crate::config::{self, TrialArgs};
 use crate::connect::{Call, ConnectArgs, describe_error};
 use crate::request::RequestArgs;
+use crate::terminal::printable;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -90,15 +91,17 @@ fn ask_server(args: &Args, server: &str) -> CommandResult {
     for _ in 0..args.repeat {
         let response = door.send(path, &Call::Post(&body))?;
         let status = response.status();
-        let answer = door.json(path, response)?;
+        let text = door.text(path, response)?;
+        // The `denial_body` of the server's config may be any text.
+        let answer: Value =
+            serde_json::from_str(&text).unwrap_or_else(|_| Value::String(text.clone()));
         allowed = match answer["allowed"].as_bool() {
             Some(allowed) => allowed,
-            // The config of the server has a `denial_body`.
             None if status.as_u16() == 429 => {
                 allowed = false;
                 match args.json {
                     true => println!("{answer}"),
-                    false => println!("denied: {answer}"),
+                    false => println!("denied: {}", printable(text.trim_end())),
                 }
                 continue;
             }

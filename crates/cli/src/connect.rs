@@ -148,6 +148,12 @@ impl Door<'_> {
         body.map_err(|error| self.failed(path, &error))
     }
 
+    /// Reads the text of a response.
+    pub(crate) fn text(&self, path: &str, mut response: Response<Body>) -> Result<String, String> {
+        let body = response.body_mut().read_to_string();
+        body.map_err(|error| self.failed(path, &error))
+    }
+
     /// Adds the query and the token.
     fn request<B>(&self, request: RequestBuilder<B>, query: &[(&str, &str)]) -> RequestBuilder<B> {
         let request = request.query_pairs(query.iter().copied());

@@ -47,13 +47,39 @@ pub(crate) fn run(args: &Args) -> CommandResult {
         query.push(("limit", "1000".to_owned()));
         query.push(("after", next.to_string()));
         query.push(("wait", WAIT.to_string()));
-        answer = ask(&args.admin, &query, Some(Duration::from_secs(WAIT + 20)))?;
+        let timeout = Some(Duration::from_secs(WAIT + 20));
+        answer = again(Duration::from_secs(1), || ask(&args.admin, &query, timeout));
         if let Some(missed) = answer["missed"].as_u64().filter(|missed| *missed > 0) {
             eprintln!("{missed} denials came faster than they were read, and are not shown");
         }
         if !show(list(&answer, "denials").iter(), args.json) {
             return Ok(true);
         }
+    }
+}
+
+/// Asks until there is an answer, with `pause` between the calls: a server that restarts is followed further. Says
+/// each new reason why there is none.
+fn again(pause: Duration, ask: impl Fn() -> Result<Value, String>) -> Value {
+    let mut told = String::new();
+    loop {
+        match ask() {
+            Ok(answer) => {
+                if !told.is_empty() {
+                    eprintln!("the server answers again");
+                }
+                return answer;
+            }
+            Err(error) if error != told => {
+                eprintln!(
+                    "{}\nnote: trying again until the server answers",
+                    error.trim_end()
+                );
+                told = error;
+            }
+            Err(_) => {}
+        }
+        std::thread::sleep(pause);
     }
 }
 

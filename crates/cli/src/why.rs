@@ -134,7 +134,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
         return Err(errors.join("\n"));
     }
     // One instance that is down does not hide what the others know.
-    for error in errors {
+    for error in &errors {
         eprintln!("{}", error.trim_end());
     }
     // Times are in UTC and of one format, so their texts sort as the times do.
@@ -146,6 +146,13 @@ pub(crate) fn run(args: &Args) -> CommandResult {
             let server = (servers.len() > 1).then_some(*server);
             print!("{}", describe(denial, server));
         }
+    }
+    if denials.is_empty() && !errors.is_empty() {
+        return Err(format!(
+            "error: no denial found, but {} of {} servers did not answer and may have some",
+            errors.len(),
+            servers.len()
+        ));
     }
     if denials.is_empty() {
         eprintln!("no denial found");
@@ -175,7 +182,14 @@ fn describe(denial: &Value, server: Option<&str>) -> String {
     });
     lines.push(numbers.join(", "));
     lines.extend(text("numbersFrom").map(|from| format!("numbers: {from}")));
-    lines.extend(text("override").map(|name| format!("override: {name}")));
+    lines.extend(text("override").map(|name| match reason {
+        "blocked" => name.to_owned(),
+        _ => format!("override: {name}"),
+    }));
+    lines.extend(text("blockReason").map(|why| match text("blockExpiresAt") {
+        Some(end) => format!("reason: {why}, until {end}"),
+        None => format!("reason: {why}, until unblocked"),
+    }));
     lines.extend(text("policy").map(|policy| format!("decided by the failure policy {policy}")));
     let mut facts = Vec::new();
     facts.extend(text("algorithm").map(str::to_owned));
@@ -202,6 +216,7 @@ fn in_words(reason: &str) -> &str {
     match reason {
         "exceeded" => "the allowance was used up",
         "backed_off" => "earlier denials have led to a block",
+        "blocked" => "an operator has blocked the subject",
         "queue_full" => "the queue was full",
         "never_fits" => "the cost is above the limit",
         "missing_attribute" => "the request lacked an attribute that the rule needs",

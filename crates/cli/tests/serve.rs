@@ -150,6 +150,39 @@ fn check_command_calls_a_running_server() {
 }
 
 #[test]
+fn check_command_shows_a_denial_with_a_body_of_any_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rules.yaml");
+    let body = "{ content_type: text/plain, template: \"Slow down, {{rule}}.\\n\" }";
+    let rules = format!(
+        "version: 1\nheaders: {{ denial_body: {body} }}\n\
+         rules: [{{ id: api, per: [user], algorithm: fixed-window, limit: 1, window: 300d }}]\n"
+    );
+    std::fs::write(&file, rules).unwrap();
+    let serving = Serving::start(&["--config", file.to_str().unwrap()]);
+    let check = |more: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(["check", "--server", &serving.url, "user=ann"])
+            .args(more)
+            .output()
+            .unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap(),
+        )
+    };
+    assert_eq!(check(&[]).0, Some(0));
+    assert_eq!(
+        check(&[]),
+        (Some(1), "denied: Slow down, api.\n".to_owned())
+    );
+    assert_eq!(
+        check(&["--json"]),
+        (Some(1), "\"Slow down, api.\\n\"\n".to_owned())
+    );
+}
+
+#[test]
 fn flags_open_all_doors_and_the_printed_requests_work() {
     let any = "127.0.0.1:0";
     let mut serving = Serving::start(&["--grpc", any, "--resp", any, "--admin", any]);

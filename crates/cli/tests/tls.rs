@@ -6,8 +6,9 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use common::Serving;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -87,17 +88,19 @@ impl Server {
     }
 }
 
-/// Runs a command. Returns its exit code, and its output or its errors.
-fn run(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
+/// Returns a command that gets its connection from `args` and `env` only.
+fn tollgate(args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
     for name in ["CA", "CERT", "KEY", "SERVER_NAME", "TOKEN", "ADMIN_URL"] {
         command.env_remove(format!("TOLLGATE_{name}"));
     }
-    let output = command
-        .args(args)
-        .envs(env.iter().copied())
-        .output()
-        .unwrap();
+    command.args(args).envs(env.iter().copied());
+    command
+}
+
+/// Runs a command. Returns its exit code, and its output or its errors.
+fn run(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
+    let output = tollgate(args, env).output().unwrap();
     let text = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8(text).unwrap())
 }
@@ -109,54 +112,158 @@ fn fail(args: &[&str], env: &[(&str, &str)]) -> String {
     text
 }
 
-/// Every command that talks to a door, without the address: first those of the admin door.
-const COMMANDS: [&[&str]; 10] = [
-    &["reload"],
-    &[
-        "override", "set", "--tenant", "acme", "--scale", "50%", "--reason", "test",
-    ],
-    &["override", "list"],
-    &["override", "clear", "tenant:acme"],
-    &["candidates"],
-    &["usage", "acme"],
-    &["export", "--period", "current"],
-    &[
-        "correct", "acme", "--rule", "monthly", "--amount", "3", "--reason", "test",
-    ],
-    &[
-        "grant", "acme", "--rule", "monthly", "--amount", "5", "--reason", "test",
-    ],
-    &["reconcile"],
+/// Every command that talks to a door, its exit codes, and a part of what it prints. HTTP, ADMIN and FILE stand for the
+/// addresses and the config of the server, OVERRIDE and VERSION for the first word of what the command before printed.
+const COMMANDS: [(&str, &[i32], &str); 27] = [
+    (
+        "check --server HTTP tenant=acme",
+        &[0],
+        "allowed by monthly",
+    ),
+    ("health --server HTTP", &[0], "200 "),
+    ("reload --admin ADMIN", &[0], "1 rule"),
+    (
+        "override set --tenant acme --scale 50% --reason test --admin ADMIN",
+        &[0],
+        "tenant:acme/*: ",
+    ),
+    ("override list --admin ADMIN", &[0], "tenant:acme/*: "),
+    (
+        "override clear OVERRIDE --admin ADMIN",
+        &[0],
+        "tenant:acme/*",
+    ),
+    ("candidates --admin ADMIN", &[0], ""),
+    (
+        "explain --running tenant=acme --admin ADMIN",
+        &[0],
+        "monthly: applies",
+    ),
+    (
+        "block tenant=bad --for 1h --reason test --admin ADMIN",
+        &[0],
+        "block:tenant:",
+    ),
+    ("blocks --admin ADMIN", &[0], "block:tenant:"),
+    ("check --server HTTP tenant=bad", &[1], "denied (blocked)"),
+    (
+        "why tenant=bad --admin ADMIN",
+        &[0],
+        "an operator has blocked the subject",
+    ),
+    ("tail tenant=bad --admin ADMIN", &[], " @block blocked "),
+    (
+        "unblock tenant=bad --reason over --admin ADMIN",
+        &[0],
+        "unblocked block:tenant:",
+    ),
+    ("config versions --admin ADMIN", &[0], "in force"),
+    ("config show VERSION --admin ADMIN", &[0], "version: 1"),
+    // There is no other version. The answer shows that the server was asked.
+    (
+        "rollback 0f1e2d3c4b5a --reason test --admin ADMIN",
+        &[2],
+        "there is no version `0f1e2d3c4b5a`",
+    ),
+    ("audit --admin ADMIN", &[0], "block.set"),
+    ("top --once --admin ADMIN", &[0], "monthly"),
+    ("usage acme --admin ADMIN", &[0], "monthly"),
+    ("export --period current --admin ADMIN", &[0], ""),
+    (
+        "correct acme --rule monthly --amount 3 --reason test --admin ADMIN",
+        &[0],
+        "",
+    ),
+    (
+        "grant acme --rule monthly --amount 5 --reason test --admin ADMIN",
+        &[0],
+        "",
+    ),
+    // Exits with 1 while the ledger is behind the counters.
+    ("reconcile --admin ADMIN", &[0, 1], ""),
+    // Exits with 1 if a finding is bad.
+    ("doctor --config FILE --live ADMIN", &[0, 1], "modes"),
+    (
+        "advise --live ADMIN --rule monthly --window 30d",
+        &[0],
+        "live     monthly",
+    ),
+    ("health --live --server ADMIN", &[0], "200 "),
 ];
 const CHECK: &[&str] = &["check", "tenant=acme"];
 
 /// Runs every command with these connection arguments and variables.
 fn run_all(server: &Server, args: &[&str], env: &[(&str, &str)]) {
-    let check = [CHECK, &["--server", &server.http], args].concat();
-    let (code, text) = run(&check, env);
-    assert_eq!(code, Some(0), "{check:?}: {text}");
-    assert!(text.starts_with("allowed by monthly"), "{text}");
-    for command in COMMANDS {
-        let command = match command {
-            // The name of the override is in the list.
-            ["override", "clear", _] => {
-                let list = [&["override", "list", "--admin", &server.admin], args].concat();
-                let (_, text) = run(&list, env);
-                let name = text.split(": ").next().unwrap().to_owned();
-                run(
-                    &[
-                        &["override", "clear", &name, "--admin", &server.admin],
-                        args,
-                    ]
-                    .concat(),
-                    env,
-                )
-            }
-            command => run(&[command, &["--admin", &server.admin], args].concat(), env),
+    let file = server.file("tollgate.yaml");
+    let mut printed = String::new();
+    for (line, codes, expected) in COMMANDS {
+        let first = printed.split([' ', '\n']).next().unwrap();
+        let first = first.trim_end_matches(':').to_owned();
+        let words = line.split(' ').map(|word| match word {
+            "HTTP" => server.http.as_str(),
+            "ADMIN" => &server.admin,
+            "FILE" => &file,
+            "OVERRIDE" | "VERSION" => &first,
+            word => word,
+        });
+        let words: Vec<&str> = words.chain(args.iter().copied()).collect();
+        let code;
+        (code, printed) = match words[0] {
+            // It has no end.
+            "tail" => (None, first_line(tollgate(&words, env))),
+            _ => run(&words, env),
         };
-        // `reconcile` exits with 1 while the ledger is behind the counters.
-        assert!(matches!(command.0, Some(0 | 1)), "{}", command.1);
+        assert!(printed.contains(expected), "{line}: {printed}");
+        let is_right = code.map_or(codes.is_empty(), |code| codes.contains(&code));
+        assert!(is_right, "{line}: {code:?}: {printed}");
     }
+}
+
+/// Returns the first line that a command prints, and ends the command.
+fn first_line(mut command: Command) -> String {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    stdout.read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    line
+}
+
+/// Returns the names of the commands in a help text.
+fn commands_in(help: &str) -> Vec<&str> {
+    let (_, list) = help.split_once("Commands:\n").unwrap_or_default();
+    let (list, _) = list.split_once("\n\n").unwrap_or_default();
+    let names = list.lines().filter_map(|line| {
+        let name = line.strip_prefix("  ")?;
+        name.starts_with(|first: char| first.is_ascii_lowercase())
+            .then(|| name.split(' ').next())?
+    });
+    names.filter(|name| *name != "help").collect()
+}
+
+#[test]
+fn every_command_that_talks_to_a_door_is_in_the_list() {
+    let (_, help) = run(&["--help"], &[]);
+    let mut talking = 0;
+    for command in commands_in(&help) {
+        let (_, help) = run(&[command, "--help"], &[]);
+        let below: Vec<String> = match &*commands_in(&help) {
+            [] => vec![command.to_owned()],
+            below => below.iter().map(|it| format!("{command} {it}")).collect(),
+        };
+        for name in below {
+            let words: Vec<&str> = name.split(' ').chain(["--help"]).collect();
+            let (_, help) = run(&words, &[]);
+            if help.contains("--ca <FILE>") {
+                talking += 1;
+                let mut lines = COMMANDS.iter().map(|(line, ..)| line);
+                let is_listed = lines.any(|line| line.starts_with(&format!("{name} ")));
+                assert!(is_listed, "{name} is not in COMMANDS");
+            }
+        }
+    }
+    assert_eq!(talking, 25);
 }
 
 #[test]

@@ -123,6 +123,21 @@ fn several_servers_are_asked() {
             "{text}"
         );
     }
+    // With a server that is down, nobody knows whether there was a denial.
+    let args = [
+        "api_key=k9",
+        "--admin",
+        first,
+        "--also",
+        "http://127.0.0.1:1",
+    ];
+    let (output, _) = why(&args);
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        error.contains("no denial found, but 1 of 2 servers did not answer"),
+        "{error}"
+    );
     // A server that is down does not hide the denials of the others.
     let (output, text) = why(&[
         "api_key=k1",
@@ -161,6 +176,73 @@ fn tail_shows_denials_as_they_happen() {
     };
     assert_eq!(key(&second), key(&third));
     assert_ne!(key(&first), key(&second));
+    tail.kill().unwrap();
+    tail.wait().unwrap();
+}
+
+#[test]
+fn block_is_shown_with_its_reason_and_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let (serving, admin) = start(folder.path());
+    let block = |subject: &str, end: &[&str]| {
+        let reason = ["--reason", "leaked in a ticket", "--admin", &admin];
+        let args = [&["block", subject], end, &reason].concat();
+        assert!(tollgate(&args).status().unwrap().success());
+    };
+    block("api_key=k1", &["--forever"]);
+    block("ip=192.0.2.0/24", &["--for", "1h"]);
+    deny(&serving, "k1", 0);
+    let (_, text) = why(&["api_key=k1", "--admin", &admin]);
+    assert!(
+        text.contains("denied by @block: an operator has blocked the subject\n"),
+        "{text}"
+    );
+    assert!(text.contains("\n    block:api_key:"), "{text}");
+    assert!(
+        text.contains("\n    reason: leaked in a ticket, until unblocked\n"),
+        "{text}"
+    );
+    let body = serde_json::json!({ "attributes": { "ip": "192.0.2.7", "api_key": "k2" } });
+    let agent: ureq::Agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .build()
+        .into();
+    let url = format!("{}/v1/check", serving.url);
+    agent.post(url).send_json(&body).unwrap();
+    let (_, json) = why(&["api_key=k2", "--json", "--admin", &admin]);
+    let denial: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(denial["override"], "block:ip:192.0.2.0/24");
+    assert_eq!(denial["blockReason"], "leaked in a ticket");
+    let (_, text) = why(&["api_key=k2", "--admin", &admin]);
+    let end = denial["blockExpiresAt"].as_str().unwrap();
+    assert!(
+        text.contains(&format!("\n    reason: leaked in a ticket, until {end}\n")),
+        "{text}"
+    );
+}
+
+#[test]
+fn tail_goes_on_after_a_restart_of_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let (serving, admin) = start(folder.path());
+    deny(&serving, "k1", 1);
+    let mut tail = tollgate(&["tail", "--admin", &admin]);
+    let tail = tail.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut tail = tail.spawn().unwrap();
+    let mut lines = BufReader::new(tail.stdout.take().unwrap()).lines();
+    let mut errors = BufReader::new(tail.stderr.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    let (_, code) = serving.interrupt();
+    assert_eq!(code, Some(0));
+    let mut said = || errors.next().unwrap().unwrap();
+    while !said().starts_with("note: trying again until the server answers") {}
+    let address = admin.strip_prefix("http://").unwrap();
+    let args = ["--admin", address, "--config", "rules.yaml", "--log", "off"];
+    let serving = Serving::start_in(folder.path(), &args);
+    deny(&serving, "k2", 1);
+    while said() != "the server answers again" {}
+    let line = lines.next().unwrap().unwrap();
+    assert!(line.contains(" http api exceeded "), "{line}");
     tail.kill().unwrap();
     tail.wait().unwrap();
 }

@@ -378,6 +378,20 @@ async fn wrong_blocks_are_rejected_with_a_remedy() {
             answer.body
         );
     }
+    for body in [
+        json!({}),
+        json!({ "subject": "ann" }),
+        json!({ "name": "tenant:a/*" }),
+        json!({ "x": 1 }),
+        json!({ "subject": "ip=203.0.113.9", "reason": "x".repeat(501) }),
+    ] {
+        let answer = one.send("admin", "POST", "/v1/blocks/remove", Some(body.clone()));
+        assert_eq!(
+            (answer.status, &answer.body["code"]),
+            (400, &json!("BAD_REQUEST")),
+            "{body}"
+        );
+    }
     for path in [
         "/v1/blocks",
         "/v1/blocks?subject=ann",

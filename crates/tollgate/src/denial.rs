@@ -353,6 +353,15 @@ impl DeniedRequest {
         self.brought
     }
 
+    /// Returns the block that denied the request, if an operator has blocked its subject.
+    #[must_use]
+    pub fn block(&self) -> Option<&Override> {
+        match &self.by {
+            DeniedBy::Block(block) => Some(block),
+            _ => None,
+        }
+    }
+
     /// Returns whether an override of the subject changes numbers of the rule.
     #[must_use]
     pub fn has_own_overrides(&self) -> bool {

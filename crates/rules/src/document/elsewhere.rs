@@ -108,7 +108,8 @@ const RULE: Table = &[
     ),
     (
         "sync distributed global local consistency syncrate leased async",
-        "remove it: all instances with the same Redis count together, and every check is exact",
+        "all instances with the same Redis count together, and by default every check is exact; to call Redis \
+         less often write `mode: leased` or `mode: async`",
     ),
     (
         "priority order precedence",

@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tollgate::Override;
 use utoipa::ToSchema;
@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 use super::Operator;
 use super::{Admin, Answer, overrides, run_to_end};
 use crate::audit::MAX_WHY;
+use crate::http::body::parse;
 use crate::overrides::StoredOverride;
 use crate::respond::{self, RequestError};
 
@@ -147,6 +148,31 @@ pub(super) async fn set(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer
     Ok(respond::report(&BlockBody::of(&set, None)))
 }
 
+/// Which block to remove, by its subject or by its name.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RemovedBlock {
+    /// The subject, such as `api_key=k1`.
+    #[schema(required = false)]
+    subject: Option<String>,
+    /// The name of the block, instead of its subject.
+    #[schema(required = false)]
+    name: Option<String>,
+    /// Why, for the audit trail.
+    #[schema(required = false)]
+    reason: Option<String>,
+}
+
+/// Like [`clear`], with the subject in the body: URLs are logged by proxies, and the subject may be a secret.
+pub(super) async fn remove(admin: Arc<Admin>, who: Operator, body: Bytes) -> Answer {
+    let it: RemovedBlock = parse(&body)?;
+    if it.reason.as_ref().is_some_and(|it| it.len() > MAX_WHY) {
+        let long = format!("`reason` is longer than {MAX_WHY} bytes");
+        return Err(RequestError::Query(long));
+    }
+    end(&admin, &who, it.subject, it.name, it.reason).await
+}
+
 pub(super) async fn clear(
     State(admin): State<Arc<Admin>>,
     Extension(who): Extension<Operator>,
@@ -155,18 +181,29 @@ pub(super) async fn clear(
     run_to_end(async move {
         let query = query.unwrap_or_default();
         let [subject, name, reason] = overrides::parameters(&query, ["subject", "name", "reason"])?;
-        let (blocks, why) = (admin.control.overrides(), reason.as_deref());
-        let cleared = match (subject, name) {
-            (Some(subject), None) => blocks.unblock(&subject, &who.name, why).await?,
-            (None, Some(name)) if name.starts_with("block:") => {
-                blocks.clear(&name, &who.name, why).await?
-            }
-            _ => {
-                let wrong = "send `subject`, such as api_key=k1, or the `name` of a block";
-                return Err(RequestError::Query(wrong.to_owned()));
-            }
-        };
-        Ok(respond::report(&BlockBody::of_stored(&cleared)))
+        end(&admin, &who, subject, name, reason).await
     })
     .await
+}
+
+/// Removes the block of a subject, or the block of this name.
+async fn end(
+    admin: &Admin,
+    who: &Operator,
+    subject: Option<String>,
+    name: Option<String>,
+    reason: Option<String>,
+) -> Answer {
+    let (blocks, why) = (admin.control.overrides(), reason.as_deref());
+    let cleared = match (subject, name) {
+        (Some(subject), None) => blocks.unblock(&subject, &who.name, why).await?,
+        (None, Some(name)) if name.starts_with("block:") => {
+            blocks.clear(&name, &who.name, why).await?
+        }
+        _ => {
+            let wrong = "send `subject`, such as api_key=k1, or the `name` of a block";
+            return Err(RequestError::Query(wrong.to_owned()));
+        }
+    };
+    Ok(respond::report(&BlockBody::of_stored(&cleared)))
 }

@@ -215,6 +215,7 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .route("/v1/blocks", change(blocks::set))
         .route("/v1/blocks", delete(blocks::clear))
         .route("/v1/blocks/preview", change(preview::of_block))
+        .route("/v1/blocks/remove", change(blocks::remove))
         .route("/v1/ledger/corrections", change(ledger::correct))
         .route("/v1/ledger/grants", change(ledger::grant))
         .route_layer(guarded(Role::Operate));

@@ -9,7 +9,7 @@ use utoipa::openapi::schema::ComponentsBuilder;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{InfoBuilder, OpenApiBuilder, Required};
 
-use super::blocks::{BlockBody, BlocksBody, NewBlock};
+use super::blocks::{BlockBody, BlocksBody, NewBlock, RemovedBlock};
 use super::body::{NewNumbers, NewOverride, RefundBody, ReloadBody, ResetBody};
 use super::candidates::{CandidateBody, Compared};
 use super::overrides::{OverrideBody, OverridesBody, RestoreBody};
@@ -37,7 +37,7 @@ pub(super) fn render() -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate, for operators")
         .version(env!("CARGO_PKG_VERSION"));
-    let guarded: [Guarded; 29] = [
+    let guarded: [Guarded; 30] = [
         ("/v1/rules", Get, Role::Read, rules()),
         (
             "/v1/rules/{rule}",
@@ -81,6 +81,7 @@ pub(super) fn render() -> Bytes {
             Role::Operate,
             preview::describe_block(),
         ),
+        ("/v1/blocks/remove", Post, Role::Operate, remove_block()),
         ("/v1/config/versions", Get, Role::Read, versions()),
         ("/v1/config/versions/{version}", Get, Role::Admin, version()),
         (
@@ -337,6 +338,17 @@ fn block() -> OperationBuilder {
         .response("503", unavailable())
 }
 
+fn remove_block() -> OperationBuilder {
+    let example = json!({ "subject": "api_key=k1", "reason": "over" });
+    let summary =
+        "Removes the block of a subject. As DELETE, with the subject in the body: no URL shows it.";
+    taking::<RemovedBlock>("removeBlock", example)
+        .summary(Some(summary))
+        .ok::<BlockBody>("The block that was removed.")
+        .fails("404", "NOT_BLOCKED", "The subject is not blocked.")
+        .response("503", unavailable())
+}
+
 fn unblock() -> OperationBuilder {
     let reason = text_schema().max_length(Some(MAX_WHY));
     looking("unblock")
@@ -490,6 +502,8 @@ mod tests {
                     r#"{"rule":"user","scale":"50%","for":"1h","reason":"because"}"#
                 }
                 "/v1/blocks/preview" => r#"{"subject":"user=ann","for":"1h","reason":"because"}"#,
+                // Nobody is blocked.
+                "/v1/blocks/remove" => r#"{"subject":"user=ann"}"#,
                 // Nothing was stored, so there is nothing to bring back.
                 "/v1/overrides/restore" => r#"{"stored":{}}"#,
                 // There is no such version.
@@ -497,7 +511,7 @@ mod tests {
                 _ => r#"{"attributes":{"user":"ann"}}"#,
             };
             let found = match path.as_str() {
-                "/v1/rollback" => 404,
+                "/v1/rollback" | "/v1/blocks/remove" => 404,
                 "/v1/overrides/restore" => 422,
                 _ => 200,
             };

@@ -85,7 +85,7 @@ pub(crate) enum IdentityError {
     Token(#[from] TokenError),
     #[error("the token lacks the scope {scope}")]
     Scope { scope: String },
-    // Whether the key was revoked or never existed is only for operators.
+    // Callers are not told whether the key was revoked or never existed.
     #[error("the API key is not valid")]
     ApiKey(Accepted),
     #[error(

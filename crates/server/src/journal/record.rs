@@ -20,7 +20,9 @@
 //! change needs a new [`VERSION`].
 
 use serde::{Deserialize, Serialize};
-use tollgate::{DeniedRequest, FailurePolicy, LimitSource, MAX_SUBJECTS, Span, Subject, Time};
+use tollgate::{
+    DeniedRequest, FailurePolicy, LimitSource, MAX_SUBJECTS, Override, Span, Subject, Time,
+};
 use utoipa::ToSchema;
 
 use crate::audit::instant;
@@ -64,7 +66,7 @@ pub struct RecordedDenial {
     #[schema(required = false)]
     pub tenant_id: Option<String>,
     /// The rule that denies. `@throttle` for a limit that came with the request, `@holds` for a subject with too
-    /// many open reservations and leases.
+    /// many open reservations and leases, `@block` for a subject that an operator has blocked.
     pub rule_id: String,
     /// The attributes that make the subject, joined with `+`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,10 +108,18 @@ pub struct RecordedDenial {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     pub numbers_from: Option<String>,
-    /// The override that changed the numbers or the state of the rule.
+    /// The override that changed the numbers or the state of the rule; or the block.
     #[serde(rename = "override", skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
     pub by_override: Option<String>,
+    /// Why an operator has blocked the subject. Only if `ruleId` is `@block`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(required = false)]
+    pub block_reason: Option<String>,
+    /// When the block ends, as in RFC 3339, in UTC. Absent if it lasts until it is removed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(required = false, format = "date-time")]
+    pub block_expires_at: Option<String>,
     /// The trace that the request belongs to, if its caller named one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(required = false)]
@@ -158,6 +168,7 @@ pub(super) fn encode(
         object.action = None;
         object.tenant_id = None;
         object.numbers_from = None;
+        object.block_reason = None;
         bytes.truncate(start + HEAD);
         write_object(&object, bytes);
     }
@@ -190,6 +201,8 @@ fn write_object(object: &RecordedDenial, bytes: &mut Vec<u8>) {
 fn object(denial: &DeniedRequest, source: Option<&LimitSource>) -> RecordedDenial {
     let plain = |text: &str| text.replace(char::is_control, " ");
     let source_text = |text: &str| plain(&text[..text.floor_char_boundary(MAX_SOURCE)]);
+    let block = denial.block();
+    let block_ends = block.and_then(Override::expires_at);
     RecordedDenial {
         door: denial.origin.door.to_owned(),
         action: denial.action().map(plain),
@@ -204,7 +217,13 @@ fn object(denial: &DeniedRequest, source: Option<&LimitSource>) -> RecordedDenia
         reason: denial.reason.to_owned(),
         policy: denial.policy.map(FailurePolicy::name).map(str::to_owned),
         numbers_from: source.map(|it| source_text(&it.numbers)),
-        by_override: source.and_then(|it| it.by_override.as_deref().map(source_text)),
+        by_override: match block {
+            Some(block) => Some(source_text(&block.name())),
+            None => source.and_then(|it| it.by_override.as_deref().map(source_text)),
+        },
+        block_reason: block.map(|it| source_text(it.reason())),
+        block_expires_at: block_ends
+            .map(|millis| instant(Time::from_micros(millis.saturating_mul(1000)))),
         trace_id: denial.origin.trace.map(|it| format!("{it:032x}")),
         redis_latency_millis: denial.latency.map(millis),
         config_version: denial.config_version().to_owned(),
