@@ -76,7 +76,7 @@ fn manifests_fit_the_schemas_of_kubernetes() {
 #[test]
 fn mistakes_are_rejected_with_a_remedy() {
     let ledger = "config.ledger.sqlite=/var/lib/tollgate/ledger.db";
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["replicaCount=2"], "set config.store.redis"),
         (&["autoscaling.enabled=true"], "set config.store.redis"),
         (
@@ -93,6 +93,22 @@ fn mistakes_are_rejected_with_a_remedy() {
         ),
         (&[ledger], "set persistence.enabled: true"),
         (&["doors.admin.enabled=true"], "set doors.admin.tokens"),
+        (&["doors.gateway.enabled=true"], "set config.upstreams"),
+        (
+            &["serviceMonitor.enabled=true", "serviceMonitor.door=admin"],
+            "set doors.admin.enabled: true",
+        ),
+        (
+            &[
+                "serviceMonitor.enabled=true",
+                "serviceMonitor.door=admin",
+                "doors.admin.enabled=true",
+                "doors.admin.tokens[0].name=ops",
+                "doors.admin.tokens[0].role=read",
+                "doors.admin.tokens[0].sha256=60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752",
+            ],
+            "set serviceMonitor.authorization",
+        ),
         (
             &["tls.requireClientCertificates=true"],
             "needs tls.secretName",
@@ -186,10 +202,73 @@ fn admin_door_knows_the_names_of_its_service() {
         json!({"address": "0.0.0.0:6390", "password": "${RESP_PASSWORD}"})
     );
     let policy = manifest("fleet", "NetworkPolicy");
-    let operators = &policy["spec"]["ingress"][1];
+    let operators = &policy["spec"]["ingress"][2];
     assert_eq!(
         operators["ports"],
         json!([{"port": "admin", "protocol": "TCP"}])
+    );
+}
+
+#[test]
+fn gateway_is_a_door_of_the_pods_and_of_the_service() {
+    let config = manifest("fleet", "ConfigMap");
+    let config = documents(config["data"]["tollgate.yaml"].as_str().unwrap());
+    assert_eq!(
+        config[0]["server"]["gateway"],
+        json!({"address": "0.0.0.0:8000"})
+    );
+    let has_gateway = |ports: &Value| {
+        let mut ports = ports.as_array().unwrap().iter();
+        ports.any(|it| it["name"] == "gateway" || it["port"] == "gateway")
+    };
+    let deployment = manifest("fleet", "Deployment");
+    assert!(has_gateway(&container(&deployment)["ports"]));
+    assert!(has_gateway(&manifest("fleet", "Service")["spec"]["ports"]));
+    let policy = manifest("fleet", "NetworkPolicy");
+    assert!(has_gateway(&policy["spec"]["ingress"][0]["ports"]));
+    let service = manifest("default", "Service");
+    assert!(!has_gateway(&service["spec"]["ports"]));
+}
+
+#[test]
+fn metrics_of_a_door_with_tokens_are_scraped_with_a_token() {
+    let monitor = manifest("fleet", "ServiceMonitor");
+    let endpoint = &monitor["spec"]["endpoints"][0];
+    assert_eq!(endpoint["port"], "admin");
+    assert_eq!(
+        endpoint["authorization"],
+        json!({"type": "Bearer", "credentials": {"name": "tollgate-scrape", "key": "token"}})
+    );
+    let policy = manifest("fleet", "NetworkPolicy");
+    assert_eq!(
+        policy["spec"]["ingress"][3]["ports"],
+        json!([{"port": "admin", "protocol": "TCP"}])
+    );
+    let monitor = manifest("tls", "ServiceMonitor");
+    let endpoint = &monitor["spec"]["endpoints"][0];
+    assert_eq!(endpoint["port"], "http");
+    assert_eq!(endpoint["authorization"], Value::Null);
+}
+
+#[test]
+fn network_policy_lets_the_pod_of_helm_test_in() {
+    let test = manifest("fleet", "Pod");
+    let labels = &test["metadata"]["labels"];
+    let policy = manifest("fleet", "NetworkPolicy");
+    let allowed = &policy["spec"]["ingress"][1];
+    let wanted = &allowed["from"][0]["podSelector"]["matchLabels"];
+    for (name, value) in wanted.as_object().unwrap() {
+        assert_eq!(&labels[name], value);
+    }
+    assert_eq!(
+        allowed["ports"],
+        json!([{"port": "http", "protocol": "TCP"}])
+    );
+    // The policy and the service are not about that pod.
+    let own = &policy["spec"]["podSelector"]["matchLabels"];
+    assert_ne!(
+        own["app.kubernetes.io/name"],
+        labels["app.kubernetes.io/name"]
     );
 }
 

@@ -17,6 +17,12 @@ app.kubernetes.io/name: {{ include "tollgate.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
+{{/* The labels of the pod of `helm test`, which the selector of the service and of the NetworkPolicy must not match. */}}
+{{- define "tollgate.testSelector" -}}
+app.kubernetes.io/name: {{ printf "%s-test" (include "tollgate.name" . | trunc 58 | trimSuffix "-") }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
 {{- define "tollgate.labels" -}}
 {{ include "tollgate.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -44,7 +50,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 admin door is open, clients that use all connections of the HTTP door cannot make the probes fail. */}}
 {{- define "tollgate.doors" -}}
 {{- $open := list "http" -}}
-{{- range $name := list "grpc" "resp" "admin" -}}
+{{- range $name := list "grpc" "resp" "gateway" "admin" -}}
 {{- if (index $.Values.doors $name).enabled }}{{ $open = append $open $name }}{{ end -}}
 {{- end -}}
 {{- join " " $open -}}
@@ -112,6 +118,17 @@ admin door is open, clients that use all connections of the HTTP door cannot mak
 {{- end -}}
 {{- if and .Values.doors.admin.enabled (not .Values.doors.admin.tokens) -}}
 {{- fail "the admin door needs tokens: set doors.admin.tokens, or doors.admin.enabled: false" -}}
+{{- end -}}
+{{- if and .Values.doors.gateway.enabled (not .Values.config.upstreams) -}}
+{{- fail "the gateway needs upstreams: set config.upstreams, or doors.gateway.enabled: false" -}}
+{{- end -}}
+{{- if and .Values.serviceMonitor.enabled (eq .Values.serviceMonitor.door "admin") -}}
+{{- if not .Values.doors.admin.enabled -}}
+{{- fail "serviceMonitor.door: admin needs the door: set doors.admin.enabled: true" -}}
+{{- end -}}
+{{- if not .Values.serviceMonitor.authorization -}}
+{{- fail "the admin door asks for a token: set serviceMonitor.authorization, or serviceMonitor.door: http" -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.tls.requireClientCertificates (not .Values.tls.secretName) -}}
 {{- fail "tls.requireClientCertificates needs tls.secretName" -}}
