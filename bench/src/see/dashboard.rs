@@ -1,8 +1,8 @@
 //! The dashboard: bytes and time of a page load, the longest task of each page under a large config, and what a viewer
 //! costs the server. Chromium is driven by `dashboard.cjs`.
 //!
-//! The server counts nothing for the dashboard alone, so without a viewer there is no cost to measure. What a viewer
-//! costs is the difference between two servers with the same load, one of them with a viewer.
+//! The dashboard shows the counts of the metrics, and the busiest subjects of a sample. Both are kept with or without a
+//! viewer. What a viewer costs is the difference between two servers with the same load, one of them with a viewer.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -256,8 +256,8 @@ fn view(
     }
     report.section(
         &format!(
-            "What a viewer costs: `POST /v1/check` under {FEW_RULES} rules, medians of {rounds} alternating rounds of {seconds} s. The server \
-             counts nothing\nfor the dashboard alone."
+            "What a viewer costs: `POST /v1/check` under {FEW_RULES} rules, medians of {rounds} alternating rounds of {seconds} s. The counts \
+             and the sample of\nbusy subjects are kept with or without a viewer."
         ),
         &[table],
     );

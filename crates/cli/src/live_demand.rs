@@ -16,7 +16,6 @@ struct Overview {
     at_epoch_millis: u64,
     config_loaded_at_epoch_millis: u64,
     rules: Vec<RuleFigures>,
-    hot_keys: Vec<HotKey>,
     process: Process,
 }
 
@@ -37,9 +36,15 @@ impl RuleFigures {
     }
 }
 
+/// `GET /v1/rules/{rule}/subjects`: the busiest subjects of a rule.
 #[derive(Deserialize)]
-struct HotKey {
-    rule: String,
+struct Subjects {
+    subjects: Vec<Subject>,
+}
+
+/// A subject, with its share of the recent checks of the rule.
+#[derive(Deserialize)]
+struct Subject {
     share: f64,
 }
 
@@ -59,14 +64,22 @@ pub(crate) struct LiveRule {
 /// Reads the counts of the rule `id` at the instance with the admin door `live`.
 pub(crate) fn read(live: &str, id: &str, connect: &ConnectArgs) -> Result<LiveRule, String> {
     let door = connect.door(live, SHORT, HELP)?;
-    let response = door.call("/v1/overview", &Call::Get(&[]))?;
-    let overview = door.json("/v1/overview", response)?;
-    let overview: Overview = serde_json::from_value(overview).map_err(failed)?;
-    find(&overview, id)
+    let get = |path: &str| {
+        let response = door.call(path, &Call::Get(&[]))?;
+        door.json(path, response)
+    };
+    let overview: Overview = serde_json::from_value(get("/v1/overview")?).map_err(failed)?;
+    let mut rule = find(&overview, id)?;
+    // The overview has the busiest subjects of all rules together, and may have none of this rule.
+    let subjects = get(&format!("/v1/rules/{}/subjects", rule.id))?;
+    let subjects: Subjects = serde_json::from_value(subjects).map_err(failed)?;
+    let shares = subjects.subjects.iter().map(|it| it.share);
+    rule.counts.busiest_share = shares.fold(0.0, f64::max);
+    Ok(rule)
 }
 
+/// Finds the counts of a rule. The share of its busiest subject is not among them.
 fn find(overview: &Overview, id: &str) -> Result<LiveRule, String> {
-    let all_checks = overview.rules.iter().map(RuleFigures::checks).sum();
     let ids: Vec<&str> = overview
         .rules
         .iter()
@@ -84,7 +97,6 @@ fn find(overview: &Overview, id: &str) -> Result<LiveRule, String> {
             "error: the rule `{id}` was not asked since the instance started: send it traffic first"
         ));
     }
-    let of_rule = overview.hot_keys.iter().filter(|it| it.rule == id);
     let started = overview
         .process
         .started_at_epoch_millis
@@ -93,8 +105,7 @@ fn find(overview: &Overview, id: &str) -> Result<LiveRule, String> {
         counts: LiveCounts {
             checks: rule.checks(),
             denied: rule.denied + rule.shadow_denied,
-            all_checks,
-            busiest_share: of_rule.map(|it| it.share).fold(0.0, f64::max),
+            busiest_share: 0.0,
             counted_for: Span::from_millis(overview.at_epoch_millis.saturating_sub(started)),
             limit,
         },

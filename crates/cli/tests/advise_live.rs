@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 fn counts_of_a_shadow_rule_give_a_limit() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rules.yaml");
-    let rules = "version: 1\nrules:\n  - { id: search, match: { action: search }, per: [user], algorithm: fixed-window, limit: 10, window: 30d, state: shadow }\n  - { id: quiet, match: { action: other }, per: [user], algorithm: gcra, rate: 1/s }\n";
+    let rules = "version: 1\nrules:\n  - { id: search, match: { action: search }, per: [user], algorithm: fixed-window, limit: 10, window: 30d, state: shadow }\n  - { id: quiet, match: { action: other }, per: [user], algorithm: gcra, rate: 1/s }\n  - { id: busy, match: { action: busy }, per: [user], algorithm: gcra, rate: 100000/s }\n";
     std::fs::write(&file, rules).unwrap();
     let args = [
         "--admin",
@@ -61,11 +61,24 @@ fn counts_of_a_shadow_rule_give_a_limit() {
     assert!(text.contains("burst: 1500\n"), "{text}");
     let json: Value = serde_json::from_str(&advise("search", &["--json"])).unwrap();
     assert_eq!(json["live"]["busiestInWindow"], 1_000);
+    // Twelve busier subjects of another rule do not hide it.
+    for user in 0..12 {
+        let check = json!({ "attributes": { "action": "busy", "user": format!("busy-{user}") } });
+        let body = json!({ "requests": vec![check; 100] });
+        for _ in 0..30 {
+            let answer = agent
+                .post(format!("{}/v1/check/batch", serving.url))
+                .send_json(&body);
+            assert_eq!(answer.unwrap().status(), 200);
+        }
+    }
+    let json: Value = serde_json::from_str(&advise("search", &["--json"])).unwrap();
+    assert_eq!(json["live"]["busiestInWindow"], 1_000);
     let text = advise("quiet", &[]);
     assert!(text.contains("`quiet` was not asked"), "{text}");
     let text = advise("none", &[]);
     assert!(
-        text.contains("no rule `none`: its rules are search, quiet"),
+        text.contains("no rule `none`: its rules are search, quiet, busy"),
         "{text}"
     );
 }

@@ -104,6 +104,17 @@ impl RuleSet {
         self.layers.tiers.plan(attributes.get(name)?)
     }
 
+    /// Returns the plan of a request: the plan that it names, or else that of its tenant. `None` without both.
+    #[must_use]
+    pub fn plan_of(&self, attributes: &Attributes<'_>) -> Option<&str> {
+        let tiers = &self.layers.tiers;
+        let named = self.named_plan(attributes).map(usize::from);
+        match named.and_then(|named| self.plans().nth(named)) {
+            Some(named) => Some(named),
+            None => tiers.plan_of_tenant(attributes.get(TENANT)?),
+        }
+    }
+
     /// Returns the plan whose numbers a request has under `rule`.
     pub(crate) fn plan_under(&self, rule: &Rule, request: &Request<'_, '_>) -> Option<u16> {
         let plan = self.tier(request)?.plan;

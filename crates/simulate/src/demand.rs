@@ -118,9 +118,7 @@ pub struct LiveCounts {
     pub checks: u64,
     /// Those that the rule denied, or would have denied in shadow.
     pub denied: u64,
-    /// The checks of all rules.
-    pub all_checks: u64,
-    /// The share of the busiest subject of the rule in the recent checks of all rules.
+    /// The share of the busiest subject in the recent checks of the rule.
     pub busiest_share: f64,
     /// For how long the instance has counted.
     pub counted_for: Span,
@@ -133,7 +131,7 @@ impl LiveCounts {
     #[must_use]
     pub fn busiest_in(&self, window: Span) -> u64 {
         let windows = self.counted_for.as_micros() as f64 / window.as_micros().max(1) as f64;
-        floor((self.busiest_share * self.all_checks as f64 / windows.max(1.0)).ceil())
+        floor((self.busiest_share * self.checks as f64 / windows.max(1.0)).ceil())
     }
 
     /// Proposes a limit: the current one if it denies nothing, and otherwise at least what the busiest subject needs, with
@@ -182,8 +180,7 @@ mod tests {
         let mut counts = LiveCounts {
             checks: 1_000,
             denied: 300,
-            all_checks: 2_000,
-            busiest_share: 0.25,
+            busiest_share: 0.5,
             counted_for: Span::from_secs(600),
             limit: 20,
         };

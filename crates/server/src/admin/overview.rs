@@ -1,8 +1,8 @@
 //! What an instance does now, as one JSON document: once (`GET /v1/overview`), or every second as server-sent
 //! events (`GET /v1/live`). The dashboard reads both.
 //!
-//! Counts are totals since the start. A reader subtracts two documents to get a rate. Nothing is counted for this
-//! page alone, so it costs nothing while nobody reads it. Unlike a scrape of the metrics, reading changes nothing.
+//! Counts are totals since the start. A reader subtracts two documents to get a rate. They are those of the metrics.
+//! Beside them, the busiest subjects of each rule are found by sampling, whether or not somebody reads them. Unlike a scrape of the metrics, reading changes nothing.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

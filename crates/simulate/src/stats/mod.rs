@@ -9,7 +9,6 @@ pub(crate) mod tally;
 use tollgate::{
     Algorithm, Attributes, Config, Decision, RuleDecision, RuleEffect, RuleSet, Span, Time,
 };
-use tollgate_config::Tiers;
 
 use self::retries::Retries;
 use self::series::Series;
@@ -43,7 +42,6 @@ pub(crate) struct Stats {
     pub(crate) hours: Tally,
     pub(crate) calls: Calls,
     traces: TraceRoom,
-    tiers: Tiers,
     show_subjects: bool,
     /// The hour of the last request, as text.
     hour: (u64, String),
@@ -108,7 +106,6 @@ impl Stats {
             hours: Tally::new(MOST_HOURS),
             calls: Calls::default(),
             traces: TraceRoom::new(MOST_TRACE_ENTRIES / sides),
-            tiers: config.policy.tiers.clone(),
             show_subjects,
             hour: (u64::MAX, String::new()),
         }
@@ -134,9 +131,9 @@ impl Stats {
         self.hours.add(&self.hour.1, is_allowed);
         if let Some(tenant) = attributes.get("tenant") {
             self.tenants.add(tenant, is_allowed);
-            if let Some(plan) = self.tiers.plan_of_tenant(tenant) {
-                self.plans.add(plan, is_allowed);
-            }
+        }
+        if let Some(plan) = decision.rule_set().plan_of(attributes) {
+            self.plans.add(plan, is_allowed);
         }
         if !is_allowed {
             self.retries.add(decision.retry_after());
@@ -240,4 +237,47 @@ fn named(per: &[String], attributes: &Attributes<'_>) -> Box<str> {
         format!("{name}={value}")
     });
     values.collect::<Vec<_>>().join(" ").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate::{Attributes, Time, parse};
+
+    use crate::Simulation;
+
+    #[test]
+    fn requests_are_counted_by_the_plan_that_they_name() {
+        let text = "
+version: 1
+plan_from: attributes.plan
+plans:
+  free: {}
+  pro: {}
+tenants:
+  acme: { plan: free }
+rules:
+  - { id: api, per: [tenant], algorithm: fixed-window, limit: 10, window: 1h }
+";
+        let config = parse("rules", text, &|_| None).unwrap();
+        let mut simulation = Simulation::new(&config, None, false);
+        let start = Time::from_micros(1_700_000_000_000_000);
+        for attributes in [
+            vec![("tenant", "acme")],
+            vec![("tenant", "acme"), ("plan", "pro")],
+            vec![("tenant", "new"), ("plan", "pro")],
+            vec![("plan", "pro")],
+            vec![("tenant", "acme"), ("plan", "unknown")],
+            vec![("tenant", "new")],
+        ] {
+            let attributes: Attributes<'_> = attributes.into_iter().collect();
+            simulation.decide(start, &attributes, 1);
+        }
+        let report = simulation.finish();
+        let plans = report.new.plans.iter();
+        let mut plans: Vec<(&str, u64)> = plans
+            .map(|row| (row.name.as_str(), row.counts.requests()))
+            .collect();
+        plans.sort_unstable();
+        assert_eq!(plans, [("free", 2), ("pro", 3)]);
+    }
 }

@@ -1,7 +1,7 @@
 // The page of all instances on one store.
 
 import { call } from "./api.js";
-import { h, patch, short, show, table, time, wait } from "./dom.js";
+import { h, patch, short, show, table, wait, when } from "./dom.js";
 
 const EVERY = 5000;
 
@@ -39,7 +39,7 @@ export function fleet(main) {
             h("span", { class: it.state === "up" ? "good" : "bad" }, it.state),
             health(it), it.admin ?? "none", it.version,
             h("span", { class: it.configVersion === config ? "" : "bad" }, it.configVersion),
-            it.startedAtEpochMillis === null ? "" : time(it.startedAtEpochMillis), time(it.atEpochMillis),
+            it.startedAtEpochMillis === null ? "" : when(it.startedAtEpochMillis), when(it.atEpochMillis),
             short(it.allowed), short(it.denied), short(it.storeFailed)]), "", instances.map((it) => it.name)),
         h("p", { class: "dim" }, "A silent instance has crashed, or does not reach the store. Counts are requests since its start; a request is counted once, however many rules apply to it."));
     } catch (error) {

@@ -284,6 +284,8 @@ struct History {
     start: Time,
     step: u64,
     steps: Vec<(i64, i64)>,
+    /// The time of the last entry that was read, of any quota.
+    read_to: Time,
 }
 
 impl History {
@@ -296,14 +298,20 @@ impl History {
             start: period.start,
             step: length.div_ceil(POINTS as u64),
             steps: vec![(0, 0); POINTS],
+            read_to: period.start,
         }
     }
 
-    fn add(&mut self, entry: &Entry) {
-        let since = entry.at.as_micros().saturating_sub(self.start.as_micros());
+    /// Returns the step that a time is in.
+    fn place(&self, at: Time) -> usize {
+        let since = at.as_micros().saturating_sub(self.start.as_micros());
         let place = usize::try_from(since / self.step).unwrap_or(usize::MAX);
         // A correction may be made after the period.
-        let place = place.min(self.steps.len() - 1);
+        place.min(self.steps.len() - 1)
+    }
+
+    fn add(&mut self, entry: &Entry) {
+        let place = self.place(entry.at);
         let (used, granted) = &mut self.steps[place];
         match entry.kind {
             Kind::Grant => *granted = granted.saturating_add(entry.amount),
@@ -312,9 +320,13 @@ impl History {
     }
 
     /// Returns the sums over time. If not all entries were read, the points end at the last entry that was.
-    fn points(&self) -> Vec<BurndownPoint> {
+    fn points(&self, is_cut: bool) -> Vec<BurndownPoint> {
         let (mut used, mut granted) = (0_i64, 0_i64);
-        let steps = (1..).zip(&self.steps);
+        let known = match is_cut {
+            true => self.place(self.read_to) + 1,
+            false => self.steps.len(),
+        };
+        let steps = (1..).zip(&self.steps[..known]);
         let points = steps.map(|(place, (more_used, more_granted))| {
             used = used.saturating_add(*more_used);
             granted = granted.saturating_add(*more_granted);
@@ -365,6 +377,7 @@ pub(in crate::admin) async fn burndown(
         let is_last = entries.len() < query.most;
         for (number, entry) in &entries {
             query.after = *number;
+            history.read_to = history.read_to.max(entry.at);
             if entry.allowance != allowance || entry.period != period {
                 continue;
             }
@@ -384,7 +397,7 @@ pub(in crate::admin) async fn burndown(
             break;
         }
     }
-    body.points = history.points();
+    body.points = history.points(body.is_cut);
     Ok(respond::report(&body))
 }
 
@@ -446,7 +459,7 @@ mod tests {
         ] {
             history.add(&entry);
         }
-        let points = history.points();
+        let points = history.points(false);
         assert_eq!(points.len(), 60);
         let at = |place: usize| {
             let it = &points[place];
@@ -456,5 +469,27 @@ mod tests {
         assert_eq!(at(2), (103_000, 5, 50));
         assert_eq!(at(30), (131_000, 3, 50));
         assert_eq!(at(59), (160_000, 4, 50));
+    }
+
+    #[test]
+    fn points_end_with_the_last_entry_if_not_all_were_read() {
+        let second = 1_000_000;
+        let period = Period {
+            start: Time::from_micros(100 * second),
+            end: Time::from_micros(700 * second),
+        };
+        let mut history = History::new(period, Time::from_micros(160 * second));
+        history.add(&Entry {
+            at: Time::from_micros(110 * second),
+            kind: Kind::Use,
+            amount: 5,
+            ..Entry::default()
+        });
+        // The last entry that was read is of another quota.
+        history.read_to = Time::from_micros(130 * second);
+        let points = history.points(true);
+        assert_eq!(points.len(), 31);
+        assert_eq!(points[30].at_epoch_millis, 131_000);
+        assert_eq!(points[30].used, 5);
     }
 }
