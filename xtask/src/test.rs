@@ -231,14 +231,16 @@ fn steps(options: &Options, tally: &mut Tally) -> Result<(), Failure> {
         .args(&[&features])
         .run()?;
     }
+    let unpublished = UNPUBLISHED.map(|name| ["--exclude", name]).concat();
     // This step works offline, because everything was downloaded for the tests.
     Step::cargo(
         "packages",
         "package --workspace --no-verify --allow-dirty --offline --quiet",
     )
-    .args(&UNPUBLISHED.map(|name| ["--exclude", name]).concat())
+    .args(&unpublished)
     .run()?;
     Step::cargo("docs", "doc --workspace --no-deps --locked")
+        .args(&unpublished)
         .env("RUSTDOCFLAGS", "-D warnings")
         .run()?;
     if options.matrix {

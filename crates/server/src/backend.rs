@@ -381,7 +381,7 @@ impl Backend {
             }
             Question::Holders(attributes) => {
                 let attributes = attributes.attributes();
-                let holders = Box::pin(engine.holders(&attributes)).await;
+                let holders = Box::pin(snapshot.holders(&attributes)).await;
                 holders.map(Answer::Holders).map_err(of_lease)
             }
             Question::Usage(wanted) => {
