@@ -114,7 +114,7 @@ impl Protocols {
         let account = self.memory.account(peer.ip());
         let certificate = stream.certificate.clone();
         let (tunnel, activity) = (TunnelPlace::default(), Activity::default());
-        let (stream, turn) = Turns::new(stream);
+        let (stream, turn) = Turns::new(stream, activity.clone());
         let service = service_fn(|request: Request<Incoming>| {
             let (account, tunnel, certificate) = (&account, &tunnel, certificate.as_deref());
             let active = activity.start();

@@ -91,8 +91,8 @@ impl Protocols {
     fn new(routes: Routes, is_large: IsLarge, guard: Guard, metrics: HttpMetrics) -> Protocols {
         let mut http1 = http1::Builder::new();
         http1
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
+            // The timer of hyper is set anew for each request. `Activity` has one for all of them.
+            .header_read_timeout(None)
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_HEADER_BYTES);
         let mut http2 = http2::Builder::new(TokioExecutor::new());
@@ -141,9 +141,11 @@ impl Protocols {
         }
         let account = self.memory.account(peer.0.ip());
         let certificate = stream.certificate.clone();
-        let (stream, turn) = Turns::new(stream);
+        let activity = Activity::default();
+        let (stream, turn) = Turns::new(stream, activity.clone());
         let stopping = &stopping;
         let service = service_fn(|mut request: Request<Incoming>| {
+            let active = activity.start();
             let metrics = self.metrics.of(request.uri().path());
             if let Err(error) = self.guard.check(&request) {
                 let answer = last_if(stopping.is_draining(), respond::error(&error));
@@ -160,6 +162,7 @@ impl Protocols {
             let answering = (self.routes)(received(request, &account));
             let account = account.clone();
             Either::Right(async move {
+                let _active = active;
                 let (answer, charge) = match charge {
                     Ok(charge) => (answering.await, charge),
                     Err(error) => (respond::error(&error), None),
@@ -176,13 +179,19 @@ impl Protocols {
             biased;
             ended = connection.as_mut() => return Ok(ended?),
             () = stopping.last_call() => {}
+            // The client has sent no request, or only a part of its head.
+            () = activity.idle_for(HEAD_TIMEOUT) => return Ok(()),
         }
         // The answer to a request that has begun to arrive ends the connection. hyper does not wait for
         // the rest of a head.
         if !turn.is_of_server() {
             connection.as_mut().graceful_shutdown();
         }
-        Ok(connection.await?)
+        tokio::select! {
+            biased;
+            ended = connection.as_mut() => Ok(ended?),
+            () = activity.idle_for(HEAD_TIMEOUT) => Ok(()),
+        }
     }
 
     async fn serve_http2(

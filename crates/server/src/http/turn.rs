@@ -1,4 +1,4 @@
-//! Knows whether a client has begun to send a request.
+//! Knows whether a client has begun to send a request, and whether it takes its answer.
 
 use std::io;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::net::Stream;
+use super::activity::{Active, Activity};
 
 /// Says whether the server owes an answer on an HTTP/1 connection: it does if it has read something since its
 /// last answer.
@@ -23,23 +23,28 @@ impl Turn {
 }
 
 /// A connection that keeps its [`Turn`] up to date.
-pub(crate) struct Turns {
-    stream: Stream,
+pub(crate) struct Turns<S> {
+    stream: S,
     turn: Turn,
+    activity: Activity,
+    /// While the client has not taken all of an answer, the connection is not idle.
+    untaken: Option<Active>,
 }
 
-impl Turns {
-    pub(crate) fn new(stream: Stream) -> (Turns, Turn) {
+impl<S> Turns<S> {
+    pub(crate) fn new(stream: S, activity: Activity) -> (Turns<S>, Turn) {
         let turn = Turn::default();
         let turns = Turns {
             stream,
             turn: turn.clone(),
+            activity,
+            untaken: None,
         };
         (turns, turn)
     }
 }
 
-impl AsyncRead for Turns {
+impl<S: AsyncRead + Unpin> AsyncRead for Turns<S> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -55,7 +60,7 @@ impl AsyncRead for Turns {
     }
 }
 
-impl AsyncWrite for Turns {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Turns<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -65,6 +70,9 @@ impl AsyncWrite for Turns {
         let written = Pin::new(&mut this.stream).poll_write(context, bytes);
         if written.is_ready() {
             this.turn.0.store(false, Ordering::Relaxed);
+            this.untaken = None;
+        } else if this.untaken.is_none() {
+            this.untaken = Some(this.activity.start());
         }
         written
     }
@@ -75,5 +83,39 @@ impl AsyncWrite for Turns {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_is_not_idle_while_the_client_takes_an_answer_slowly() {
+        const TIME: Duration = Duration::from_secs(10);
+        let (mut client, server) = duplex(8);
+        let activity = Activity::default();
+        let (mut server, _) = Turns::new(server, activity.clone());
+        let answering = async {
+            server.write_all(&[0; 80]).await.unwrap();
+            server
+        };
+        let taking = async {
+            let mut taken = [0; 8];
+            for _ in 0..10 {
+                tokio::time::sleep(TIME / 2).await;
+                client.read_exact(&mut taken).await.unwrap();
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = async { tokio::join!(answering, taking) } => {}
+            () = activity.idle_for(TIME) => panic!("the answer was being taken"),
+        }
+        activity.idle_for(TIME).await;
     }
 }
