@@ -29,8 +29,8 @@ if foreign then
   return { now, FOREIGN, '', foreign }
 end
 
--- Returns whether the hold needs a new state for which there is no room. A hold never uses a shared state: its end would
--- not find what it has taken. A hold without limits needs room if its subject has no open holds.
+-- Returns whether the hold needs a new state for which there is no room. A hold never uses a shared state: its end
+-- would not find what it has taken. A hold without limits needs room if its subject has no open holds.
 local function lacks_room()
   if count == 0 then
     return charges > 0 and open and call('EXISTS', open) == 0 and not has_room(0)

@@ -64,7 +64,7 @@ local function refund_all(units, charged_at)
   end
 end
 
--- Restores, adjusts or reads the quotas of the current request. Nothing is restored if there is no room for a new state.
+-- Restores, adjusts or reads the quotas of the current request. Without room for a new state, nothing is restored.
 local function update_quotas()
   for i = 1, operation == RESTORE and count or 0 do
     if expires(keys[i], limits[i]) == 0 and not has_room(flags[i]) then

@@ -361,9 +361,9 @@ fn a_full_server_settles_holds_and_makes_none() {
     });
 }
 
-/// Slots, reservations, and quotas that a ledger has to restore share no state. Beyond the bound, they get no new states.
+/// Reservations and leases share no state. Beyond the bound, those of new subjects fail.
 #[test]
-fn holds_and_ledgered_quotas_of_new_subjects_stay_within_max_keys() {
+fn holds_of_new_subjects_stay_within_max_keys() {
     const MOST: u64 = 1000;
     let slots = Limit::concurrency(2, TTL).unwrap();
     let plain = Limit::fixed_window(100, LONG).unwrap();
