@@ -59,12 +59,15 @@ pub(crate) fn report(body: &impl Serialize) -> Response {
 
 /// Makes a response with the status 200 from JSON that was rendered before.
 pub(crate) fn rendered(body: Bytes) -> Response {
-    shared(with_body(StatusCode::OK, JSON, body.into()))
+    shared(
+        SharedPage::Kept,
+        with_body(StatusCode::OK, JSON, body.into()),
+    )
 }
 
 /// Marks a response whose body other responses share.
-fn shared(mut response: Response) -> Response {
-    response.extensions_mut().insert(SharedPage);
+fn shared(page: SharedPage, mut response: Response) -> Response {
+    response.extensions_mut().insert(page);
     response
 }
 
@@ -90,7 +93,8 @@ pub(crate) fn alive() -> Response {
 
 /// Makes a response with the metrics page.
 pub(crate) fn metrics(page: Bytes) -> Response {
-    shared(with_body(StatusCode::OK, PROMETHEUS, page.into()))
+    let at = SharedPage::Rendered(page.as_ptr() as usize);
+    shared(at, with_body(StatusCode::OK, PROMETHEUS, page.into()))
 }
 
 /// The server accepts requests.

@@ -40,8 +40,8 @@ const MAX_PAGES: usize = 8;
 /// How old a shared page may be.
 const SHARED_FOR: Span = Span::from_millis(1000);
 
-/// The pages of a door that are being sent. If many clients do not take their pages, a page for each
-/// of them would fill the memory. So these clients share pages.
+/// The pages of a door that are being sent. If many clients do not take their pages, they share pages. Each page
+/// counts as memory of the clients that have not taken it: see `net::answer`.
 #[derive(Default)]
 pub(crate) struct Pages {
     last: Mutex<Option<(Time, Bytes)>>,

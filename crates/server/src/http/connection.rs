@@ -169,8 +169,8 @@ impl Protocols {
                 };
                 let answer = last_if(stopping.is_draining(), answer);
                 count(metrics, &answer);
-                let is_shared = answer.extensions().get::<SharedPage>().is_some();
-                let counted = |body| Answer::single(body, &account, charge).shared(is_shared);
+                let page = answer.extensions().get::<SharedPage>().copied();
+                let counted = |body| Answer::single(body, &account, charge).of_page(page);
                 Ok::<_, Infallible>(answer.map(counted))
             })
         });
@@ -224,7 +224,6 @@ impl Protocols {
             });
             let account = counting.clone();
             async move {
-                let _active = active;
                 // Admit the request only now, when the answers to earlier requests are counted.
                 let admitted = admit(&account, is_large);
                 let (charge, answer) = match (admitted, answering) {
@@ -234,8 +233,11 @@ impl Protocols {
                     }
                 };
                 count(&metrics, &answer);
-                let is_shared = answer.extensions().get::<SharedPage>().is_some();
-                let counted = |body| Answer::stream(body, charge).shared(is_shared);
+                let page = answer.extensions().get::<SharedPage>().copied();
+                let counted = |body| {
+                    let answer = Answer::stream(body, charge).of_page(page);
+                    answer.while_active(active)
+                };
                 Ok::<_, Infallible>(answer.map(counted))
             }
         });
@@ -286,4 +288,73 @@ fn received(request: Request<Incoming>, account: &Account) -> Request<Received> 
     let (head, body) = request.into_parts();
     let body = Received::new(body, &head.headers, account);
     Request::from_parts(head, body)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+    use axum::body::{Body, Bytes};
+    use futures_util::stream;
+    use tokio::time::{Instant, sleep, timeout};
+    use tollgate_config::Listen;
+
+    use super::*;
+    use crate::http::guard::GuardedDoor;
+
+    const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
+    /// How often a stream has an event.
+    const EVERY: Duration = Duration::from_secs(15);
+    const EVENTS: usize = 40;
+    const EVENT: &[u8] = b"data: 1\n\n";
+
+    /// Returns the settings of a door that answers each request with a stream of events.
+    fn protocols() -> Protocols {
+        let routes: Routes = Arc::new(|_| {
+            let events = stream::unfold(0, |sent| async move {
+                sleep(EVERY).await;
+                let event = Ok::<_, Infallible>(Bytes::from_static(EVENT));
+                (sent < EVENTS).then_some((event, sent + 1))
+            });
+            Box::pin(ready(Response::new(Body::from_stream(events))))
+        });
+        let guard = Guard::new(GuardedDoor::Http, PEER, &Listen::new(PEER, None));
+        let metrics = HttpMetrics {
+            door: Arc::default(),
+            auth: None,
+        };
+        Protocols::new(routes, |_| false, guard, metrics)
+    }
+
+    /// A connection with an open stream is not idle. When the stream has ended, it is.
+    #[tokio::test(start_paused = true)]
+    async fn stream_over_http2_is_not_cut_as_idle() {
+        let (client, server) = tokio::io::duplex(64 * 1024);
+        let (_stop, stopping) = Stopping::channel();
+        let protocols = protocols();
+        let serving = protocols.serve(Stream::new(server, Some(true)), Peer(PEER), stopping);
+        let asking = async {
+            let (requests, connection) = h2::client::handshake(client).await.unwrap();
+            let connection = tokio::spawn(connection);
+            let mut requests = requests.ready().await.unwrap();
+            let request = Request::get("http://127.0.0.1/events").body(()).unwrap();
+            let (answer, _) = requests.send_request(request, true).unwrap();
+            let mut body = answer.await.unwrap().into_body();
+            let mut received = 0;
+            while let Some(event) = body.data().await {
+                let bytes = event.unwrap().len();
+                body.flow_control().release_capacity(bytes).unwrap();
+                received += bytes;
+            }
+            assert_eq!(received, EVENTS * EVENT.len());
+            // The client keeps its handle for requests, and answers pings.
+            let ended = Instant::now();
+            connection.await.unwrap().unwrap();
+            assert!(ended.elapsed() >= IDLE_TIMEOUT);
+            drop(requests);
+        };
+        let both = async { tokio::join!(serving, asking) };
+        let most = EVERY * 2 * u32::try_from(EVENTS).unwrap();
+        drop(timeout(most, both).await.unwrap());
+    }
 }

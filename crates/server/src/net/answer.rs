@@ -4,12 +4,14 @@
 //! take, even when the stream that made them has ended.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::memory::{Account, Charge, FREE, LARGE_ANSWER, Untaken};
+use super::memory::{Account, Charge, FREE, HeldPage, LARGE_ANSWER, Untaken};
+use crate::http::activity::Active;
 
 /// The most bytes of an HTTP/2 answer that are offered at a time. The client has to take each part in
 /// time, so a client that takes a byte from time to time cannot hold a large answer.
@@ -28,11 +30,18 @@ pub(crate) struct Answer<B> {
     /// Whether the request did not show how large the answer would be.
     is_large: bool,
     is_shared: bool,
+    page: Option<Arc<HeldPage>>,
+    _active: Option<Active>,
 }
 
-/// Marks a response whose body is a page that other responses share. The page itself is not counted.
+/// Marks a response whose body is a page that other responses share.
 #[derive(Clone, Copy)]
-pub(crate) struct SharedPage;
+pub(crate) enum SharedPage {
+    /// The server keeps the page in any case, so the page is not counted.
+    Kept,
+    /// The page at this address exists until all clients have taken it. It counts for each client that has not.
+    Rendered(usize),
+}
 
 impl<B: Body> Answer<B> {
     /// Makes an answer on HTTP/1. HTTP/1 has one answer at a time, so small answers are not
@@ -54,6 +63,8 @@ impl<B: Body> Answer<B> {
             is_stream: false,
             is_large,
             is_shared: false,
+            page: None,
+            _active: None,
         }
     }
 
@@ -68,10 +79,27 @@ impl<B: Body> Answer<B> {
             is_stream: true,
             is_large,
             is_shared: false,
+            page: None,
+            _active: None,
         }
     }
 
-    /// Does not count the bytes of the body, if it is a page that is shared.
+    /// Counts the body as a page that is shared, if it is one.
+    pub(crate) fn of_page(mut self, page: Option<SharedPage>) -> Answer<B> {
+        if let (Some(SharedPage::Rendered(at)), Some(charge)) = (page, &self.charge) {
+            let bytes = known_bytes(&self.body);
+            self.page = Some(charge.account().hold_page(at, bytes));
+        }
+        self.shared(page.is_some())
+    }
+
+    /// Counts as an open request until the body is dropped.
+    pub(crate) fn while_active(mut self, active: Active) -> Answer<B> {
+        self._active = Some(active);
+        self
+    }
+
+    /// Does not count the bytes of the body, if they are shared.
     pub(crate) fn shared(mut self, is_shared: bool) -> Answer<B> {
         if is_shared && let Some(charge) = &mut self.charge {
             charge.set(OVERHEAD);
@@ -106,7 +134,7 @@ impl<B: Body> Answer<B> {
             // No time limit is needed here: `TCP_USER_TIMEOUT` ends a connection whose client does
             // not read.
             let held = charge.map(Charge::at_any_time);
-            return Part { bytes, _held: held };
+            return self.part(bytes, held);
         }
         let bytes = self.rest.split_to(self.rest.len().min(PART));
         let is_last = self.rest.is_empty() && self.body.is_end_stream();
@@ -118,7 +146,15 @@ impl<B: Body> Answer<B> {
             charge => charge.take(),
         };
         let held = charge.map(Charge::in_time);
-        Part { bytes, _held: held }
+        self.part(bytes, held)
+    }
+
+    fn part(&self, bytes: Bytes, held: Option<Untaken>) -> Part {
+        Part {
+            bytes,
+            _held: held,
+            _page: self.page.clone(),
+        }
     }
 }
 
@@ -171,11 +207,16 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Answer<B> {
 pub(crate) struct Part {
     bytes: Bytes,
     _held: Option<Untaken>,
+    _page: Option<Arc<HeldPage>>,
 }
 
 impl Part {
     fn uncounted(bytes: Bytes) -> Part {
-        Part { bytes, _held: None }
+        Part {
+            bytes,
+            _held: None,
+            _page: None,
+        }
     }
 }
 
@@ -190,5 +231,55 @@ impl Buf for Part {
 
     fn advance(&mut self, count: usize) {
         self.bytes.advance(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use futures_util::FutureExt;
+    use http_body_util::{BodyExt, Full};
+
+    use super::*;
+    use crate::net::{MAX_HELD_BY_CLIENT, Memory};
+
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn next(answer: &mut Answer<Full<Bytes>>) -> Option<Part> {
+        let frame: Option<Result<Frame<Part>, Infallible>> = answer.frame().now_or_never().unwrap();
+        frame.map(|it| it.unwrap().into_data().ok().unwrap())
+    }
+
+    /// The bytes of a page are in memory until the last part of the last answer is taken.
+    #[test]
+    fn page_counts_until_its_last_part_is_taken() {
+        let memory = Memory::default();
+        let account = memory.account(PEER);
+        let page = Bytes::from(vec![0; MAX_HELD_BY_CLIENT]);
+        let at = Some(SharedPage::Rendered(page.as_ptr() as usize));
+        let has_room = || memory.account(PEER).has_room_for(LARGE_ANSWER);
+        let answer = |is_http2| {
+            let body = Full::new(page.clone());
+            let charge = account.charge(LARGE_ANSWER);
+            match is_http2 {
+                true => Answer::stream(body, charge).of_page(at),
+                false => Answer::single(body, &account, Some(charge)).of_page(at),
+            }
+        };
+        for is_http2 in [true, false] {
+            let mut answers = [answer(is_http2), answer(is_http2)];
+            assert!(!has_room(), "not read yet");
+            let parts: Vec<Part> = answers.iter_mut().filter_map(next).collect();
+            drop(answers);
+            assert!(!has_room(), "in the buffer of the connection");
+            drop(parts);
+            assert!(has_room());
+        }
+        let kept =
+            Answer::stream(Full::new(page), account.charge(0)).of_page(Some(SharedPage::Kept));
+        assert!(has_room());
+        drop(kept);
     }
 }

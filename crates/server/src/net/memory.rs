@@ -9,14 +9,17 @@
 //! A client may have many connections. All of them together may hold at most half of the bytes for large
 //! answers, so clients at other addresses still get large answers.
 //!
+//! Several answers may share a page. A shared page counts once for each client, while one of the answers to this client
+//! is not taken.
+//!
 //! Bytes are counted when they exist. If there is no room, a request is rejected, or waits before it
 //! makes more bytes.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -67,9 +70,17 @@ struct Sums {
 /// A client that has connections.
 #[derive(Default)]
 struct Client {
-    /// What its connections hold beyond the [`FREE`] bytes of each.
-    held: Arc<AtomicUsize>,
+    held: Arc<HeldByClient>,
     connections: usize,
+}
+
+/// What the connections of a client hold.
+#[derive(Default)]
+struct HeldByClient {
+    /// Their bytes beyond the [`FREE`] bytes of each, and the bytes of their pages.
+    bytes: AtomicUsize,
+    /// The pages that they have not taken, each with its address.
+    pages: Mutex<Vec<(usize, Weak<HeldPage>)>>,
 }
 
 impl Memory {
@@ -102,8 +113,7 @@ pub(crate) struct Account(Arc<Held>);
 struct Held {
     memory: Memory,
     client: IpAddr,
-    /// What all connections of the client hold beyond the [`FREE`] bytes of each.
-    held_by_client: Arc<AtomicUsize>,
+    held_by_client: Arc<HeldByClient>,
     bytes: AtomicUsize,
     /// How many requests wait for room.
     waiting: AtomicUsize,
@@ -135,6 +145,26 @@ impl Account {
         }
     }
 
+    /// Counts a page of `bytes` that answers share, once for the client of this connection, until nobody holds the
+    /// result. `at` is the address of the page: no other page has it meanwhile.
+    pub(crate) fn hold_page(&self, at: usize, bytes: usize) -> Arc<HeldPage> {
+        let client = &self.0.held_by_client;
+        let mut pages = client.pages.lock();
+        pages.retain(|(_, page)| page.strong_count() > 0);
+        let known = pages.iter().find(|(known, _)| *known == at);
+        if let Some(page) = known.and_then(|(_, page)| page.upgrade()) {
+            return page;
+        }
+        self.0.memory.0.held.fetch_add(bytes, Ordering::Relaxed);
+        client.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let page = Arc::new(HeldPage {
+            account: self.clone(),
+            bytes,
+        });
+        pages.push((at, Arc::downgrade(&page)));
+        page
+    }
+
     /// Returns whether `bytes` more may be held now; 0 stands for a small answer.
     pub(crate) fn has_room_for(&self, bytes: usize) -> bool {
         let before = self.0.bytes.load(Ordering::Relaxed);
@@ -145,7 +175,7 @@ impl Account {
         let most = match bytes {
             0 => MAX_HELD,
             _ => {
-                let by_client = self.0.held_by_client.load(Ordering::Relaxed);
+                let by_client = self.0.held_by_client.bytes.load(Ordering::Relaxed);
                 if by_client + held - beyond_free(before) > MAX_HELD_BY_CLIENT {
                     return false;
                 }
@@ -208,7 +238,10 @@ impl Account {
         let more = beyond_free(before + bytes) - beyond_free(before);
         if more > 0 {
             self.0.memory.0.held.fetch_add(more, Ordering::Relaxed);
-            self.0.held_by_client.fetch_add(more, Ordering::Relaxed);
+            self.0
+                .held_by_client
+                .bytes
+                .fetch_add(more, Ordering::Relaxed);
         }
     }
 
@@ -220,7 +253,10 @@ impl Account {
         let less = beyond_free(before) - beyond_free(before - bytes);
         if less > 0 {
             self.0.memory.0.held.fetch_sub(less, Ordering::Relaxed);
-            self.0.held_by_client.fetch_sub(less, Ordering::Relaxed);
+            self.0
+                .held_by_client
+                .bytes
+                .fetch_sub(less, Ordering::Relaxed);
         }
         if self.0.waiting.load(Ordering::Relaxed) > 0 {
             self.0.released.notify_waiters();
@@ -306,6 +342,26 @@ impl Drop for Untaken {
         if let Some(tick) = self.tick {
             self.charge.account.0.untaken[tick].fetch_sub(1, Ordering::Relaxed);
         }
+    }
+}
+
+/// A page that answers to one client share. It counts until this is dropped.
+pub(crate) struct HeldPage {
+    account: Account,
+    bytes: usize,
+}
+
+impl Drop for HeldPage {
+    fn drop(&mut self) {
+        let Held {
+            memory,
+            held_by_client,
+            ..
+        } = &*self.account.0;
+        memory.0.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        held_by_client
+            .bytes
+            .fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -436,6 +492,42 @@ mod tests {
         assert!(accounts[999].has_room_for(0));
         drop((charges, accounts));
         assert_eq!(memory.0.clients.lock().len(), 1, "only the other client");
+        assert!(memory.account(PEER).has_room_for(LARGE_ANSWER));
+    }
+
+    #[test]
+    fn page_counts_once_for_each_client_that_holds_it() {
+        const PAGE: usize = 1_000_000;
+        let memory = Memory::default();
+        let (one, same) = (memory.account(PEER), memory.account(PEER));
+        let pages = [one.hold_page(1, PAGE), same.hold_page(1, PAGE)];
+        assert_eq!(total(&memory), PAGE);
+        let other = memory.account(peer(1)).hold_page(1, PAGE);
+        assert_eq!(total(&memory), 2 * PAGE);
+        let next = same.hold_page(2, PAGE);
+        assert_eq!(total(&memory), 3 * PAGE);
+        drop(pages);
+        assert_eq!(total(&memory), 2 * PAGE);
+        drop((other, next));
+        assert_eq!(total(&memory), 0);
+    }
+
+    /// A client that takes no page gets no more of them. Other clients do.
+    #[test]
+    fn client_with_many_pages_gets_no_further_one() {
+        const PAGE: usize = 1_000_000;
+        let memory = Memory::default();
+        let mut held = Vec::new();
+        for at in 0..1000 {
+            let account = memory.account(PEER);
+            if account.has_room_for(LARGE_ANSWER) {
+                held.push(account.hold_page(at, PAGE));
+            }
+        }
+        assert_eq!(held.len(), MAX_HELD_BY_CLIENT.div_ceil(PAGE));
+        assert!(memory.account(PEER).has_room_for(0));
+        assert!(memory.account(peer(1)).has_room_for(LARGE_ANSWER));
+        drop(held);
         assert!(memory.account(PEER).has_room_for(LARGE_ANSWER));
     }
 

@@ -3,8 +3,11 @@
 //!
 //! Together the bounds limit memory. A connection holds at most 36 KiB of input and 48 KiB of
 //! unread answers. With a shared store, it holds as much again for commands that wait for the
-//! store. With [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS) that is at most 0.8 GiB, or 1.6 GiB
-//! with a shared store. An idle connection holds about 7 KiB.
+//! store. An idle connection holds about 7 KiB.
+//!
+//! Unread answers and the input behind them count as memory of the door: beyond [`FREE`](crate::net::FREE)
+//! bytes of each connection, at most [`MAX_HELD`](crate::net::MAX_HELD) in all. At this bound, a client that
+//! does not take its answers at once is cut off. With [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS), unread answers hold at most 0.5 GiB.
 //!
 //! A command is a flat list of texts. A list within a list is rejected.
 

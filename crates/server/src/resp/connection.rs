@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::bounds::{COMMAND_TIMEOUT, FAREWELL, MAX_COMMAND, MAX_OUTPUT};
 use super::conversation::{Conversation, Step};
 use super::input::Input;
-use crate::net::{AnswerNotTaken, READ_TIMEOUT, Stopping, Stream, within};
+use crate::net::{Account, AnswerNotTaken, FREE, READ_TIMEOUT, Stopping, Stream, within};
 
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,10 +44,15 @@ enum Wait {
 pub(super) async fn serve(
     mut stream: Stream,
     mut conversation: Conversation,
+    account: Account,
     idle_timeout: Duration,
     stopping: Stopping,
 ) -> io::Result<End> {
-    let (mut input, mut out) = (Input::new(), Vec::new());
+    let mut input = Input::new();
+    let mut out = Output {
+        bytes: Vec::new(),
+        account,
+    };
     let mut last_call = pin!(stopping.last_call());
     let command_timeout = COMMAND_TIMEOUT.min(idle_timeout);
     let mut deadline = pin!(sleep(match conversation.is_logged_in() {
@@ -123,15 +128,15 @@ async fn answer(
     stream: &mut Stream,
     conversation: &mut Conversation,
     input: &mut Input,
-    out: &mut Vec<u8>,
+    out: &mut Output,
 ) -> io::Result<Option<End>> {
     loop {
-        let step = conversation.answer(input, out);
+        let step = conversation.answer(input, &mut out.bytes);
         if step != Step::Ask {
-            write(stream, out).await?;
+            write(stream, input, out).await?;
         }
         match step {
-            Step::Ask if !conversation.may_take_long() => conversation.ask(out).await,
+            Step::Ask if !conversation.may_take_long() => conversation.ask(&mut out.bytes).await,
             Step::Ask if ask_for_long(stream, conversation, input, out).await? => {}
             Step::Write => {}
             Step::Read => return Ok(None),
@@ -147,11 +152,11 @@ async fn ask_for_long(
     stream: &mut Stream,
     conversation: &mut Conversation,
     input: &mut Input,
-    out: &mut Vec<u8>,
+    out: &mut Output,
 ) -> io::Result<bool> {
     // The answers to earlier commands must not wait.
-    write(stream, out).await?;
-    let mut asking = pin!(conversation.ask(out));
+    write(stream, input, out).await?;
+    let mut asking = pin!(conversation.ask(&mut out.bytes));
     while input.unread().len() < MAX_COMMAND {
         tokio::select! {
             biased;
@@ -165,19 +170,33 @@ async fn ask_for_long(
     Ok(true)
 }
 
-/// Writes all of `out`, and clears it. A client that does not read its answers is cut off.
-async fn write(stream: &mut Stream, out: &mut Vec<u8>) -> io::Result<()> {
-    if out.is_empty() {
+/// Answers that are not written yet.
+struct Output {
+    bytes: Vec<u8>,
+    /// Counts these bytes as memory that the client holds.
+    account: Account,
+}
+
+/// Writes all of `out`, and clears it. A client that does not read its answers is cut off, at once if there is no room
+/// for the answers in the memory of the door.
+async fn write(stream: &mut Stream, input: &Input, out: &mut Output) -> io::Result<()> {
+    if out.bytes.is_empty() {
         return Ok(());
     }
+    let held = out.bytes.capacity() + input.capacity();
+    let held = (held > FREE).then(|| out.account.charge(held));
+    let patience = match held.is_none() || out.account.has_room_for(0) {
+        true => READ_TIMEOUT,
+        false => Duration::ZERO,
+    };
     let writing = async {
-        stream.write_all(out).await?;
+        stream.write_all(&out.bytes).await?;
         stream.flush().await
     };
-    let written = within(READ_TIMEOUT, writing).await;
+    let written = within(patience, writing).await;
     written.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, AnswerNotTaken))??;
-    out.clear();
-    out.shrink_to(MAX_OUTPUT);
+    out.bytes.clear();
+    out.bytes.shrink_to(MAX_OUTPUT);
     Ok(())
 }
 

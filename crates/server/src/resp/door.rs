@@ -17,6 +17,7 @@ use crate::access::token::{Hash, Tokens};
 use crate::access::{Access, Client, DataDoor};
 use crate::backend::Backend;
 use crate::door_metrics::DoorMetrics;
+use crate::net::Memory;
 
 /// The settings of a listener.
 #[derive(Clone, Debug)]
@@ -88,6 +89,8 @@ pub struct Door {
     pub(super) opened_at: Instant,
     pub(super) draining: AtomicBool,
     pub(super) counts: Counts,
+    /// What the clients hold.
+    pub(super) memory: Memory,
 }
 
 impl std::fmt::Debug for Door {
@@ -120,6 +123,7 @@ impl Door {
             opened_at: Instant::now(),
             draining: AtomicBool::new(false),
             counts: Counts::default(),
+            memory: Memory::default(),
         })
     }
 

@@ -43,6 +43,11 @@ impl Input {
         self.start == self.bytes.len()
     }
 
+    /// Returns how many bytes this occupies.
+    pub(super) fn capacity(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     /// Returns the buffer to append input to, with space for it.
     pub fn room(&mut self) -> &mut Vec<u8> {
         let filled = self.bytes.len() == self.bytes.capacity();

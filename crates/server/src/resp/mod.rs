@@ -76,8 +76,9 @@ pub async fn serve(
         async move {
             let _open = OpenConnection::new(&door);
             let conversation = door.conversation_with(peer.ip());
+            let account = door.memory.account(peer.ip());
             let idle_timeout = door.idle_timeout;
-            match connection::serve(stream, conversation, idle_timeout, stopping).await? {
+            match connection::serve(stream, conversation, account, idle_timeout, stopping).await? {
                 End::Client | End::Stop => {}
                 end => tracing::debug!(%peer, ?end, "connection ended"),
             }

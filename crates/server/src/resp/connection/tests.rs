@@ -1,5 +1,6 @@
 //! Timeouts of a connection, on a clock that moves when every task waits.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use tokio::io::{DuplexStream, duplex};
@@ -9,10 +10,11 @@ use tollgate::Engine;
 use tollgate_config::Secret;
 
 use super::*;
-use crate::net::{LAST_CALL, Stage};
+use crate::net::{LAST_CALL, MAX_HELD, Memory, Stage};
 use crate::resp::door::{Door, Options};
 
 const IDLE: Duration = Duration::from_secs(60);
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 struct Client {
     stream: DuplexStream,
@@ -24,6 +26,11 @@ struct Client {
 impl Client {
     /// Connects a client. The connection buffers `holds` bytes.
     fn new(password: Option<&str>, holds: usize) -> Client {
+        Client::at(&Memory::default(), password, holds)
+    }
+
+    /// Connects a client to a door whose clients hold `memory`.
+    fn at(memory: &Memory, password: Option<&str>, holds: usize) -> Client {
         let rules =
             "version: 1\nrules: [{ id: all, algorithm: fixed-window, limit: 1, window: 1s }]";
         let engine = Engine::from_yaml("rules.yaml", rules).unwrap();
@@ -37,6 +44,7 @@ impl Client {
         let served = serve(
             Stream::new(theirs, None),
             door.conversation(),
+            memory.account(PEER),
             IDLE,
             stopping,
         );
@@ -138,6 +146,35 @@ async fn client_that_does_not_read_answers_is_cut_off() {
     let (end, seconds) = client.end().await;
     assert_eq!(end.unwrap_err().kind(), io::ErrorKind::TimedOut);
     assert_eq!(seconds, READ_TIMEOUT.as_secs());
+}
+
+/// Unread answers of all clients together have a bound. At the bound, clients that read their answers are served, and
+/// others are cut off at once.
+#[tokio::test(start_paused = true)]
+async fn unread_answers_count_as_memory_of_the_door() {
+    let memory = Memory::default();
+    let long = format!("COMMAND DOCS{}\r\n", " ECHO".repeat(120));
+    for is_full in [false, true] {
+        let before = memory
+            .account(PEER)
+            .charge(if is_full { 2 * MAX_HELD } else { 0 });
+        let mut reader = Client::at(&memory, None, 64 * 1024);
+        let mut other = Client::at(&memory, None, 64 * 1024);
+        let sent = long.repeat(200);
+        // The server stops reading while its answers are not read.
+        let sending = timeout(
+            Duration::from_secs(1),
+            other.stream.write_all(sent.as_bytes()),
+        );
+        assert!(sending.await.is_err() || is_full);
+        reader.send("PING\r\n").await;
+        reader.expect("+PONG\r\n").await;
+        let (end, seconds) = other.end().await;
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let patience = if is_full { 0 } else { READ_TIMEOUT.as_secs() };
+        assert_eq!(seconds, patience);
+        drop(before);
+    }
 }
 
 #[tokio::test(start_paused = true)]
