@@ -553,3 +553,55 @@ fn promtool(args: &[&str]) -> Command {
 fn missing<T>(error: &std::io::Error) -> T {
     panic!("promtool does not run: {error}\n    install: apt-get install -y prometheus");
 }
+
+/// Each store has keys of its own, and `store` tells them apart. A metric is described once.
+#[test]
+fn keys_are_counted_for_each_store() {
+    let [main, other] = [Redis::start(), Redis::start()];
+    let redis = |it: &Redis| format!("redis: {{ url: \"{}\", timeout: 2s }}", it.url());
+    let stores = [
+        (format!("store: {{ {} }}", redis(&main)), "any"),
+        ("store: memory".to_owned(), "reservation"),
+    ];
+    for (store, kind) in stores {
+        let server = Running::start(&format!(
+            "version: 1\nsubjects: {{ hash_secret: 0123456789abcdef }}\n{store}\nstores: {{ other: {{ {} }} }}\n\
+             rules:\n  \
+             - {{ id: near, match: {{ action: near }}, per: [user], algorithm: fixed-window, limit: 9, window: 10d }}\n  \
+             - {{ id: far, match: {{ action: far }}, per: [user], store: other, algorithm: fixed-window, limit: 9, \
+             window: 10d }}\n",
+            redis(&other)
+        ));
+        for (action, users) in [("near", 2), ("far", 3)] {
+            for user in 0..users {
+                let attributes = json!({ "action": action, "user": user.to_string() });
+                let asked = server.post(
+                    "/v1/check",
+                    &json!({ "attributes": attributes }).to_string(),
+                );
+                assert_eq!(asked.status, 200, "{}", asked.text);
+            }
+        }
+        let lines = [
+            r#"rate_limit_rule_keys{namespace="default",rule="far",store="other"} 3"#,
+            r#"rate_limit_max_keys{namespace="default",store="default"} 10000000"#,
+            r#"rate_limit_max_keys{namespace="default",store="other"} 10000000"#,
+            r#"rate_limit_shared_decisions_total{namespace="default",store="other"} 0"#,
+            r#"rate_limit_open_holds{namespace="default",store="other",kind="any"} 0"#,
+            r#"rate_limit_anonymous_keys{namespace="default",store="other"} 0"#,
+            &format!(
+                r#"rate_limit_open_holds{{namespace="default",store="default",kind="{kind}"}} 0"#
+            ),
+        ];
+        wait::until("a count of the keys", Duration::from_secs(20), || {
+            let page = page(&server);
+            lines.iter().all(|line| page.contains(line))
+        });
+        let page = page(&server);
+        for store in ["default", "other"] {
+            let keys = format!("rate_limit_keys{{namespace=\"default\",store=\"{store}\"}} ");
+            assert_eq!(page.matches(&keys).count(), 1, "{page}");
+        }
+        assert_eq!(page.matches("# TYPE rate_limit_keys ").count(), 1);
+    }
+}

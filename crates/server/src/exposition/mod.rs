@@ -108,23 +108,23 @@ fn render(control: &ControlPlane) -> String {
     let help = "Checks of limits that came with the request, by outcome.";
     page.counts("rate_limit_throttle_total", help, "outcome", outcomes);
     let config = live.config();
-    match (engine.memory_usage(), &config.store) {
-        (Some(usage), Store::Memory) => {
-            page.memory(usage, config.subjects.max_keys, &config.namespace);
-        }
-        (Some(usage), _) => page.local(usage, &config.namespace),
-        (None, _) => {}
-    }
     let has_names = !config.stores.is_empty();
     let stores = engine
         .redis_stores()
         .map(|(name, store, known_denials)| RedisOf {
             name: name.or(has_names.then_some("default")),
-            is_default: name.is_none(),
             store,
             known_denials,
         });
     let stores: Vec<RedisOf<'_>> = stores.collect();
+    let (memory, local) = match &config.store {
+        Store::Memory => (engine.memory_usage(), None),
+        _ => (None, engine.memory_usage()),
+    };
+    page.states(memory, &stores, config);
+    if let Some(usage) = local {
+        page.local(usage, &config.namespace);
+    }
     if !stores.is_empty() {
         page.redis(&stores);
         page.prepaid(engine.prepaid_usage());

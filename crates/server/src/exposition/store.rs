@@ -13,9 +13,16 @@ const COUNTED_RULES: usize = 100;
 pub(super) struct RedisOf<'e> {
     /// The label of the store, if there are several.
     pub(super) name: Option<&'e str>,
-    pub(super) is_default: bool,
     pub(super) store: &'e RedisStore,
     pub(super) known_denials: u64,
+}
+
+/// The states and holds of a store, as the metrics show them.
+struct Kept<'l> {
+    labels: Vec<(&'l str, &'l str)>,
+    usage: Usage,
+    /// How many are open, by kind.
+    holds: Vec<(&'static str, u64)>,
 }
 
 impl RedisOf<'_> {
@@ -27,16 +34,6 @@ impl RedisOf<'_> {
 }
 
 impl Page {
-    /// Writes the size of the state in this process.
-    pub(super) fn memory(&mut self, usage: Usage, max_keys: usize, namespace: &str) {
-        self.keys(usage, max_keys, namespace);
-        let labels = [("namespace", namespace)];
-        let (name, help) = ("rate_limit_memory_bytes", "Bytes the kept states occupy.");
-        self.single(name, "gauge", help, &labels, usage.bytes);
-        let kinds = [("reservation", usage.reservations), ("lease", usage.leases)];
-        self.open_holds(namespace, &kinds);
-    }
-
     /// Writes the size of the state of local rules, beside a store on Redis.
     pub(super) fn local(&mut self, usage: Usage, namespace: &str) {
         let labels = [("namespace", namespace)];
@@ -47,26 +44,68 @@ impl Page {
         self.single(name, "gauge", help, &labels, usage.bytes);
     }
 
-    /// Writes how many reservations and leases are open.
-    fn open_holds(&mut self, namespace: &str, kinds: &[(&str, u64)]) {
-        let help = "Reservations that are open, and leases that are held.";
-        self.family("rate_limit_open_holds", "gauge", help);
-        for (kind, count) in kinds {
-            self.sample(&[("namespace", namespace), ("kind", kind)], count);
+    /// Writes how many states and holds each store has. `memory` is the usage of the default store, if it is in this
+    /// process.
+    pub(super) fn states(
+        &mut self,
+        memory: Option<Usage>,
+        stores: &[RedisOf<'_>],
+        config: &Config,
+    ) {
+        let namespace = ("namespace", config.namespace.as_str());
+        let mut kept = Vec::new();
+        if let Some(usage) = memory {
+            let name = (!config.stores.is_empty()).then_some(("store", "default"));
+            kept.push(Kept {
+                labels: std::iter::once(namespace).chain(name).collect(),
+                usage,
+                holds: vec![("reservation", usage.reservations), ("lease", usage.leases)],
+            });
         }
-    }
-
-    /// Writes how many states there are.
-    fn keys(&mut self, usage: Usage, max_keys: usize, namespace: &str) {
-        let labels = [("namespace", namespace)];
-        let name = "rate_limit_keys";
-        self.single(name, "gauge", "States kept.", &labels, usage.keys);
-        let (name, help) = ("rate_limit_max_keys", "How many states may be kept.");
-        self.single(name, "gauge", help, &labels, max_keys);
-        let name = "rate_limit_shared_decisions_total";
+        for it in stores {
+            let census = it.store.census();
+            kept.push(Kept {
+                labels: it.labels(&[namespace]),
+                usage: Usage {
+                    keys: census.keys(),
+                    bytes: census.bytes(),
+                    shared: it.store.shared_decisions(),
+                    ..Usage::default()
+                },
+                // Redis does not count the two kinds apart.
+                holds: census
+                    .open_holds
+                    .map(|open| ("any", open))
+                    .into_iter()
+                    .collect(),
+            });
+        }
+        self.family("rate_limit_keys", "gauge", "States kept.");
+        for it in &kept {
+            self.sample(&it.labels, it.usage.keys);
+        }
+        let help = "How many states may be kept.";
+        self.family("rate_limit_max_keys", "gauge", help);
+        for it in &kept {
+            self.sample(&it.labels, config.subjects.max_keys);
+        }
         let help =
             "Checks of new subjects decided by a shared state because the key cap was reached.";
-        self.single(name, "counter", help, &labels, usage.shared);
+        self.family("rate_limit_shared_decisions_total", "counter", help);
+        for it in &kept {
+            self.sample(&it.labels, it.usage.shared);
+        }
+        let help = "Reservations that are open, and leases that are held.";
+        self.family("rate_limit_open_holds", "gauge", help);
+        for it in &kept {
+            for (kind, count) in &it.holds {
+                self.sample(&[&*it.labels, &[("kind", kind)]].concat(), count);
+            }
+        }
+        if let Some(usage) = memory {
+            let (name, help) = ("rate_limit_memory_bytes", "Bytes the kept states occupy.");
+            self.single(name, "gauge", help, &[namespace], usage.bytes);
+        }
     }
 
     /// Writes the state of the stores on Redis.
@@ -161,48 +200,47 @@ impl Page {
         self.single(name, "gauge", help, &[], usage.pending_units);
     }
 
-    /// Writes the last count of the keys in the default store, and the servers of all stores.
+    /// Writes the last count of the keys and the servers of each store.
     pub(super) fn census(&mut self, stores: &[RedisOf<'_>], config: &Config) {
-        for it in stores.iter().filter(|it| it.is_default) {
-            self.keys_in_redis(it.store, config);
-        }
+        self.keys_in_redis(stores, config);
         self.servers(stores);
     }
 
-    /// Writes the last count of the keys in Redis.
-    fn keys_in_redis(&mut self, store: &RedisStore, config: &Config) {
-        let (census, subjects, namespace) = (store.census(), &config.subjects, &config.namespace);
-        let usage = Usage {
-            keys: census.keys(),
-            bytes: census.bytes(),
-            shared: store.shared_decisions(),
-            ..Usage::default()
-        };
-        self.keys(usage, subjects.max_keys, namespace);
-        let labels = [("namespace", namespace.as_str())];
-        let name = "rate_limit_anonymous_keys";
+    /// Writes the last count of the keys of each store on Redis.
+    fn keys_in_redis(&mut self, stores: &[RedisOf<'_>], config: &Config) {
+        let counted: Vec<_> = stores.iter().map(|it| (it, it.store.census())).collect();
+        let namespace = ("namespace", config.namespace.as_str());
         let help = "About how many states anonymous subjects have.";
-        self.single(name, "gauge", help, &labels, census.anonymous_keys());
-        let name = "rate_limit_max_anonymous_keys";
-        let help = "How many states anonymous subjects may have.";
-        self.single(name, "gauge", help, &labels, subjects.max_anonymous_keys);
-        if let Some(open) = census.open_holds {
-            // Redis does not count the two kinds apart.
-            self.open_holds(namespace, &[("any", open)]);
+        self.family("rate_limit_anonymous_keys", "gauge", help);
+        for (it, census) in &counted {
+            self.sample(&it.labels(&[namespace]), census.anonymous_keys());
         }
-        let mut rules: Vec<_> = census.rules.iter().collect();
-        rules.sort_by_key(|(_, rule)| std::cmp::Reverse(rule.keys));
-        rules.truncate(COUNTED_RULES);
+        let help = "How many states anonymous subjects may have.";
+        self.family("rate_limit_max_anonymous_keys", "gauge", help);
+        for (it, _) in &counted {
+            let most = config.subjects.max_anonymous_keys;
+            self.sample(&it.labels(&[namespace]), most);
+        }
+        let mut rules: Vec<_> = Vec::new();
+        for (it, census) in &counted {
+            let mut most: Vec<_> = census.rules.iter().collect();
+            most.sort_by_key(|(_, rule)| std::cmp::Reverse(rule.keys));
+            let most = most.into_iter().take(COUNTED_RULES);
+            rules.extend(most.map(|(rule, counted)| {
+                let labels = it.labels(&[namespace, ("rule", rule)]);
+                (labels, counted)
+            }));
+        }
         let help = "About how many keys a rule has, for the rules with the most keys.";
         self.family("rate_limit_rule_keys", "gauge", help);
-        for (rule, counted) in &rules {
-            self.sample(&[("namespace", namespace), ("rule", rule)], counted.keys);
+        for (labels, counted) in &rules {
+            self.sample(labels, counted.keys);
         }
         let help =
             "About how many bytes the keys of a rule occupy, for the rules with the most keys.";
         self.family("rate_limit_rule_memory_bytes", "gauge", help);
-        for (rule, counted) in &rules {
-            self.sample(&[("namespace", namespace), ("rule", rule)], counted.bytes);
+        for (labels, counted) in &rules {
+            self.sample(labels, counted.bytes);
         }
     }
 
