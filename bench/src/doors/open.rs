@@ -1,9 +1,15 @@
-//! The latency of Envoy's `ShouldRateLimit` with state in Redis, at a fixed rate that is far below the most.
+//! The latency of Envoy's `ShouldRateLimit` with state in Redis, at a fixed rate that is far below the most. And what
+//! Redis itself takes for the least that a check can send it at that rate.
 
 use std::error::Error;
+use std::thread;
+use std::time::Duration;
 
+use fastrand::Rng;
+use redis::{Client, Connection, RedisResult};
 use tollgate_bench::report::Report;
-use tollgate_bench::table::Bar;
+use tollgate_bench::table::{Bar, Table, figure, median};
+use tollgate_rig::{Redis, Stopwatch};
 
 use super::Setting;
 use super::rls::PEERS;
@@ -47,7 +53,64 @@ pub(super) fn run(setting: &Setting, report: &mut Report) -> Result<(), Box<dyn 
              {rounds}\nalternating rounds of {seconds} s.",
             setting.peers.describe(&PEERS)
         ),
-        &[table, bars],
+        &[table, bars, floor(rounds, seconds)?],
     );
     Ok(())
+}
+
+/// Measures Redis with two plain commands, and with a script that does nothing. No atomic check is cheaper than the
+/// script: it has to look at the state before it charges, and only a script does both in one step.
+fn floor(rounds: u32, seconds: u32) -> Result<Table, Box<dyn Error>> {
+    let redis = Redis::start();
+    let mut connection = Client::open(redis.url())?.get_connection()?;
+    let script: String = redis::cmd("SCRIPT")
+        .arg("LOAD")
+        .arg("return 0")
+        .query(&mut connection)?;
+    let plain = |connection: &mut Connection, key: usize| {
+        let mut pipe = redis::pipe();
+        pipe.cmd("INCRBY").arg(key).arg(1);
+        pipe.cmd("EXPIRE").arg(key).arg(3600);
+        pipe.query(connection)
+    };
+    let empty = |connection: &mut Connection, key: usize| {
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&script).arg(1).arg(key).arg(1).query(connection)
+    };
+    let (mut two_commands, mut scripts) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        two_commands.push(cost(&redis, &mut connection, seconds, plain)?);
+        scripts.push(cost(&redis, &mut connection, seconds, empty)?);
+    }
+    let mut table = Table::new(["what Redis is sent at this rate", "Redis CPU us"]);
+    for (name, micros) in [
+        ("INCRBY and EXPIRE, in one write", two_commands),
+        ("a script that only returns 0", scripts),
+    ] {
+        table.row([name.to_owned(), figure(median(micros), 1)]);
+    }
+    Ok(table)
+}
+
+/// Returns the CPU time of Redis for each request, in microseconds. Requests are due at random instants.
+fn cost(
+    redis: &Redis,
+    connection: &mut Connection,
+    seconds: u32,
+    send: impl Fn(&mut Connection, usize) -> RedisResult<()>,
+) -> Result<f64, Box<dyn Error>> {
+    let (mut random, clock) = (Rng::with_seed(1), Stopwatch::start());
+    let (mut due, mut sent, before) = (0.0, 0_u32, redis.cpu_micros());
+    while due < f64::from(seconds) {
+        due -= random.f64().max(f64::MIN_POSITIVE).ln() / PER_SECOND;
+        if let Some(pause) = Duration::from_secs_f64(due).checked_sub(clock.elapsed()) {
+            thread::sleep(pause);
+        }
+        send(connection, random.usize(..100_000))?;
+        sent += 1;
+    }
+    // Microseconds of a round are exact in a double.
+    #[allow(clippy::cast_precision_loss)]
+    let used = (redis.cpu_micros() - before) as f64;
+    Ok(used / f64::from(sent))
 }
