@@ -363,6 +363,7 @@ impl Backend {
                     ttl: *ttl,
                     owner,
                     wait: permit.as_ref().map_or(Span::ZERO, |_| *wait),
+                    units: None,
                     asked: asked.as_deref(),
                 };
                 let asking = Box::pin(snapshot.acquire(&attributes, &acquire));

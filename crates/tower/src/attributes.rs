@@ -45,10 +45,15 @@ impl<'r> RequestAttributes<'r> {
         }
     }
 
-    /// Sets how many units the request takes from each rule (default 1). Leases take one slot, whatever the
-    /// cost is.
+    /// Sets how many units the request takes from each rule (default 1). A concurrency rule gives one slot, whatever
+    /// the cost is.
     pub fn cost(&mut self, units: u64) {
         self.cost = units;
+    }
+
+    /// Returns how many units the request takes.
+    pub(crate) fn units(&self) -> u64 {
+        self.cost
     }
 
     pub(crate) fn ask(&self) -> Ask {

@@ -22,7 +22,7 @@ use tower_service::Service;
 use crate::attributes::RequestAttributes;
 use crate::body::LimitedBody;
 use crate::future::{Allowed, ResponseFuture};
-use crate::lease::Lease;
+use crate::lease::{AskingLease, Lease};
 
 /// Limits the requests of services.
 pub struct TollgateLayer<T, F> {
@@ -194,10 +194,10 @@ where
             Some(decision) => (decision, None),
             None => {
                 let described = self.described(parts);
-                let (attributes, ask) = (described.attributes(), described.ask());
+                let (attributes, units) = (described.attributes(), described.units());
                 match rules.has_slots {
-                    true => self.take_slots(&attributes, ask).await.map_err(failed)?,
-                    false => (self.ask(&attributes, ask).await, None),
+                    true => self.take_slots(&attributes, units).await.map_err(failed)?,
+                    false => (self.ask(&attributes, units).await, None),
                 }
             }
         };
@@ -213,8 +213,8 @@ where
     }
 
     /// Decides a request. Waits for its turn as long as its rules permit.
-    async fn ask(&self, attributes: &Attributes<'_>, ask: Ask) -> Decision {
-        let longest = LONGEST_MAX_WAIT;
+    async fn ask(&self, attributes: &Attributes<'_>, units: u64) -> Decision {
+        let (ask, longest) = (Ask::Exactly(units), LONGEST_MAX_WAIT);
         self.limiter.ask_or_wait(attributes, ask, longest).await
     }
 
@@ -222,12 +222,17 @@ where
     async fn take_slots(
         &self,
         attributes: &Attributes<'_>,
-        ask: Ask,
+        units: u64,
     ) -> Result<(Decision, Option<Lease>), HoldError> {
         let limiter = self.limiter.limiter();
-        let acquire = Acquire::default();
+        let asking = AskingLease::new(&self.limiter);
+        let acquire = Acquire {
+            units: Some(units),
+            asked: Some(asking.lease()),
+            ..Acquire::default()
+        };
         match limiter.try_acquire(attributes, &acquire, None).await {
-            Err(HoldError::NothingToLease) => Ok((self.ask(attributes, ask).await, None)),
+            Err(HoldError::NothingToLease) => Ok((self.ask(attributes, units).await, None)),
             Err(error) => Err(error),
             Ok(AcquireOutcome::Denied(decision)) => Ok((decision, None)),
             Ok(AcquireOutcome::Granted {
@@ -236,10 +241,8 @@ where
                 decision,
             }) => {
                 // A failure policy has admitted a request without an id. Such a request holds nothing.
-                let held = matches!(lease.id, HoldName::Held(_)).then(|| {
-                    let limiter = Arc::clone(&self.limiter);
-                    Lease::keep(limiter, &lease, token, decision.decided_at())
-                });
+                let held = matches!(lease.id, HoldName::Held(_));
+                let held = held.then(|| asking.keep(&lease, token, decision.decided_at()));
                 Ok((decision, held))
             }
         }

@@ -3,9 +3,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, sleep};
-use tollgate::{Hold, LeaseToken, Limiter, Store, Time};
+use tollgate::{AskedLease, Hold, HoldError, HoldName, LeaseToken, Limiter, Store, Time};
 
 use crate::HasLimiter;
 
@@ -13,6 +15,10 @@ use crate::HasLimiter;
 const RENEWALS: u32 = 3;
 /// The shortest pause between two renewals.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
+/// How often the release of a lease is tried if the store does not answer, or does not know the lease.
+const RELEASES: u32 = 3;
+/// The longest pause between these tries.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How often expired state is removed.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
 /// How often expired reservations and leases are ended.
@@ -24,15 +30,29 @@ pub(crate) struct Lease {
     _held: oneshot::Sender<()>,
 }
 
-impl Lease {
+/// A lease that is asked for. If the client goes away before the answer, or the answer never comes, the store may have
+/// granted the lease all the same: then it is given back when this is dropped.
+pub(crate) struct AskingLease<'l, T: HasLimiter> {
+    limiter: &'l Arc<T>,
+    lease: AskedLease,
+}
+
+impl<'l, T: HasLimiter> AskingLease<'l, T> {
+    pub(crate) fn new(limiter: &'l Arc<T>) -> AskingLease<'l, T> {
+        let lease = AskedLease::default();
+        AskingLease { limiter, lease }
+    }
+
+    /// Returns where to note the lease.
+    pub(crate) fn lease(&self) -> &AskedLease {
+        &self.lease
+    }
+
     /// Keeps a lease that was granted at `now`, and gives it back later. A lease ends by itself if this
     /// process dies.
-    pub(crate) fn keep<T: HasLimiter>(
-        limiter: Arc<T>,
-        lease: &Hold,
-        token: LeaseToken,
-        now: Time,
-    ) -> Lease {
+    pub(crate) fn keep(&self, lease: &Hold, token: LeaseToken, now: Time) -> Lease {
+        self.lease.take();
+        let limiter = Arc::clone(self.limiter);
         let (held, mut dropped) = oneshot::channel();
         let length = Duration::from(lease.expires_at.since(now));
         let pause = (length / RENEWALS).max(LEAST_PAUSE);
@@ -48,9 +68,39 @@ impl Lease {
                     }
                 }
             }
-            let _ = limiter.limiter().free(&id, token).await;
+            give_back(&*limiter, id, token, pause.min(LONGEST_PAUSE)).await;
         });
         Lease { _held: held }
+    }
+}
+
+impl<T: HasLimiter> Drop for AskingLease<'_, T> {
+    fn drop(&mut self) {
+        let Some((id, token)) = self.lease.take() else {
+            return;
+        };
+        if self.limiter.limiter().store().is_local() {
+            // The store answers at once.
+            let _ = self.limiter.limiter().free(&id, token).now_or_never();
+        } else if let Ok(runtime) = Handle::try_current() {
+            let limiter = Arc::clone(self.limiter);
+            runtime.spawn(async move { give_back(&*limiter, id, token, LONGEST_PAUSE).await });
+        }
+        // Without a runtime the process ends, and the lease expires.
+    }
+}
+
+/// Gives a lease back. The store may get to know the lease after this, on another connection: an unknown lease is tried
+/// again.
+async fn give_back<T: HasLimiter>(limiter: &T, id: HoldName, token: LeaseToken, pause: Duration) {
+    for attempt in 1..=RELEASES {
+        let freed = limiter.limiter().free(&id, token).await;
+        match freed {
+            Err(HoldError::Store(_) | HoldError::Unknown) if attempt < RELEASES => {
+                sleep(pause).await;
+            }
+            _ => return,
+        }
     }
 }
 

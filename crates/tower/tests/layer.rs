@@ -187,6 +187,22 @@ async fn slot_is_given_back_if_the_client_goes_away_or_the_service_fails() {
     assert_eq!(held(&limiter), 0);
 }
 
+#[tokio::test]
+async fn cost_is_taken_together_with_a_slot() {
+    let quota = "{ id: units, per: [user], algorithm: fixed-window, limit: 10, window: 1h }";
+    let layer = TollgateLayer::new(limiter(&format!("{SLOTS}, {quota}")), |request| {
+        request.set_from_header("user", "x-user");
+        request.cost(6);
+    });
+    let app = Router::new().route("/", get(|| async { "hello" }));
+    let app = app.layer(layer);
+    assert_eq!(ask(&app, request("ann")).await.0, 200);
+    settle().await;
+    let (status, _, body) = ask(&app, request("ann")).await;
+    assert_eq!(status, 429, "6 of 10 units are taken");
+    assert!(body.contains("\"ruleId\":\"units\""), "{body}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn shaped_requests_wait_for_their_turn() {
     let limiter =

@@ -128,6 +128,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let limits = RequestLimits::default();
         let mut resolution = self.active.rules().resolve(attributes, &limits);
         self.adapt(&mut resolution, &limits);
+        charge_units(&mut resolution, acquire);
         let wait = ticket.map(|ticket| Wait {
             ticket,
             patience: PATIENCE,
@@ -265,6 +266,16 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             lease,
             token,
             decision,
+        }
+    }
+}
+
+/// Multiplies the costs of all charges but slots by the units of a lease. So the store takes the lease as one unit.
+pub(super) fn charge_units(resolution: &mut Resolution<'_>, acquire: &Acquire<'_>) {
+    let units = acquire.units.unwrap_or(1);
+    for charge in &mut resolution.charges {
+        if !matches!(charge.limit, Limit::Concurrency(_)) {
+            charge.cost = charge.cost.saturating_mul(units);
         }
     }
 }

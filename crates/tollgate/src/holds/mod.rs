@@ -89,6 +89,9 @@ pub struct Acquire<'a> {
     pub owner: &'a str,
     /// How long to wait for a free slot, in the order of arrival.
     pub wait: Span,
+    /// How many units the other rules of the request take; 1 by default. A lease holds one slot of each concurrency
+    /// rule, whatever this number is.
+    pub units: Option<u64>,
     /// Notes the lease before the store is asked, so that it can be given back if the answer never comes.
     pub asked: Option<&'a AskedLease>,
 }

@@ -8,6 +8,7 @@ use tollgate_config::{Attributes, RequestLimits};
 use tollgate_core::{Algorithm, Span};
 use tollgate_store::{Store, Wait};
 
+use super::make::charge_units;
 use super::{Acquire, AcquireOutcome, HoldError, MOST_WAIT, PATIENCE, random, within};
 use crate::active_config::ActiveConfig;
 use crate::limiter::Limiter;
@@ -43,6 +44,7 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
         let limits = RequestLimits::default();
         let mut resolution = self.active.rules().resolve(attributes, &limits);
         self.adapt(&mut resolution, &limits);
+        charge_units(&mut resolution, acquire);
         loop {
             let now = Instant::now();
             // The last attempt uses the client's position in the queue, but does not keep it
