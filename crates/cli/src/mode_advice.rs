@@ -208,8 +208,9 @@ fn advise_rule(rule: &Rule, load: &Load, p99: Option<u64>) -> Vec<Finding> {
         };
         findings.push(Finding::warn("modes", found.clone(), help));
     }
-    let is_split = matches!(rule.placement(), Placement::Sharded(_));
-    if rule.mode() == ModeName::Exact && load.busiest >= HOT && !is_split {
+    let can_split = !matches!(rule.limit(), Limit::Fair(_))
+        && !matches!(rule.placement(), Placement::Sharded(_));
+    if rule.mode() == ModeName::Exact && load.busiest >= HOT && can_split {
         let help = "write `placement: sharded(16)`, which splits the allowance of a subject over 16 keys, if the \
                     rule has to stay exact";
         findings.push(Finding::warn("sharding", found, help));
@@ -234,6 +235,7 @@ rules:
   - { id: strict, per: [user], algorithm: gcra, rate: 5000/s, burst: 1 }
   - { id: done, per: [user], algorithm: gcra, rate: 1000/s, burst: 2000, mode: leased }
   - { id: all, algorithm: fixed-window, limit: 1000000, window: 1m }
+  - { id: shared, algorithm: token-bucket, capacity: 50000, refill: 50000/s, fair: { per: [user] } }
 ";
 
     fn overview(millis: u64, counts: &[(&str, u64, u64)], calls: u64, hot: &Value) -> Overview {
@@ -293,6 +295,12 @@ rules:
         ];
         let expected = expected.map(|(check, text)| (check, text.to_owned()));
         assert_eq!(found(&busy), expected);
+    }
+
+    #[test]
+    fn fair_rule_is_not_advised_what_it_cannot_be() {
+        let busy = overview(12_000, &[("shared", 30_000, 0)], 0, &json!([]));
+        assert_eq!(found(&busy), []);
     }
 
     #[test]

@@ -74,6 +74,12 @@ impl LeakyBucket {
         LeakyBucket { meter, ..*self }
     }
 
+    /// Returns the bucket with another capacity.
+    pub(crate) fn with_capacity(&self, capacity: u64) -> LeakyBucket {
+        let meter = self.meter.with_capacity(capacity);
+        LeakyBucket { meter, ..*self }
+    }
+
     /// Returns a bucket with the same queue that leaks `amount` in each `period`. With an amount of 0 the
     /// bucket has no room, not even for a request being served.
     pub(crate) fn renumbered(&self, amount: u64, period: Span) -> Result<LeakyBucket, ParamError> {

@@ -179,6 +179,9 @@ impl Limit {
             (Limit::Gcra(it), Limit::Gcra(part)) => {
                 Ok(Limit::Gcra(part.with_capacity(share(it.capacity()))))
             }
+            (Limit::LeakyBucket(it), Limit::LeakyBucket(part)) => {
+                Ok(Limit::LeakyBucket(part.with_capacity(share(it.capacity()))))
+            }
             (Limit::Quota(it), _) => {
                 let [limit, grace, rollover] = it.numbers().map(share);
                 Limit::quota(limit, grace, rollover, it.calendar().clone())

@@ -126,12 +126,14 @@ impl Limit {
     }
 
     /// Returns whether instances can decide by themselves and report their use later. Only the store can decide
-    /// slots, queues and back-offs.
+    /// slots, queues, back-offs and fair shares.
     #[must_use]
     pub fn can_be_async(&self) -> bool {
         match self {
             Limit::LeakyBucket(it) => it.leaky() == Leaky::Police,
-            Limit::Backoff(_) | Limit::Concurrency(_) | Limit::Unlimited(_) => false,
+            Limit::Backoff(_) | Limit::Concurrency(_) | Limit::Fair(_) | Limit::Unlimited(_) => {
+                false
+            }
             _ => true,
         }
     }
@@ -174,6 +176,7 @@ mod tests {
     use super::*;
     use crate::Rate;
     use crate::backoff::Schedule;
+    use crate::fair::Lane;
 
     const SLICE: Span = Span::from_millis(100);
 
@@ -238,13 +241,14 @@ mod tests {
     }
 
     #[test]
-    fn slots_and_queues_are_never_async() {
+    fn slots_queues_and_fair_shares_are_never_async() {
         let shape = Leaky::Shape { max_wait: None };
         for (limit, can) in [
             (Limit::gcra(per_second(1), 5), true),
             (Limit::leaky_bucket(per_second(1), 5, Leaky::Police), true),
             (Limit::leaky_bucket(per_second(1), 5, shape), false),
             (Limit::concurrency(5, Span::MINUTE), false),
+            (Limit::fair(5, per_second(1), &[Lane::ONLY]), false),
         ] {
             assert_eq!(limit.unwrap().can_be_async(), can);
         }

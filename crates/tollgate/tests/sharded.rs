@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 
 use common::{Flaky, START};
 use tollgate::{
-    Ask, Attributes, Charge, Engine, Key, Limit, Limiter, ManualClock, MemoryStore, OnDenied, Rate,
-    Reserve, ReserveOutcome, Sharded, Span, Store,
+    Ask, Attributes, Charge, Engine, Key, Leaky, Limit, Limiter, ManualClock, MemoryStore,
+    OnDenied, Rate, Reserve, ReserveOutcome, Sharded, Span, Store,
 };
 use tollgate_conformance::{Fixture, block_on};
 use tollgate_rig::Cluster;
@@ -64,6 +64,7 @@ fn parts_have_the_units_of_the_whole() {
         Limit::sliding_counter(300, Span::MINUTE, 10).unwrap(),
         Limit::gcra(Rate::new(600, Span::MINUTE).unwrap(), 100).unwrap(),
         Limit::token_bucket(55, Rate::new(60, Span::MINUTE).unwrap()).unwrap(),
+        Limit::leaky_bucket(Rate::new(600, Span::MINUTE).unwrap(), 100, Leaky::Police).unwrap(),
     ];
     for limit in &limits {
         for wanted in [1, 2, 3, 16, 54, 1024] {
