@@ -134,7 +134,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
                 return Asked::Decided(decision);
             }
         }
-        let reply = match may_take {
+        let is_kept_out = refusal.is_some_and(Refusal::keeps_out);
+        let reply = match may_take && !is_kept_out {
             true => self.take(&resolution, ask).await,
             false => self.count_denied(&resolution, ask).await,
         };

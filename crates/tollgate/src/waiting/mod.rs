@@ -245,6 +245,7 @@ impl<S: Store> Snapshot<'_, S, Arc<ActiveConfig>> {
         let counts = self.active.metrics().waits(place.rule as usize);
         let counts = counts.ok_or(NoSeat::Empty)?;
         let room = &self.limiter.waiting_room;
-        room.join(place, patience.arrival, when, counts)
+        let deadline = patience.deadline(place.waiting);
+        room.join(place, patience.arrival, when, deadline, counts)
     }
 }

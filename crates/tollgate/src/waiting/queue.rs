@@ -133,12 +133,27 @@ impl<W: Clone> Queue<W> {
         Some((line.next, line.units.saturating_sub(first)))
     }
 
-    /// Returns the first instant at which the store expects to admit a request of the queue.
-    pub(super) fn next(&self, now: Instant) -> Instant {
-        match (self.due.is_empty(), self.later.first()) {
-            (true, Some((at, _))) => (*at).max(now),
-            _ => now,
+    /// Like [`ahead`](Self::ahead), of the requests that came before `waiter`.
+    pub(super) fn ahead_of(&self, waiter: Waiter) -> Option<(Instant, u64)> {
+        let line = self.lines.get(&waiter.client)?;
+        let (last, _) = line.waiting.last_key_value()?;
+        if *last < waiter.arrival {
+            return self.ahead(waiter.client);
         }
+        let mut before = line.waiting.range(..waiter.arrival);
+        before.next()?;
+        let units = before.fold(0_u64, |sum, (_, place)| sum.saturating_add(place.units));
+        Some((line.next, units))
+    }
+
+    /// Returns the first instant at which the store expects to admit a request of the queue; `None` if the queue is
+    /// empty.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        let first = match self.due.is_empty() {
+            true => self.later.first().map(|(at, _)| *at)?,
+            false => now,
+        };
+        Some(first.max(self.rests_until.unwrap_or(now)).max(now))
     }
 
     /// Adds a request. `next` is when the store expects to admit it; it counts if the request is the first of

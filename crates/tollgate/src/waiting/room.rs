@@ -99,6 +99,8 @@ impl Refill {
     }
 }
 
+/// The least time after which a denied request may try again.
+const SOON: Duration = Duration::from_millis(1);
 /// Longer than any wait, and short enough to be added to an instant.
 const MOST_MICROS: u64 = 86_400_000_000;
 
@@ -207,10 +209,23 @@ impl WaitingRoom {
         place: WaitPlace,
         arrival: Arrival,
         (now, next): (Instant, Instant),
+        deadline: Instant,
         counts: &Arc<WaitCounts>,
     ) -> Result<Seat<'_>, NoSeat> {
         let mut queues = self.queues.lock();
         let queue = queues.entry(place.queue).or_default();
+        let waiter = Waiter {
+            client: place.client,
+            arrival: arrival.number,
+        };
+        // Other requests of its client may have taken seats while the store was asked.
+        if let Some((first, units)) = queue.ahead_of(waiter) {
+            let units = units.saturating_add(place.units);
+            let turn = first.max(now) + place.refill.time_of(units);
+            if turn > deadline {
+                return Err(NoSeat::TooLate(turn));
+            }
+        }
         let seat = self.sit(queue, (place, arrival), next, now, counts);
         if seat.is_err() && queue.is_empty() {
             queues.remove(&place.queue);
@@ -232,7 +247,10 @@ impl WaitingRoom {
             || self.waiting.fetch_update(order, order, has_seat).is_err()
         {
             counts.count(WaitOutcome::Full, Duration::ZERO);
-            return Err(NoSeat::Full(queue.next(now)));
+            // A request of this queue leaves then. If only other queues have requests, the store may admit this one at
+            // `next`.
+            let at = queue.next(now).unwrap_or(next);
+            return Err(NoSeat::Full(at.max(now + SOON)));
         }
         counts.enter();
         let waiter = Waiter {
@@ -305,8 +323,7 @@ impl Seat<'_> {
     fn turn_of_the_next(&self, now: Instant) -> Instant {
         let ahead = self.with_queue(|queue| queue.ahead(self.place.client));
         let (next, units) = ahead.unwrap_or((now, 0));
-        let soon = now + Duration::from_millis(1);
-        (next + self.place.refill.time_of(units)).max(soon)
+        (next + self.place.refill.time_of(units)).max(now + SOON)
     }
 
     /// Stays in the queue after the store has denied the request again, and expects to admit it at `next`.

@@ -511,6 +511,23 @@ async fn units_of_a_request_that_is_dropped_while_the_store_is_asked_are_given_b
     assert!(next.is_allowed());
 }
 
+/// Requests that ask the store at the same time do not know of each other. The second one finds the first one waiting.
+#[tokio::test(start_paused = true)]
+async fn request_does_not_wait_in_vain_behind_another_that_asked_at_the_same_time() {
+    let limiter = far("- { id: all, algorithm: gcra, rate: 10/s, burst: 1, max_wait: 150ms }");
+    assert!(limiter.ask_or_wait(&nobody(), ONE, LONG).await.is_allowed());
+    let (log, began) = (Log::default(), Instant::now());
+    let (first, second) = (start(&limiter, "a", 0, &log), start(&limiter, "a", 1, &log));
+    // The turn of the second one would come in 200 ms.
+    let second = second.await.unwrap();
+    assert!(!second.is_allowed());
+    assert!(began.elapsed() < Duration::from_millis(10));
+    let retry = second.retry_after().unwrap();
+    assert!(retry > Span::from_millis(180), "{retry}");
+    assert!(first.await.unwrap().is_allowed());
+    assert_empty(&limiter);
+}
+
 #[tokio::test(start_paused = true)]
 async fn questions_do_not_depend_on_how_many_requests_wait() {
     let limiter = far(
