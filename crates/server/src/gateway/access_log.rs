@@ -24,6 +24,9 @@ use super::bounds::MAX_LOG_LINES;
 
 /// Longer texts of clients are cut.
 const MAX_TEXT: usize = 1024;
+/// The status of a request whose client went away before its answer began. No client sees it. nginx and others log
+/// the same.
+const CLIENT_GONE: u16 = 499;
 
 /// Writes lines.
 #[derive(Debug)]
@@ -159,8 +162,8 @@ impl Line {
     }
 
     /// Counts bytes of the answer's body.
-    pub(super) fn sent(&mut self, bytes: usize) {
-        self.answer.bytes += bytes as u64;
+    pub(super) fn sent(&mut self, bytes: u64) {
+        self.answer.bytes += bytes;
     }
 
     /// Notes that the answer ended early.
@@ -209,6 +212,10 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
+        if self.answer.status == 0 {
+            self.answer.status = CLIENT_GONE;
+            self.answer.broken = true;
+        }
         let line = match self.log.format {
             AccessLogFormat::Json => self.json(),
             AccessLogFormat::Combined => self.combined(),

@@ -335,8 +335,9 @@ impl Gateway {
         } else {
             admitted.body = streamed(body);
         }
+        let size = whole.as_ref().map(|it| it.len() as u64).or(size.exact());
         let inquiry = &admitted.inquiry;
-        let mut attributes = inquiry.attributes(parts, self.scheme, route, client, size.exact());
+        let mut attributes = inquiry.attributes(parts, self.scheme, route, client, size);
         if let Some(route) = route {
             inquiry::add_fields(&mut attributes, route, parts, whole.as_ref())?;
         }

@@ -175,9 +175,25 @@ impl Relay {
         }
     }
 
+    /// Returns whether some of the body was not passed on.
+    fn is_cut_short(&self) -> bool {
+        self.open.is_some() && self.body.size_hint().exact() != Some(0)
+    }
+
     /// Returns whether there is nothing to pass on.
     pub(super) fn is_empty(&self) -> bool {
         self.body.is_end_stream()
+    }
+}
+
+impl Drop for GatewayBody {
+    fn drop(&mut self) {
+        // The client went away.
+        if let (Some(line), Source::Relayed(relay)) = (&mut self.line, &self.source)
+            && relay.is_cut_short()
+        {
+            line.broken();
+        }
     }
 }
 
@@ -199,7 +215,7 @@ impl Body for GatewayBody {
         };
         if let Some(line) = &mut this.line {
             match &frame {
-                Some(Ok(frame)) => line.sent(frame.data_ref().map_or(0, Bytes::len)),
+                Some(Ok(frame)) => line.sent(frame.data_ref().map_or(0, Bytes::len) as u64),
                 Some(Err(_)) => line.broken(),
                 None => {}
             }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -45,20 +44,36 @@ impl Tunnel {
             slot,
             mut line,
         } = self;
+        let counts = Counts::default();
         let copied = async {
             let client = client.await.map_err(io::Error::other)?;
             let (server, first) = server.into_upgraded().await.map_err(io::Error::other)?;
-            copy(TokioIo::new(client), server, first).await
+            copy(TokioIo::new(client), server, first, &counts).await
         };
-        match copied.await {
-            Ok((_, sent)) => {
-                if let Some(line) = &mut line {
-                    line.sent(usize::try_from(sent).unwrap_or(usize::MAX));
-                }
+        let copied = copied.await;
+        if let Some(line) = &mut line {
+            line.sent(counts.from_server.load(Ordering::Relaxed));
+            if copied.is_err() {
+                line.broken();
             }
-            Err(error) => tracing::debug!(%error, "an upgraded connection ended"),
+        }
+        if let Err(error) = copied {
+            tracing::debug!(%error, "an upgraded connection ended");
         }
         drop((open, slot, line));
+    }
+}
+
+/// The bytes that were read from each side.
+#[derive(Default)]
+struct Counts {
+    from_client: AtomicU64,
+    from_server: AtomicU64,
+}
+
+impl Counts {
+    fn total(&self) -> u64 {
+        self.from_client.load(Ordering::Relaxed) + self.from_server.load(Ordering::Relaxed)
     }
 }
 
@@ -66,45 +81,46 @@ async fn copy(
     client: impl AsyncRead + AsyncWrite + Unpin,
     server: Box<dyn Transport>,
     first: Bytes,
-) -> io::Result<(u64, u64)> {
-    let bytes = Arc::new(AtomicU64::new(0));
+    counts: &Counts,
+) -> io::Result<()> {
     let mut client = Counted {
         inner: client,
-        bytes: Arc::clone(&bytes),
+        bytes: &counts.from_client,
     };
     let mut server = Counted {
         inner: server,
-        bytes: Arc::clone(&bytes),
+        bytes: &counts.from_server,
     };
-    let sent_before = first.len() as u64;
     client.write_all(&first).await?;
+    let first = first.len() as u64;
+    counts.from_server.fetch_add(first, Ordering::Relaxed);
     let copying = copy_bidirectional_with_sizes(&mut client, &mut server, BUFFER, BUFFER);
     tokio::select! {
-        copied = copying => copied.map(|(up, down)| (up, down + sent_before)),
-        () = idle(&bytes) => Err(io::ErrorKind::TimedOut.into()),
+        copied = copying => copied.map(drop),
+        () = idle(counts) => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 
 /// Returns once no byte was read for [`TUNNEL_IDLE_TIMEOUT`], or for up to a quarter more.
-async fn idle(bytes: &AtomicU64) {
+async fn idle(counts: &Counts) {
     const STEPS: u32 = 4;
     let step: Duration = TUNNEL_IDLE_TIMEOUT / STEPS;
-    let (mut before, mut silent) = (bytes.load(Ordering::Relaxed), 0);
+    let (mut before, mut silent) = (counts.total(), 0);
     while silent <= STEPS {
         tokio::time::sleep(step).await;
-        let now = bytes.load(Ordering::Relaxed);
+        let now = counts.total();
         silent = if now == before { silent + 1 } else { 0 };
         before = now;
     }
 }
 
 /// A connection whose bytes are counted when they are read.
-struct Counted<T> {
+struct Counted<'c, T> {
     inner: T,
-    bytes: Arc<AtomicU64>,
+    bytes: &'c AtomicU64,
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Counted<T> {
+impl<T: AsyncRead + Unpin> AsyncRead for Counted<'_, T> {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -121,7 +137,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Counted<T> {
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Counted<T> {
+impl<T: AsyncWrite + Unpin> AsyncWrite for Counted<'_, T> {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,

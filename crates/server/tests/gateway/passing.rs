@@ -8,7 +8,7 @@ use tollgate_rig::wait;
 
 use super::NONE;
 use crate::common;
-use crate::common::gate::{Gate, SOON, Script, ok};
+use crate::common::gate::{Gate, SOON, Script, ok, read_request};
 
 const TWO: &str =
     "rules: [{ id: two, per: [ip], algorithm: fixed-window, limit: 2, window: 1h }]\n";
@@ -338,6 +338,35 @@ fn attributes_of_a_route_come_from_headers_query_and_body() {
     assert!(put(40).starts_with("HTTP/1.1 200"));
 }
 
+/// The gateway knows the size of a body that it reads, also if the client did not say it.
+#[test]
+fn size_of_a_chunked_body_is_known_if_the_route_reads_it() {
+    let app = Script::echo();
+    let more = format!(
+        "{}routes: [{{ path: /chat, action: chat, attributes: {{ model: body.model }} }}]\n\
+         rules: [{{ id: bytes, missing: deny, algorithm: token-bucket, capacity: 30, refill: 1/h, cost: 'int(size)' }}]\n",
+        app.section("")
+    );
+    let gate = Gate::start(&more);
+    let chunked = |path: &str| {
+        let body = r#"{"model": "small"}"#;
+        let raw = format!(
+            "POST {path} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n\
+             {:x}\r\n{body}\r\n0\r\n\r\n",
+            body.len()
+        );
+        gate.raw(raw.as_bytes())
+    };
+    // Of 30 units, the first body takes 18.
+    assert!(chunked("/chat").starts_with("HTTP/1.1 200"));
+    assert!(chunked("/chat").starts_with("HTTP/1.1 429"));
+    let unread = chunked("/other");
+    assert!(
+        unread.contains("MISSING") || unread.contains("missing"),
+        "{unread}"
+    );
+}
+
 #[test]
 fn access_log_has_a_line_for_each_request() {
     let app = Script::answering(|_| ok("hello"));
@@ -382,6 +411,66 @@ fn access_log_has_a_line_for_each_request() {
         assert!(shown(1).contains(r#"429"#) && shown(1).ends_with(r#""denied" "one" "all" null"#));
         assert!(json[0]["durationMicros"].is_u64());
     }
+}
+
+#[test]
+fn access_log_tells_which_clients_went_away() {
+    // The upstream answers a part of the body of `/part`, and `/silent` not at all.
+    let app = Script::start(|stream| {
+        let mut reader = std::io::BufReader::new(stream.try_clone().unwrap());
+        while let Some(seen) = read_request(&mut reader) {
+            let answer = match seen.head.split(' ').nth(1) {
+                Some("/silent") => continue,
+                Some("/part") => "HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\npart".to_owned(),
+                _ => ok("hello"),
+            };
+            let _ = (&stream).write_all(answer.as_bytes());
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("access.log");
+    let door = format!(
+        "gateway: {{ address: \"127.0.0.1:0\", access_log: {{ format: json, file: \"{}\" }} }}",
+        path.display()
+    );
+    let gate = Gate::start_with(&door, &format!("{}{NONE}", app.section("")));
+    let ask = |target: &str| {
+        let mut stream = gate.connect();
+        write!(stream, "GET {target} HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+        stream
+    };
+    let line = |number: usize| -> serde_json::Value {
+        let mut text = String::new();
+        wait::until("the line is written", SOON, || {
+            text = std::fs::read_to_string(&path).unwrap_or_default();
+            text.lines().count() == number
+        });
+        serde_json::from_str(text.lines().last().unwrap()).unwrap()
+    };
+    assert_eq!(gate.get("/").status, 200);
+    let whole = line(1);
+    assert_eq!(whole["status"], 200);
+    assert!(whole["broken"].is_null(), "{whole}");
+    let mut stream = ask("/part");
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"part") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        answer.push(byte[0]);
+    }
+    drop(stream);
+    let part = line(2);
+    let shown = |line: &serde_json::Value| {
+        let fields = ["status", "bytes", "broken", "upstream"];
+        fields.map(|field| line[field].to_string()).join(" ")
+    };
+    assert_eq!(shown(&part), r#"200 4 true "app""#);
+    let silent = ask("/silent");
+    wait::until("the request is at the upstream", SOON, || {
+        gate.metric("tollgate_upstream_open_requests") == 1
+    });
+    drop(silent);
+    assert_eq!(shown(&line(3)), r#"499 0 true "app""#);
 }
 
 #[test]
