@@ -21,7 +21,7 @@ mod address;
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 use tollgate_config::{Subjects, address_text};
 
@@ -107,8 +107,11 @@ impl Clients {
         let service_account = believed(&self.service_account)?;
         let tenant = believed(&self.tenant)?;
         let fairness_id = believed(&self.fairness_id)?;
-        let priority = believed(&self.priority)?;
-        let priority = priority.and_then(|header| self.subjects.priorities.named_by(header));
+        let priority = match &self.priority {
+            Some(name) if trusted => combined(headers, name)?,
+            _ => None,
+        };
+        let priority = priority.and_then(|header| self.subjects.priorities.named_by(&header));
         let address = if trusted {
             address::behind(peer, headers, &self.subjects)
         } else {
@@ -174,6 +177,32 @@ fn value<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str
     if values.next().is_some() {
         return Err(ClientError::Repeated(name.clone()));
     }
+    text(value, name)
+}
+
+/// Returns the value of a header that may be repeated: its values in one list (RFC 9218, RFC 8941).
+fn combined<'h>(
+    headers: &'h HeaderMap,
+    name: &HeaderName,
+) -> Result<Option<Cow<'h, str>>, ClientError> {
+    let mut combined: Option<Cow<'h, str>> = None;
+    for value in headers.get_all(name) {
+        let Some(text) = text(value, name)? else {
+            continue;
+        };
+        combined = Some(match combined {
+            None => Cow::Borrowed(text),
+            Some(before) if before.len() + text.len() > MAX_VALUE => {
+                return Err(ClientError::TooLong(name.clone()));
+            }
+            Some(before) => Cow::Owned([&before, ", ", text].concat()),
+        });
+    }
+    Ok(combined)
+}
+
+/// Returns the text of a value; `None` if it is empty.
+fn text<'h>(value: &'h HeaderValue, name: &HeaderName) -> Result<Option<&'h str>, ClientError> {
     let value = value.as_bytes().trim_ascii();
     if value.len() > MAX_VALUE {
         return Err(ClientError::TooLong(name.clone()));

@@ -59,6 +59,12 @@ fn priority_and_fairness_id_are_accepted_from_trusted_proxies_only() {
         let found = attributes(&own, "10.0.0.1", &[("priority", header)]);
         assert_eq!(found, [format!("priority={expected}")], "{header}");
     }
+    // Repeated fields are one list, in which the last urgency counts.
+    let repeated = [("priority", "u=0"), ("priority", "i"), ("priority", "u=7")];
+    assert_eq!(attributes(&own, "10.0.0.1", &repeated), ["priority=rest"]);
+    let two_names = [("priority", "gold"), ("priority", "silver")];
+    assert!(attributes(&own, "10.0.0.1", &two_names).is_empty());
+    assert!(attributes(&own, "192.0.2.1", &repeated).is_empty());
     assert!(attributes(&own, "10.0.0.1", &[("priority", "platinum")]).is_empty());
     assert!(attributes(&own, "192.0.2.1", &lines).is_empty());
 }
