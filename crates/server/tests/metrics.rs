@@ -160,7 +160,8 @@ fn page_of_all_doors() -> String {
          gateway: {{ address: \"{any}\", access_log: {{ format: json, file: {} }} }}\n  \
          resp: {{ address: \"{any}\", tls: {{ cert: {}, key: {} }} }}\n\
          upstreams: {{ app: {{ servers: [\"http://127.0.0.1:9\"], adaptive: true }} }}{RULES}  \
-         - {{ id: next, candidate_of: user, algorithm: fixed-window, limit: 3, window: 10d }}\n",
+         - {{ id: next, candidate_of: user, algorithm: fixed-window, limit: 3, window: 10d }}\n  \
+         - {{ id: slots, match: {{ user: nobody }}, algorithm: concurrency, limit: 5, adaptive: true }}\n",
         folder.path().join("denials").display(),
         folder.path().join("access.log").display(),
         cert_file.display(),
@@ -536,6 +537,16 @@ fn dashboard_is_complete() {
         for from in targets.iter().chain([panel]) {
             assert_eq!(from["datasource"]["uid"], "${datasource}", "{panel}");
         }
+    }
+    for shown in [
+        "rate_limit_waiting",
+        "rate_limit_wait_seconds_bucket",
+        "rate_limit_fair_lane_share",
+        "rate_limit_holds_rejected_total",
+        "tollgate_upstream_concurrency_limit",
+        "tollgate_upstream_shed_total",
+    ] {
+        assert!(text.contains(shown), "no panel shows {shown}");
     }
 }
 

@@ -9,14 +9,17 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tollgate_config::{Attributes, RequestLimits, Resolution, RuleSet};
+use tollgate_config::{Attributes, RequestLimits, Resolution, Rule, RuleSet};
 use tollgate_core::adaptive::{Adaptive, Ended, Numbers};
 use tollgate_core::{Key, Limit, Span, Time};
 use tollgate_store::{Applied, Store};
 
 use crate::active_config::ActiveConfig;
+use crate::limiter::Limiter;
+use crate::shedding::NEARLY;
 use crate::snapshot::Snapshot;
 
 /// The most subjects whose limit follows reports, of all rules together.
@@ -37,6 +40,8 @@ struct Subjects {
 
 #[derive(Debug)]
 struct Moved {
+    /// The id of the rule.
+    rule: Arc<str>,
     adaptive: Adaptive,
     /// How many slots were held when a client took the last one.
     held: u64,
@@ -63,6 +68,8 @@ pub struct AdaptedLimit {
     pub limit: u64,
     /// The limit of the rule, which is the largest.
     pub ceiling: u64,
+    /// Whether nearly all of the limit is in use, so that a cheaper answer would help.
+    pub degraded: bool,
 }
 
 /// Returns whether the limit of a rule follows reports.
@@ -71,7 +78,14 @@ pub(crate) fn has_adaptive(rules: &RuleSet) -> bool {
 }
 
 impl AdaptiveLimits {
-    fn report(&self, key: Key, numbers: Numbers, report: &LatencyReport, now: Time) -> Option<u64> {
+    /// Moves the limit of a subject. Returns the limit, and whether it is nearly used.
+    fn report(
+        &self,
+        (key, rule): (Key, &Rule),
+        numbers: Numbers,
+        report: &LatencyReport,
+        now: Time,
+    ) -> Option<(u64, bool)> {
         let mut subjects = self.0.lock();
         if !subjects.has_place(key, now) {
             return None;
@@ -83,6 +97,7 @@ impl AdaptiveLimits {
         let mut known = match known {
             Some(known) => known,
             None => Moved {
+                rule: rule.shared_id(),
                 adaptive: Adaptive::new(numbers).ok()?,
                 held: 0,
                 reported_at: now,
@@ -100,7 +115,22 @@ impl AdaptiveLimits {
         });
         let limit = known.adaptive.limit();
         moved.insert(key, known);
-        Some(limit)
+        Some((limit, in_flight * 100 > limit * NEARLY))
+    }
+
+    /// Returns the lowest limit of a subject of each rule, if reports have moved one.
+    pub(crate) fn lowest(&self) -> HashMap<Arc<str>, u64> {
+        let mut lowest: HashMap<Arc<str>, u64> = HashMap::new();
+        for moved in self.0.lock().moved.values() {
+            let limit = moved.adaptive.limit();
+            match lowest.get_mut(&moved.rule) {
+                Some(known) => *known = limit.min(*known),
+                None => {
+                    lowest.insert(Arc::clone(&moved.rule), limit);
+                }
+            }
+        }
+        lowest
     }
 }
 
@@ -119,6 +149,29 @@ impl Subjects {
         let oldest = self.moved.values().map(|it| it.reported_at).min();
         self.full_until = oldest.map_or(now, |at| at + FORGET_AFTER);
         self.moved.len() < MAX_SUBJECTS
+    }
+}
+
+impl<S: Store> Limiter<S> {
+    /// Returns the rules whose limit follows reports, with the lowest limit of a subject at this instance.
+    #[must_use]
+    pub fn adapted_limits(&self) -> Vec<(Arc<str>, u64)> {
+        let active = self.loaded();
+        if !active.has_adaptive() {
+            return Vec::new();
+        }
+        let lowest = self.adaptive_limits.lowest();
+        let rules = active.rules().rules().iter();
+        let rules = rules.filter(|rule| rule.adaptive().is_some());
+        let limit = |rule: &Rule| lowest.get(rule.id()).copied();
+        rules
+            .map(|rule| {
+                (
+                    rule.shared_id(),
+                    limit(rule).unwrap_or(rule.limit().capacity()),
+                )
+            })
+            .collect()
     }
 }
 
@@ -148,11 +201,14 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
                 slow: adaptation.slow(),
             };
             let moved = &self.limiter.adaptive_limits;
-            let limit = moved.report(charge.key, numbers, report, now);
+            let subject = (charge.key, rule);
+            let told = moved.report(subject, numbers, report, now);
+            let (limit, degraded) = told.unwrap_or((ceiling, false));
             Some(AdaptedLimit {
                 rule: rule.id().to_owned(),
-                limit: limit.unwrap_or(ceiling),
+                limit,
                 ceiling,
+                degraded,
             })
         });
         adapted.collect()

@@ -14,7 +14,7 @@ use tollgate_core::{ParamError, Span, Time};
 use tollgate_store::{Clock, MonotonicClock};
 
 /// A request is told that the service is nearly saturated if it uses this percentage of what its class may use.
-const NEARLY: u64 = 80;
+pub(crate) const NEARLY: u64 = 80;
 
 /// Admits requests to one service, up to a limit that follows the latency of the service.
 ///

@@ -65,8 +65,10 @@ fn reports_move_the_limit_between_min_and_the_limit_of_the_rule() {
         rule: "slots".to_owned(),
         limit: 2,
         ceiling: 10,
+        degraded: true,
     };
     assert_eq!(slow, [expected]);
+    assert_eq!(limiter.adapted_limits(), [("slots".into(), 2)]);
     assert_eq!(free_slots(&limiter, &search()), 2);
     let other = Attributes::from([("service", "mail")]);
     assert_eq!(
@@ -76,6 +78,14 @@ fn reports_move_the_limit_between_min_and_the_limit_of_the_rule() {
     );
     let fast = report(&limiter, &clock, Span::from_millis(10));
     assert_eq!(fast[0].limit, 10);
+    assert_eq!(limiter.adapted_limits(), [("slots".into(), 10)]);
+    // Few requests in flight leave room.
+    let idle = LatencyReport {
+        latency: Span::from_millis(10),
+        in_flight: Some(3),
+        ..LatencyReport::default()
+    };
+    assert!(!limiter.snapshot().report(&search(), &idle)[0].degraded);
     assert_eq!(free_slots(&limiter, &search()), 10);
 }
 

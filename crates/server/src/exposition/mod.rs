@@ -98,6 +98,14 @@ fn render(control: &ControlPlane) -> String {
     page.candidates(&live);
     page.fair(&live, control.now());
     page.remaining(&live);
+    let adapted = engine.adapted_limits();
+    if !adapted.is_empty() {
+        let help = "The lowest limit of a subject of a rule with adaptive, at this instance.";
+        page.family("rate_limit_adaptive_limit", "gauge", help);
+        for (rule, limit) in &adapted {
+            page.sample(&[("rule", rule)], limit);
+        }
+    }
     page.hot_keys(&live);
     let throttles = live.metrics().throttles();
     let outcomes = [

@@ -52,6 +52,8 @@ pub(super) struct LimitBody {
     limit: u64,
     /// The limit of the rule, which is the largest.
     ceiling: u64,
+    /// Whether nearly all of the limit is in use. A service that is told so can give cheaper answers.
+    degraded: bool,
 }
 
 /// Passes a report on.
@@ -70,11 +72,13 @@ pub(super) fn report(snapshot: &Snapshot<'_>, body: &[u8]) -> Result<ReportedBod
             rule,
             limit,
             ceiling,
+            degraded,
         } = it;
         LimitBody {
             rule_id: rule,
             limit,
             ceiling,
+            degraded,
         }
     });
     Ok(ReportedBody {
