@@ -8,46 +8,12 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::mpsc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use common::Answer;
 use common::config_file::ConfigFileServer;
-use ring::rand::SystemRandom;
-use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING as P256, EcdsaKeyPair, KeyPair};
+use common::issuer::Issuer;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tollgate::{Clock, SystemClock};
-
-fn encode(bytes: impl AsRef<[u8]>) -> String {
-    URL_SAFE_NO_PAD.encode(bytes)
-}
-
-struct Issuer(EcdsaKeyPair);
-
-impl Issuer {
-    fn new() -> Issuer {
-        let random = SystemRandom::new();
-        let key = EcdsaKeyPair::generate_pkcs8(&P256, &random).unwrap();
-        Issuer(EcdsaKeyPair::from_pkcs8(&P256, key.as_ref(), &random).unwrap())
-    }
-
-    fn jwks(&self) -> String {
-        let (x, y) = self.0.public_key().as_ref()[1..].split_at(32);
-        let key =
-            json!({ "kty": "EC", "crv": "P-256", "kid": "k", "x": encode(x), "y": encode(y) });
-        json!({ "keys": [key] }).to_string()
-    }
-
-    fn token(&self, claims: &Value) -> String {
-        let header = encode(json!({ "alg": "ES256", "kid": "k" }).to_string());
-        let signed = format!("{header}.{}", encode(claims.to_string()));
-        let signature = self
-            .0
-            .sign(&SystemRandom::new(), signed.as_bytes())
-            .unwrap();
-        format!("{signed}.{}", encode(signature))
-    }
-}
 
 fn now() -> u64 {
     SystemClock::new().now().as_micros() / 1_000_000

@@ -6,6 +6,7 @@
 pub(crate) mod app;
 pub(crate) mod config_file;
 pub(crate) mod gate;
+pub(crate) mod issuer;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -149,7 +150,7 @@ impl Drop for Running {
     }
 }
 
-fn read_all(mut stream: TcpStream) -> String {
+pub(crate) fn read_all(mut stream: impl Read) -> String {
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()
