@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use tollgate_core::Keyring;
 use tollgate_config::{Attributes, Override, RequestLimits, diff, parse};
+use tollgate_core::Keyring;
 
 fuzz_target!(|bytes: &[u8]| {
     let text = String::from_utf8_lossy(bytes);

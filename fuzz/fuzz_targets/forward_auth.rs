@@ -58,7 +58,8 @@ const NAMES: [&str; 18] = [
 ];
 
 static ROUTER: LazyLock<Router> = LazyLock::new(|| {
-    let config = tollgate_config::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
+    let config =
+        tollgate_config::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
     let engine = Arc::new(Engine::start_unchecked(&config).expect("the store is in memory"));
     router(Arc::new(ControlPlane::of(engine)))
 });

@@ -29,7 +29,8 @@ rules:
 "#;
 
 static ROUTER: LazyLock<Router> = LazyLock::new(|| {
-    let config = tollgate_config::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
+    let config =
+        tollgate_config::parse("fuzz.yaml", RULES, &|_| None).expect("the rules are right");
     let engine = Arc::new(Engine::start_unchecked(&config).expect("the store is in memory"));
     router(Arc::new(ControlPlane::of(engine)))
 });
