@@ -215,6 +215,12 @@ impl Meter {
         meter.in_time().ok_or_else(|| slow().of("rate"))
     }
 
+    /// Returns how many whole tokens `units`, fewer than 2^53, are.
+    #[inline]
+    pub(crate) fn tokens(&self, units: u64) -> u64 {
+        self.by_token.divide(units)
+    }
+
     fn rate(&self) -> u64 {
         u64::from(self.per_tick)
     }

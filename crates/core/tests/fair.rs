@@ -487,4 +487,67 @@ proptest! {
             }
         }
     }
+
+    /// Requests of clients that the bucket knows are decided in place, with the same answers and the same state as
+    /// all requests: with random clients, weights that change, costs, lanes and steps of time, also backwards.
+    #[test]
+    fn known_clients_are_decided_as_all_clients(
+        capacity in 1_u64..200,
+        rate in 1_u64..500,
+        two_lanes in any::<bool>(),
+        notes in any::<bool>(),
+        pace in 1_i64..2000,
+        steps in proptest::collection::vec((0_u64..12, 0_u32..40, 0_u8..2, 0_u64..9, -20_i64..400), 1..600),
+    ) {
+        let refill = Rate::new(rate, Span::SECOND).unwrap();
+        let limit = match two_lanes {
+            true => fair::with_lanes(capacity, refill, lanes(false).lanes()).unwrap(),
+            false => fair::new(capacity, refill).unwrap(),
+        };
+        let mut state = State::default();
+        let mut micros = instant(0.0).as_micros();
+        for (id, weight, lane, cost, step) in steps {
+            micros = micros.saturating_add_signed(step * pace);
+            let now = Time::from_micros(micros);
+            // Few clients change their weights.
+            let weight = 1 + u32::try_from(id % 3).unwrap() + weight / 39;
+            let limit = limit.for_client(client(id, weight, lane));
+            let (mut in_place, before) = (state.clone(), state.clone());
+            let left = limit.take_as_known(&mut in_place, cost, now);
+            let verdict = limit.decide(&state, cost, now);
+            match verdict.is_allowed() {
+                true => limit.charge(&mut state, cost, now),
+                false if notes => limit.note_denied(&mut state, cost, now),
+                false => {}
+            }
+            if left.is_some() {
+                prop_assert!(verdict.is_allowed());
+                prop_assert_eq!(left, Some(limit.left(&state, verdict.available, cost, now)));
+                prop_assert_eq!(&in_place, &state);
+            } else {
+                prop_assert_eq!(in_place, before);
+            }
+        }
+    }
+}
+
+/// The first request of a client, and the first one of an epoch, begin something. All others that pass are decided
+/// in place.
+#[test]
+fn most_requests_of_known_clients_are_decided_in_place() {
+    for limit in [hundred_a_second(), lanes(false)] {
+        let (mut state, mut in_place) = (State::default(), 0);
+        for asked in 0..1000_u64 {
+            let now = instant(0.0) + Span::from_millis(20 * asked);
+            let limit = limit.for_client(client(asked % 10, 1, 0));
+            match limit.take_as_known(&mut state, 1, now) {
+                Some(_) => in_place += 1,
+                None => {
+                    assert!(limit.decide(&state, 1, now).is_allowed());
+                    limit.charge(&mut state, 1, now);
+                }
+            }
+        }
+        assert!(in_place >= 900, "{in_place}");
+    }
 }

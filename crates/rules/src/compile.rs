@@ -160,7 +160,6 @@ impl RuleSet {
             && matches!(tag, TagFrom::Nothing)
             && !ledgered
             && anonymous == Anonymous::Never
-            && rule.counting.numbers.fair.is_none()
             && rule.backoff.is_none();
         Compiled {
             enabled: rule.state != RuleState::Disabled,
@@ -285,6 +284,7 @@ impl RuleSet {
             let kind = self.keyring.kind(names.iter().copied());
             self.subjects.push(SubjectSet {
                 ids: ids.clone(),
+                of_all: names.is_empty().then(|| kind.subject([])),
                 kind,
                 has_address: names.contains(&address::ATTRIBUTE),
             });

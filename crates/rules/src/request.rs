@@ -33,6 +33,8 @@ pub(crate) struct SubjectSet {
     pub(crate) kind: SubjectKind,
     /// Whether one of the attributes is an address.
     pub(crate) has_address: bool,
+    /// The subject of all requests, if the set is empty.
+    pub(crate) of_all: Option<Subject>,
 }
 
 impl<'q, 'a> Request<'q, 'a> {
@@ -82,7 +84,11 @@ impl RuleSet {
             ids,
             kind,
             has_address,
+            of_all,
         } = &self.subjects[set];
+        if let Some(subject) = of_all {
+            return Ok(*subject);
+        }
         let values = request.values.as_slice();
         let mut absent = None;
         let present = ids.iter().map_while(|id| {

@@ -1,6 +1,6 @@
 //! Limits that requests bring in an attribute.
 
-use std::sync::OnceLock;
+use std::cell::OnceCell;
 
 use tollgate_core::{Algorithm, Limit, Rate, Span};
 
@@ -10,21 +10,30 @@ use crate::limits::Numbers;
 use crate::rule::{Ceiling, LimitFrom};
 use crate::symbols::{AttributeId, Symbols};
 
-/// Keeps the limits that a request brings, while the request is decided.
+/// Keeps the limits that a request brings, while the request is decided. The first one needs no allocation.
 #[derive(Debug, Default)]
-pub struct RequestLimits(OnceLock<Box<(Limit, RequestLimits)>>);
+pub struct RequestLimits {
+    first: OnceCell<Limit>,
+    more: OnceCell<Box<RequestLimits>>,
+}
 
 impl RequestLimits {
     /// Keeps `limit` and returns a reference to it.
+    #[inline]
     pub fn keep(&self, limit: Limit) -> &Limit {
-        let mut last = self;
-        while let Some(kept) = last.0.get() {
-            last = &kept.1;
+        match self.first.get() {
+            None => self.first.get_or_init(|| limit),
+            Some(_) => self.more.get_or_init(Box::default).keep_next(limit),
         }
-        &last
-            .0
-            .get_or_init(|| Box::new((limit, RequestLimits::default())))
-            .0
+    }
+
+    #[cold]
+    fn keep_next(&self, limit: Limit) -> &Limit {
+        let mut last = self;
+        while last.first.get().is_some() {
+            last = last.more.get_or_init(Box::default);
+        }
+        last.first.get_or_init(|| limit)
     }
 }
 

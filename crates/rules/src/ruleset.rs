@@ -4,8 +4,8 @@
 //! that may apply. Each rule compares the values of its attributes. The hash of a subject is computed
 //! once per distinct `per`.
 //!
-//! Resolving allocates only if an expression runs, if a request brings a limit, if clients share a
-//! bucket fairly, or if there are more rules or attributes than fit inline.
+//! Resolving allocates only if an expression runs, or if there are more rules, attributes, or limits that the
+//! request brings, than fit inline.
 //!
 //! [`RuleSet::resolve`] and [`RuleSet::explain`] take every decision in one place, `consider_matched`.
 
@@ -310,6 +310,13 @@ impl RuleSet {
             {
                 let resolved = self.resolved(compiled, tier);
                 let limit = resolved.charged();
+                let (limit, on_denied) = match &compiled.fair {
+                    None => (limit, OnDenied::charged(compiled.charge_denied)),
+                    Some(fair) => {
+                        let plan = resolution.plan;
+                        self.shared_fairly(fair, limit, plan, &mut request, request_limits)
+                    }
+                };
                 resolution.charges.push(Charge {
                     overflow: compiled.overflow,
                     rule: &compiled.name,
@@ -317,7 +324,7 @@ impl RuleSet {
                     shards: compiled.shards,
                     cost,
                     enforcement: compiled.enforcement,
-                    on_denied: OnDenied::charged(compiled.charge_denied),
+                    on_denied,
                     carry_over: compiled.carry_over,
                     overdraft: compiled.overdraft.of(|| whole(limit)),
                     mode: resolved.mode,

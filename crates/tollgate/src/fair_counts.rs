@@ -11,6 +11,7 @@ use tollgate_core::fair::{Client, MEMORY};
 use tollgate_core::{Charge, Limit, Time};
 
 use crate::decision::Decision;
+use crate::striped::Striped;
 
 /// What the clients of one lane and weight got from a fair rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,11 +82,14 @@ type Counts = Box<[ClassCounts]>;
 
 #[derive(Default)]
 struct ClassCounts {
-    allowed: AtomicU64,
-    denied: AtomicU64,
-    units: AtomicU64,
+    /// At [`ALLOWED`], [`DENIED`] and [`UNITS`].
+    sums: Striped<3>,
     clients: Clients,
 }
+
+const ALLOWED: usize = 0;
+const DENIED: usize = 1;
+const UNITS: usize = 2;
 
 impl FairCounts {
     /// Finds the fair rules of `rules`. A rule with the same lanes and weights as in `before` keeps its counts.
@@ -149,14 +153,14 @@ impl Counted {
             return;
         };
         class.clients.note(client.id, decision.decided_at());
-        match own.is_allowed() {
-            true => class.allowed.fetch_add(1, Ordering::Relaxed),
-            false => class.denied.fetch_add(1, Ordering::Relaxed),
+        let verdict = match own.is_allowed() {
+            true => ALLOWED,
+            false => DENIED,
         };
-        let taken = cost.saturating_mul(decision.granted());
-        if taken > 0 {
-            class.units.fetch_add(taken, Ordering::Relaxed);
-        }
+        class.sums.add(verdict, 1);
+        class
+            .sums
+            .add(UNITS, cost.saturating_mul(decision.granted()));
     }
 
     fn figures(&self, now: Time) -> FairRule {
@@ -164,16 +168,17 @@ impl Counted {
             .lanes
             .iter()
             .flat_map(|(lane, _)| self.weights.iter().map(move |weight| (lane, *weight)));
-        let classes = places
-            .zip(self.counts.iter())
-            .map(|((lane, weight), it)| FairClass {
+        let classes = places.zip(self.counts.iter()).map(|((lane, weight), it)| {
+            let [allowed, denied, units] = it.sums.sums();
+            FairClass {
                 lane: Arc::clone(lane),
                 weight,
-                allowed: it.allowed.load(Ordering::Relaxed),
-                denied: it.denied.load(Ordering::Relaxed),
-                units: it.units.load(Ordering::Relaxed),
+                allowed,
+                denied,
+                units,
                 clients: it.clients.estimate(now),
-            });
+            }
+        });
         FairRule {
             rule: self.rule as usize,
             lanes: self.lanes.clone(),

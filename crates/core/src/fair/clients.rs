@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::{Fair, MAX_CLIENTS, MAX_LANES, MEMORY};
+use super::{Asker, Fair, MAX_CLIENTS, MAX_LANES, MEMORY};
 use crate::units::Time;
 
 /// The id that clients of the first lane share when there are too many of them. The other lanes have the ids
@@ -22,6 +22,14 @@ pub(super) struct Mark {
     pub(super) weight: u32,
     /// One more than the contention epoch in which the client was last denied; 0 for never.
     contended: u64,
+}
+
+impl Mark {
+    /// Returns whether the client was denied in contention epoch `epoch`, or in one of the `epochs - 1` before it.
+    #[inline]
+    fn was_denied_within(self, epochs: u64, epoch: u64) -> bool {
+        self.contended > 0 && self.contended + epochs > epoch + 1
+    }
 }
 
 /// The sums of weights of one lane, of the current and the previous generation or epoch.
@@ -123,12 +131,13 @@ pub(super) struct Seen {
 impl Seen {
     /// Returns whether the client was denied in this contention epoch or the one before it.
     pub(super) fn is_contending(&self) -> bool {
-        self.was_denied_within(2)
+        self.mark.was_denied_within(2, self.epoch)
     }
 
-    /// Returns whether the client was denied in this contention epoch, or in one of the `epochs - 1` before it.
-    pub(super) fn was_denied_within(&self, epochs: u64) -> bool {
-        self.mark.contended > 0 && self.mark.contended + epochs > self.epoch + 1
+    /// Returns whether the client was denied within [`MEMORY`].
+    pub(super) fn was_denied(&self, limit: &Fair) -> bool {
+        self.mark
+            .was_denied_within(limit.epochs_of_memory(), self.epoch)
     }
 
     /// Notes that the client is denied.
@@ -181,12 +190,42 @@ impl Clients {
         generation_at(now).saturating_sub(self.generation)
     }
 
+    /// Returns whether no generation and no epoch begins by `now`.
+    #[inline]
+    pub(super) fn are_current(&self, limit: &Fair, now: Time) -> bool {
+        let generation_ends = (self.generation + 1).saturating_mul(MEMORY.as_micros());
+        let epoch_ends = (self.epoch + 1).saturating_mul(limit.epoch());
+        now.as_micros() < generation_ends.min(epoch_ends)
+    }
+
+    /// Returns the mark of the client of `limit`, and the client as a decision sees it, if the sums count the client
+    /// in the current generation with its present weight. No generation and no epoch may have begun.
+    #[inline]
+    pub(super) fn known(&mut self, limit: &Fair) -> Option<(&mut Mark, Asker)> {
+        let client = limit.client();
+        let mark = self.current.get_mut(&limit.mark_id())?;
+        if mark.weight != client.weight {
+            return None;
+        }
+        let weights = self.weights.get(usize::from(client.lane))?;
+        let asker = Asker {
+            got: mark.got,
+            is_new: false,
+            is_contending: mark.was_denied_within(2, self.epoch),
+            was_denied: mark.was_denied_within(limit.epochs_of_memory(), self.epoch),
+            known: weights.known(),
+            contending: weights.contending(),
+            wanted: weights.wanted(),
+        };
+        Some((mark, asker))
+    }
+
     /// Reads the client of `limit`. `shift` is how far virtual times move back if a new generation begins.
     pub(super) fn read(&self, limit: &Fair, shift: u64, now: Time) -> Seen {
-        let (client, epoch) = (limit.client(), limit.epoch());
+        let client = limit.client();
         let lane = usize::from(client.lane);
         let generation = generation_at(now).max(self.generation);
-        let epoch = (now.as_micros() / epoch).max(self.epoch);
+        let epoch = limit.epoch_at(now).max(self.epoch);
         let (generations, epochs) = (generation - self.generation, epoch - self.epoch);
         let mut weights = self.weights[lane];
         turn(&mut weights.known, generations);

@@ -55,6 +55,7 @@ mod numbers;
 pub use self::numbers::{Client, Fair, FairParts, Lane, new, of_parts, with_lanes};
 
 use self::clients::{Clients, Seen};
+use self::numbers::divided;
 use crate::carry_over::CarryOver;
 use crate::limiting::{Denial, Limiting, Verdict, difference};
 use crate::units::{Span, Time};
@@ -98,10 +99,27 @@ struct LaneState {
     unmoved: u64,
 }
 
+/// A client as a decision sees it, and the sums of weights of its lane.
+#[derive(Clone, Copy)]
+struct Asker {
+    /// The mark of the client.
+    got: u64,
+    is_new: bool,
+    /// Whether the client was denied in this contention epoch or the one before it.
+    is_contending: bool,
+    /// Whether the client was denied within [`MEMORY`].
+    was_denied: bool,
+    known: u64,
+    contending: u64,
+    wanted: u64,
+}
+
 /// A decision about a client, before it is written.
 struct Look {
-    /// Units of the lane that have to be there for the request to pass.
+    /// Units of the lane that have to be there for the request to pass, if it is denied.
     needed: u64,
+    /// The level that the client waits for, if it is denied and not ahead.
+    wants: Option<u64>,
     /// Tokens that the client may take now.
     available: u64,
     passes: bool,
@@ -113,19 +131,8 @@ impl Fair {
     fn advance(&self, pool: &mut Pool, clients: &Clients, now: Time) -> [u64; MAX_LANES] {
         let generations = clients.generations_until(now);
         let tick = self.tick().of(now);
-        let inflows = self.inflows(pool, self.refill(tick.saturating_sub(pool.tick)));
-        for (lane, inflow) in inflows.into_iter().enumerate().take(self.lanes().len()) {
-            let it = &mut pool.lanes[lane];
-            it.missing = it.missing.saturating_sub(inflow);
-            let known = clients.known_in(lane, generations);
-            if known > 0 {
-                it.unmoved = (it.unmoved + inflow).min(self.full(lane));
-                let moved = self.virtual_time(it.unmoved, known);
-                it.virtual_time += moved;
-                let used = (moved * known * self.token()).div_ceil(self.numbers.scale);
-                it.unmoved = it.unmoved.saturating_sub(used);
-            }
-        }
+        let known = |lane| clients.known_in(lane, generations);
+        self.refill_lanes(&mut pool.lanes, pool.tick, tick, known);
         pool.tick = pool.tick.max(tick);
         let mut shifts = [0; MAX_LANES];
         match generations {
@@ -146,21 +153,43 @@ impl Fair {
         shifts
     }
 
+    /// Refills the lanes of the bucket from one tick to another, and moves their virtual times. `known` returns the
+    /// weights of the clients of a lane.
+    #[inline(always)]
+    fn refill_lanes<const N: usize>(
+        &self,
+        lanes: &mut [LaneState; N],
+        before: u64,
+        tick: u64,
+        known: impl Fn(usize) -> u64,
+    ) {
+        let units = self.refill(tick.saturating_sub(before));
+        let inflows = match self.lanes() {
+            [_] => [units; N],
+            _ => self.inflows(lanes, before, units),
+        };
+        for (lane, (it, inflow)) in lanes.iter_mut().zip(inflows).enumerate() {
+            let Some(levels) = self.levels_of(lane) else {
+                break;
+            };
+            it.missing = it.missing.saturating_sub(inflow);
+            let known = known(lane);
+            if known > 0 {
+                it.unmoved = (it.unmoved + inflow).min(levels.full);
+                let moved = self.virtual_time(it.unmoved, known);
+                it.virtual_time += moved;
+                it.unmoved = it.unmoved.saturating_sub(self.units(moved, known));
+            }
+        }
+    }
+
     /// Returns what each lane gets of the `units` that the bucket refills. What full lanes would lose goes to
     /// the other lanes that are not strict: by their shares, and what is left in the order of the lanes.
-    fn inflows(&self, pool: &Pool, units: u64) -> [u64; MAX_LANES] {
-        let mut inflows = [0; MAX_LANES];
-        let lanes = self.lanes();
-        if let [_] = lanes {
-            inflows[0] = units;
-            return inflows;
-        }
+    fn inflows<const N: usize>(&self, states: &[LaneState; N], tick: u64, units: u64) -> [u64; N] {
+        let (mut inflows, lanes) = ([0; N], self.lanes());
         let (mut left, mut lacking, mut shares) = (0, 0, 0);
         for (lane, numbers) in lanes.iter().enumerate() {
-            let (own, missing) = (
-                self.refilled(lane, pool.tick, units),
-                pool.lanes[lane].missing,
-            );
+            let (own, missing) = (self.refilled(lane, tick, units), states[lane].missing);
             inflows[lane] = own;
             left += own.saturating_sub(missing);
             if missing > own && !numbers.strict {
@@ -172,7 +201,7 @@ impl Fair {
         let to_divide = left;
         for is_by_share in [true, false] {
             for (lane, numbers) in lanes.iter().enumerate() {
-                let lacks = pool.lanes[lane].missing.saturating_sub(inflows[lane]);
+                let lacks = states[lane].missing.saturating_sub(inflows[lane]);
                 if left == 0 || lacks == 0 || numbers.strict {
                     continue;
                 }
@@ -187,99 +216,139 @@ impl Fair {
         inflows
     }
 
-    /// Decides `cost` for the client. Moves the virtual time on, and notes a denial.
-    fn ask(&self, lane: &mut LaneState, seen: &mut Seen, cost: u64) -> Look {
-        let (full, reserve, half) = self.levels(self.lane());
-        let (token, weight) = (self.token(), self.weight());
-        let surplus_from = half.max(seen.weights.wanted());
+    /// Decides `cost` for the client, after [`clamp`](Self::clamp). Moves the virtual time on.
+    #[inline(always)]
+    fn ask(&self, lane: &mut LaneState, it: &Asker, cost: u64) -> Look {
+        let levels = self.levels();
+        let (full, reserve, weight) = (levels.full, levels.reserve, self.weight());
+        let surplus_from = levels.half.max(it.wanted);
         let level = full.saturating_sub(lane.missing);
-        let needs = cost * token;
-        let earned = self.clamp(lane, seen);
-
-        let known = seen.weights.known();
-        let is_alone = known == weight;
+        // Most clients are not ahead, and most buckets are nearly full.
+        if it.got <= lane.virtual_time && level >= levels.nearly_full {
+            let available = self.tokens(level);
+            if cost <= available {
+                return Look {
+                    needed: 0,
+                    wants: None,
+                    available,
+                    passes: true,
+                };
+            }
+        }
+        let is_alone = it.known == weight;
         let is_calm = match is_alone {
-            true => !seen.is_contending(),
-            false => !seen.was_denied_within(1 + MEMORY.as_micros() / self.epoch()),
+            true => !it.is_contending,
+            false => !it.was_denied,
         };
         if is_alone && is_calm {
-            lane.virtual_time = lane.virtual_time.max(seen.mark.got);
+            lane.virtual_time = lane.virtual_time.max(it.got);
         }
-        let others = match seen.is_contending() {
-            true => seen.weights.contending().saturating_sub(weight),
-            false => seen.weights.contending(),
+        let others = match it.is_contending {
+            true => it.contending.saturating_sub(weight),
+            false => it.contending,
         };
+        let needs = cost * self.token();
         let mut needed = needs;
-        let ahead = seen.mark.got.saturating_sub(lane.virtual_time);
+        let ahead = it.got.saturating_sub(lane.virtual_time);
         if ahead > 0 {
             let surplus = self.units(ahead, others + weight);
             let with_surplus = surplus_from.saturating_add(surplus).min(full);
             if level >= with_surplus {
-                lane.virtual_time = seen.mark.got;
+                lane.virtual_time = it.got;
             } else if level > surplus_from {
                 let moved = self.virtual_time(level - surplus_from, others + weight);
                 lane.virtual_time += moved.min(ahead);
             }
             // The refill alone moves the virtual time on too.
-            let refill = self.units(ahead, known).min(full);
+            let refill = self.units(ahead, it.known).min(full);
             needed = with_surplus.min((full + refill).saturating_sub(lane.missing));
         }
-        let tolerated = match (is_calm, others) {
-            (false, _) => 0,
-            (true, 0) => self.virtual_time(full, weight),
-            (true, _) => {
-                let most = self.virtual_time(reserve / 2, weight);
-                earned.min(most).max(self.numbers.scale / weight)
-            }
-        };
-        let is_ahead = seen.mark.got > lane.virtual_time + tolerated;
+        let is_ahead = it.got > lane.virtual_time
+            && it.got - lane.virtual_time > self.tolerated(is_calm, it.known, others);
         let floor = match (is_calm, is_alone) {
             (false, _) => reserve,
             (true, false) => reserve / 2,
             (true, true) => 0,
         };
-        let behind = lane.virtual_time.saturating_sub(seen.mark.got);
-        // Behind by this many tokens, the client may use the reserve.
-        let owed = (behind.saturating_mul(weight) / self.numbers.scale).min(level / token);
-        let nearly_full = full - reserve / 4;
+        let nearly_full = levels.nearly_full;
         let available = match is_ahead {
             true => 0,
-            false if level >= nearly_full => level / token,
-            false => owed.max(level.saturating_sub(floor) / token),
+            false if level >= nearly_full => self.tokens(level),
+            false => {
+                // Behind by this many tokens, the client may use the reserve.
+                let behind = lane.virtual_time.saturating_sub(it.got);
+                let owed = self.whole_parts(behind.saturating_mul(weight));
+                let above = self.tokens(level.saturating_sub(floor));
+                owed.min(self.tokens(level)).max(above)
+            }
         };
         let passes = !is_ahead && cost <= available;
         // The client is not calm from now on.
         let wanted = (reserve + needs).min(nearly_full.max(needs)).min(full);
-        needed = needed.max(wanted).min(full);
-        if !passes {
-            seen.contend();
-            if seen.mark.got <= lane.virtual_time {
-                seen.weights.want(wanted);
-            }
-        }
         Look {
-            needed,
+            needed: needed.max(wanted).min(full),
+            wants: (!passes && it.got <= lane.virtual_time).then_some(wanted),
             available,
             passes,
         }
     }
 
-    /// Limits what the client has saved up. Returns what it earns within [`MEMORY`], as virtual time.
-    fn clamp(&self, lane: &LaneState, seen: &mut Seen) -> u64 {
-        let (full, _, half) = self.levels(self.lane());
-        let known = seen.weights.known().max(self.weight());
-        let share = self.virtual_time(full, known);
-        let most = self.virtual_time(half, self.weight());
-        let earned = (self.numbers.earned / known).min(most);
-        // The whole and the rest apart, so that the products stay small.
-        let (whole, part) = (self.numbers.whole, self.share(self.lane()));
-        let earned = earned / whole * part + earned % whole * part / whole;
-        let least = lane.virtual_time.saturating_sub(share.max(earned));
-        seen.mark.got = match seen.is_new {
-            true => lane.virtual_time,
-            false => seen.mark.got.max(least),
-        };
-        earned
+    /// Returns how far a client may be ahead.
+    #[inline]
+    fn tolerated(&self, is_calm: bool, known: u64, others: u64) -> u64 {
+        let (levels, weight) = (self.levels(), self.weight());
+        match (is_calm, others) {
+            (false, _) => 0,
+            (true, 0) => divided(levels.full_time, weight),
+            (true, _) => {
+                let most = divided(levels.calm_time, weight);
+                let least = divided(self.numbers.scale, weight);
+                self.earned(known).min(most).max(least)
+            }
+        }
+    }
+
+    /// Limits what the client has saved up.
+    #[inline]
+    fn clamp(&self, lane: &LaneState, it: &mut Asker) {
+        if it.is_new {
+            it.got = lane.virtual_time;
+        }
+        let behind = lane.virtual_time.saturating_sub(it.got);
+        let (full, known) = (self.levels().full_time, it.known.max(self.weight()));
+        // Most clients are behind by less than their share of the capacity. This is found without a division.
+        if behind.saturating_mul(known) > full {
+            let most = (full / known).max(self.earned(it.known));
+            it.got = lane.virtual_time - behind.min(most);
+        }
+    }
+
+    /// Returns what the client earns within [`MEMORY`], as virtual time.
+    #[inline]
+    fn earned(&self, known: u64) -> u64 {
+        let most = divided(self.levels().half_time, self.weight());
+        let earned = (self.numbers.earned / known.max(self.weight())).min(most);
+        match self.numbers.whole {
+            1 => earned,
+            // The whole and the rest apart, so that the products stay small.
+            whole => {
+                let part = self.share(self.lane());
+                earned / whole * part + earned % whole * part / whole
+            }
+        }
+    }
+
+    /// Returns the client as a decision sees it.
+    fn asker(&self, seen: &Seen) -> Asker {
+        Asker {
+            got: seen.mark.got,
+            is_new: seen.is_new,
+            is_contending: seen.is_contending(),
+            was_denied: seen.was_denied(self),
+            known: seen.weights.known(),
+            contending: seen.weights.contending(),
+            wanted: seen.weights.wanted(),
+        }
     }
 
     /// Reads the client at `now`, and decides `cost`, on a copy of everything but the clients.
@@ -288,7 +357,17 @@ impl Fair {
         let shifts = self.advance(&mut pool, clients, now);
         let mut seen = clients.read(self, shifts[self.lane()], now);
         let cost = cost.min(self.capacity());
-        let look = self.ask(&mut pool.lanes[self.lane()], &mut seen, cost);
+        let mut asker = self.asker(&seen);
+        let lane = &mut pool.lanes[self.lane()];
+        self.clamp(lane, &mut asker);
+        let look = self.ask(lane, &asker, cost);
+        seen.mark.got = asker.got;
+        if !look.passes {
+            seen.contend();
+        }
+        if let Some(level) = look.wants {
+            seen.weights.want(level);
+        }
         (pool, seen, shifts, look)
     }
 
@@ -298,6 +377,49 @@ impl Fair {
         state.0.clients.write(seen, shifts);
     }
 
+    /// Decides `cost` for a client that the bucket knows, and takes it in place. Returns what is left for the client.
+    /// This is the most common request, and needs only one lookup. Returns `None`, and changes nothing, if the
+    /// request is denied, or if more changes than the lanes and the mark of the client. The answer and the state
+    /// agree with [`decide`](Limiting::decide), [`charge`](Limiting::charge) and [`left`](Limiting::left).
+    #[inline]
+    pub fn take_as_known(&self, state: &mut State, cost: u64, now: Time) -> Option<u64> {
+        match self.lanes() {
+            [_] => self.take_in_lanes::<1>(state, cost, now),
+            _ => self.take_in_lanes::<MAX_LANES>(state, cost, now),
+        }
+    }
+
+    /// Does what [`take_as_known`](Self::take_as_known) says, in the first `N` lanes, which are all.
+    #[inline(always)]
+    fn take_in_lanes<const N: usize>(
+        &self,
+        state: &mut State,
+        cost: u64,
+        now: Time,
+    ) -> Option<u64> {
+        let Inner { pool, clients } = &mut *state.0;
+        if !(1..=self.capacity()).contains(&cost) || !clients.are_current(self, now) {
+            return None;
+        }
+        let mut lanes: [LaneState; N] = *pool.lanes.first_chunk()?;
+        let tick = self.tick().of(now);
+        self.refill_lanes(&mut lanes, pool.tick, tick, |it| clients.known_in(it, 0));
+        let (mark, mut asker) = clients.known(self)?;
+        let lane = lanes.get_mut(self.lane())?;
+        self.clamp(lane, &mut asker);
+        if !self.ask(lane, &asker, cost).passes {
+            return None;
+        }
+        lane.missing += cost * self.token();
+        asker.got += self.virtual_cost(cost);
+        let mut after = *lane;
+        *pool.lanes.first_chunk_mut()? = lanes;
+        pool.tick = pool.tick.max(tick);
+        mark.got = asker.got;
+        // Less is saved up than before, so there is nothing to limit.
+        Some(self.ask(&mut after, &asker, 0).available)
+    }
+
     /// Returns the first instant at which a lane has `needed` units by its own refill, at the latest.
     fn when(&self, pool: &Pool, needed: u64) -> Time {
         let lane = self.lane();
@@ -305,7 +427,7 @@ impl Fair {
         let (full, missing) = (self.full(lane), pool.lanes[lane].missing);
         let lacks = (needed + missing).saturating_sub(full);
         let ticks = match (self.share(lane), self.numbers.whole) {
-            (1, 1) => lacks.div_ceil(u64::from(per_tick)),
+            (1, 1) => self.ticks_of(lacks),
             // One unit more, because the parts of lanes are rounded.
             (share, whole) => ((lacks + 1) * whole).div_ceil(u64::from(per_tick) * share),
         };
@@ -317,7 +439,7 @@ impl Limiting for Fair {
     type State = State;
 
     fn capacity(&self) -> u64 {
-        self.full(self.lane()) / self.token()
+        self.lane_capacity()
     }
 
     fn window(&self) -> Span {
@@ -406,7 +528,7 @@ impl Limiting for Fair {
             let missing = pool.lanes[lane].missing;
             let ticks = match (self.share(lane), self.numbers.whole) {
                 _ if missing == 0 => 0,
-                (1, 1) => missing.div_ceil(u64::from(per_tick)),
+                (1, 1) => self.ticks_of(missing),
                 (share, whole) => ((missing + 1) * whole).div_ceil(u64::from(per_tick) * share),
             };
             last = ticks.max(last);

@@ -6,10 +6,11 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use super::{MAX_LANES, MAX_WEIGHT, MEMORY, WHOLE};
+use crate::divisor::Divisor;
 use crate::limiting::Limiting as _;
 use crate::meter::{Meter, gcd};
 use crate::param::ParamProblem;
-use crate::units::{EXACT, Scale, Span, Tick};
+use crate::units::{EXACT, Scale, Span, Tick, Time};
 use crate::{Inexact, ParamError, Rate};
 
 /// The finest fraction of a token that marks and virtual times are counted in.
@@ -43,20 +44,60 @@ pub struct Client {
     pub lane: u8,
 }
 
-/// The numbers of a bucket.
-#[derive(Debug, PartialEq, Eq, Hash)]
+/// The numbers of a bucket. All follow from the meter and the lanes. They are stored, because every answer needs
+/// them, and divisions are slow.
+#[derive(Debug)]
 pub(super) struct Numbers {
     meter: Meter,
     lanes: Vec<Lane>,
     /// The shares of the lanes in lowest terms, and their sum.
     shares: Vec<u64>,
     pub(super) whole: u64,
-    /// The capacity of each lane, in units of the meter.
-    full: Vec<u64>,
-    /// How many parts a token has in marks and virtual times.
+    /// The levels of each lane.
+    levels: Vec<Levels>,
+    /// The most units of the bucket, or of its debt.
+    most: u64,
+    /// How many parts a token has in marks and virtual times: a power of two.
     pub(super) scale: u64,
     /// What the bucket refills within [`MEMORY`], as virtual time of weight 1.
     pub(super) earned: u64,
+    /// The microseconds in a contention epoch.
+    epoch: u64,
+    /// A client that was not denied in so many epochs, the current one included, is calm.
+    epochs_of_memory: u64,
+    by_epoch: Divisor,
+    /// Divides units by those that the bucket refills in a tick.
+    by_rate: Divisor,
+}
+
+/// The levels of a lane, in units if nothing else is said.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Levels {
+    /// The capacity.
+    pub(super) full: u64,
+    pub(super) reserve: u64,
+    /// There is a surplus above this level.
+    pub(super) half: u64,
+    /// Requests may use the reserve from this level on.
+    pub(super) nearly_full: u64,
+    /// The capacity in tokens.
+    capacity: u64,
+    /// The capacity, the reserve by half, and `half`, as virtual time of weight 1.
+    pub(super) full_time: u64,
+    pub(super) calm_time: u64,
+    pub(super) half_time: u64,
+}
+
+impl PartialEq for Numbers {
+    fn eq(&self, other: &Numbers) -> bool {
+        self.meter == other.meter && self.lanes == other.lanes
+    }
+}
+
+impl Hash for Numbers {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.meter, &self.lanes).hash(state);
+    }
 }
 
 /// The numbers of a fair bucket, and the client that asks.
@@ -159,14 +200,20 @@ fn of_meter(meter: Meter, lanes: &[Lane]) -> Option<Fair> {
     if !fits(scale, 4) {
         return None;
     }
-    let part = |share: &u64| full * share / whole;
+    let levels = |share: &u64| Levels::new(full * share / whole, token, scale);
+    let epoch = meter.window().clamp(Span::SECOND, MEMORY).as_micros();
     let numbers = Numbers {
         lanes: lanes.to_vec(),
-        full: shares.iter().map(part).collect(),
+        levels: shares.iter().map(levels).collect(),
         shares,
         whole,
+        most: most_units(whole),
         scale,
         earned: refilled * scale,
+        epoch,
+        epochs_of_memory: 1 + MEMORY.as_micros() / epoch,
+        by_epoch: Divisor::new(epoch),
+        by_rate: Divisor::new(per_tick.into()),
         meter,
     };
     Some(Fair {
@@ -177,6 +224,25 @@ fn of_meter(meter: Meter, lanes: &[Lane]) -> Option<Fair> {
             lane: 0,
         },
     })
+}
+
+impl Levels {
+    /// Returns the levels of a lane that holds `full` units.
+    fn new(full: u64, token: u64, scale: u64) -> Levels {
+        let reserve = (full / 4).max(token.min(full.saturating_sub(token)));
+        let half = (full / 2).max(reserve);
+        let time = |units: u64| units * scale / token;
+        Levels {
+            full,
+            reserve,
+            half,
+            nearly_full: full - reserve / 4,
+            capacity: full / token,
+            full_time: time(full),
+            calm_time: time(reserve / 2),
+            half_time: time(half),
+        }
+    }
 }
 
 /// Returns the most units of a bucket, or of its debt, with this sum of shares.
@@ -287,7 +353,12 @@ impl Fair {
 
     /// Returns the capacity of a lane in units.
     pub(super) fn full(&self, lane: usize) -> u64 {
-        self.numbers.full[lane]
+        self.numbers.levels[lane].full
+    }
+
+    /// Returns the capacity of the client's lane in tokens.
+    pub(super) fn lane_capacity(&self) -> u64 {
+        self.levels().capacity
     }
 
     /// Returns the most units that may be missing in a lane if up to `most` tokens may be overdrawn.
@@ -296,40 +367,81 @@ impl Fair {
         let deepest = self.full(lane).saturating_add(overdrawn);
         let whole = self.numbers.whole;
         deepest
-            .min(most_units(whole) / whole * self.share(lane))
+            .min(self.numbers.most / whole * self.share(lane))
             .max(self.full(lane))
     }
 
     /// Returns the length of a contention epoch in microseconds: the time in which the bucket refills, from
     /// one second to [`MEMORY`].
     pub(super) fn epoch(&self) -> u64 {
-        let refill = self.numbers.meter.window();
-        refill.clamp(Span::SECOND, MEMORY).as_micros()
+        self.numbers.epoch
     }
 
-    /// Returns the capacity of a lane in units, its reserve, and the level above which there is a surplus.
-    pub(super) fn levels(&self, lane: usize) -> (u64, u64, u64) {
-        let full = self.full(lane);
-        let reserve = (full / 4).max(self.token().min(full.saturating_sub(self.token())));
-        (full, reserve, (full / 2).max(reserve))
+    /// Returns in how many epochs, the current one included, a client was not denied if it is calm.
+    pub(super) fn epochs_of_memory(&self) -> u64 {
+        self.numbers.epochs_of_memory
     }
 
-    /// Returns `units` of a lane as virtual time of a client with this weight, rounded down.
+    /// Returns the number of the contention epoch that contains `now`.
+    pub(super) fn epoch_at(&self, now: Time) -> u64 {
+        self.numbers.by_epoch.divide(now.as_micros())
+    }
+
+    /// Returns the levels of the client's lane.
+    #[inline]
+    pub(super) fn levels(&self) -> &Levels {
+        &self.numbers.levels[self.lane()]
+    }
+
+    /// Returns the levels of a lane, if it exists.
+    #[inline]
+    pub(super) fn levels_of(&self, lane: usize) -> Option<&Levels> {
+        self.numbers.levels.get(lane)
+    }
+
+    /// Returns how many whole tokens `units` are.
+    #[inline]
+    pub(super) fn tokens(&self, units: u64) -> u64 {
+        self.numbers.meter.tokens(units)
+    }
+
+    /// Returns `units` of a lane, at most its capacity, as virtual time of a client with this weight, rounded down.
+    #[inline]
     pub(super) fn virtual_time(&self, units: u64, weight: u64) -> u64 {
-        units * self.numbers.scale / weight / self.token()
+        divided(self.tokens(units * self.numbers.scale), weight)
     }
 
     /// Returns the units that virtual time takes with this weight, rounded up, but at most a huge number.
+    #[inline]
     pub(super) fn units(&self, virtual_time: u64, weight: u64) -> u64 {
         let products = virtual_time
             .saturating_mul(weight)
             .saturating_mul(self.token());
-        products.div_ceil(self.numbers.scale)
+        self.whole_parts(products) + u64::from(products & (self.numbers.scale - 1) > 0)
+    }
+
+    /// Returns `parts` divided by the scale, rounded down. The scale is a power of two.
+    #[inline]
+    pub(super) fn whole_parts(&self, parts: u64) -> u64 {
+        parts >> self.numbers.scale.trailing_zeros()
     }
 
     /// Returns the virtual time that `cost` tokens take, rounded up.
+    #[inline]
     pub(super) fn virtual_cost(&self, cost: u64) -> u64 {
-        (cost * self.numbers.scale).div_ceil(self.weight())
+        let parts = cost * self.numbers.scale;
+        match self.weight() {
+            1 => parts,
+            weight => parts.div_ceil(weight),
+        }
+    }
+
+    /// Returns the ticks in which the whole bucket refills `units`.
+    #[inline]
+    pub(super) fn ticks_of(&self, units: u64) -> u64 {
+        let ticks = self.numbers.by_rate.divide(units);
+        let per_tick = u64::from(self.numbers.meter.parts().1);
+        ticks + u64::from(ticks * per_tick < units)
     }
 
     /// Returns the largest distance between a virtual time and a mark.
@@ -341,7 +453,7 @@ impl Fair {
     pub(super) fn refill(&self, ticks: u64) -> u64 {
         let (_, per_tick, _, _) = self.numbers.meter.parts();
         let units = ticks.saturating_mul(u64::from(per_tick));
-        units.min(most_units(self.numbers.whole))
+        units.min(self.numbers.most)
     }
 
     /// Returns the part of a lane of the `units` that the bucket refills from `tick` on. The parts of all lanes
@@ -351,5 +463,14 @@ impl Fair {
         let per_tick = u64::from(self.numbers.meter.parts().1);
         let remainder = tick % whole * (per_tick % whole) % whole;
         (remainder + units) * share / whole - remainder * share / whole
+    }
+}
+
+/// Divides by a weight. Most weights are 1, and a division is slow.
+#[inline]
+pub(super) fn divided(amount: u64, weight: u64) -> u64 {
+    match weight {
+        1 => amount,
+        weight => amount / weight,
     }
 }

@@ -298,7 +298,7 @@ pub(super) fn outcome_of<A: Kept>(
     (outcome, numbers.expires_at(state))
 }
 
-const AT_ONCE: Admission = Admission::Allowed { delay: Span::ZERO };
+pub(super) const AT_ONCE: Admission = Admission::Allowed { delay: Span::ZERO };
 
 pub(super) const UNLIMITED: Look = Look {
     verdict: Verdict {

@@ -18,8 +18,8 @@ use tollgate_core::{
 };
 
 use super::one_charge::{
-    Look, Place, RequestResult, UNLIMITED, Write, apply_own, charge_admitted, look_own, outcome_of,
-    starting_state, unlimited_outcome, unrestored, write_at, write_new,
+    AT_ONCE, Look, Place, RequestResult, UNLIMITED, Write, apply_own, charge_admitted, look_own,
+    outcome_of, starting_state, unlimited_outcome, unrestored, write_at, write_new,
 };
 use super::table::{Id, Table};
 use crate::contract::{AllowanceLevel, Outcomes};
@@ -224,6 +224,12 @@ impl Shard {
         outcomes: &mut Outcomes,
     ) -> bool {
         let id = Id::of(charge.key);
+        if let Limit::Fair(fair) = charge.limit
+            && let Some(outcome) = self.take_fairly(fair, id, cost, now)
+        {
+            outcomes.push(outcome);
+            return true;
+        }
         let own = with_table!(self, charge.limit, |table, numbers| apply_own(
             table, numbers, id, charge, cost, now, outcomes
         ), unlimited: None);
@@ -237,6 +243,22 @@ impl Shard {
             outcomes.push(self.write(charge, &look, cost, write, now));
             self.tidy(charge, &look, now);
             look.verdict.is_allowed()
+        })
+    }
+
+    /// Takes `cost` from a fair bucket for a client that the bucket knows, and returns the outcome. Returns `None`,
+    /// and changes nothing, if the request is denied, or if the memory of the bucket may grow or has to be bounded.
+    fn take_fairly(&mut self, fair: &Fair, id: Id, cost: u64, now: Time) -> Option<Outcome> {
+        if self.is_full() || self.others.fair_memory.is_full() {
+            return None;
+        }
+        let state = self.others.fair.own(id, fair)?;
+        let remaining = fair.take_as_known(state, cost, now)?;
+        Some(Outcome {
+            admission: AT_ONCE,
+            limit: fair.capacity(),
+            remaining,
+            reset_at: fair.resets_at(state).max(now),
         })
     }
 
