@@ -108,13 +108,18 @@ fn simulation_decides_as_a_live_limiter_on_redis() {
     let live = config(&store);
     let engine = runtime.block_on(Engine::start(&live)).unwrap();
     let offline = config("memory");
-    let requests = prop::collection::vec((0_u64..400, 0..ACTIONS.len(), 0_u8..2), 40);
+    // A request every few seconds is more than the rules allow; after a pause, they allow again.
+    let gap = prop_oneof![99 => 0_u64..12, 1 => 300_u64..1_200];
+    let user = prop_oneof![9 => Just(0_u8), 1 => Just(1)];
+    let requests = prop::collection::vec((gap, 0..ACTIONS.len(), user), 400);
     let cases = Cases {
         cases: 12,
         failure_persistence: None,
         ..Cases::default()
     };
     let cases_seen = std::cell::Cell::new(0_u64);
+    // By action: all requests, and those that were denied.
+    let counts = std::cell::RefCell::new([(0_u64, 0_u64); ACTIONS.len()]);
     TestRunner::new(cases)
         .run(&requests, |requests: Vec<Request>| {
             let case = cases_seen.get() + 1;
@@ -122,10 +127,10 @@ fn simulation_decides_as_a_live_limiter_on_redis() {
             // In the future, so that no wait is told from a later time than that of the request.
             let start = SystemClock::new().now() + Span::HOUR;
             let (mut at, mut log, mut said) = (start, String::new(), Vec::new());
-            for (seconds, action, user) in requests {
+            for (seconds, place, user) in requests {
                 at = at + Span::from_secs(seconds);
                 // Each case has users of its own, so that it starts without usage.
-                let (action, user) = (ACTIONS[action], format!("{case}-{user}"));
+                let (action, user) = (ACTIONS[place], format!("{case}-{user}"));
                 let (micros, group) = (at.as_micros(), case.to_string());
                 log += &format!(
                     "{{\"time\":{micros},\"user\":\"{user}\",\"action\":\"{action}\",\"group\":\"{group}\"}}\n"
@@ -138,6 +143,9 @@ fn simulation_decides_as_a_live_limiter_on_redis() {
                 let snapshot = engine.snapshot().at(at);
                 let decision = runtime.block_on(snapshot.ask(&attributes, Ask::Exactly(1)));
                 prop_assert!(!decision.store_failed());
+                let (all, denied) = &mut counts.borrow_mut()[place];
+                *all += 1;
+                *denied += u64::from(!decision.is_allowed());
                 said.push((at, decision));
             }
             let live: Vec<String> = said
@@ -148,6 +156,14 @@ fn simulation_decides_as_a_live_limiter_on_redis() {
             Ok(())
         })
         .unwrap();
+    // Requests that are all allowed would prove little.
+    let counts = counts.into_inner();
+    for (action, (all, denied)) in ACTIONS.iter().zip(counts) {
+        assert!(20 * denied >= all, "{action}: {denied} of {all} denied");
+    }
+    let all: u64 = counts.iter().map(|(all, _)| all).sum();
+    let denied: u64 = counts.iter().map(|(_, denied)| denied).sum();
+    assert!(5 * denied >= all, "{denied} of {all} denied");
 }
 
 /// The limits of busy subjects, and whether they have periods.
