@@ -197,6 +197,28 @@ fn answer<T: ValueEnum + Copy>(
     }
 }
 
+/// Returns a number that is known, or asks for it on a terminal, or takes the default.
+fn number(known: Option<u64>, question: &str, usual: u64, asks: bool) -> Result<u64, String> {
+    if let Some(known) = known {
+        return Ok(known);
+    }
+    if !asks {
+        return Ok(usual);
+    }
+    loop {
+        eprint!("{question} [{usual}] ");
+        let _ = std::io::stderr().flush();
+        let mut line = String::new();
+        let read = std::io::stdin().lock().read_line(&mut line);
+        if read.map_err(crate::failed)? == 0 || line.trim().is_empty() {
+            return Ok(usual);
+        }
+        if let Ok(number) = line.trim().parse() {
+            return Ok(number);
+        }
+    }
+}
+
 fn is_yes(answer: Answer) -> bool {
     matches!(answer, Answer::Yes)
 }
@@ -264,6 +286,12 @@ fn answers(
     )?;
     let bursts = answer(args.bursts, "What about bursts?", BurstsArg::Allow, asks)?;
     let cost = answer(args.cost, "What does a request cost?", CostArg::Same, asks)?;
+    let subjects = number(
+        args.subjects.or(subjects),
+        "How many subjects are there in a window?",
+        10_000,
+        asks,
+    )?;
     let memory = answer(args.small_memory, "Is memory scarce?", Answer::No, asks)?;
     let failure = answer(
         args.failure,
@@ -301,7 +329,7 @@ fn answers(
             CostArg::Varies => CostKind::Varies,
             CostArg::Later => CostKind::Later,
         },
-        subjects: args.subjects.or(subjects).unwrap_or(10_000),
+        subjects,
         small_memory: is_yes(memory),
         failure: match failure {
             FailureArg::Open => Failure::Open,

@@ -1,10 +1,15 @@
 //! `tollgate advise --live`: numbers from a shadow rule of a running server.
 
-#![allow(clippy::unwrap_used, reason = "a failed helper fails its test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a failed helper fails its test"
+)]
 
 mod common;
 
-use std::process::Command;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 
 use common::Serving;
 use serde_json::{Value, json};
@@ -81,4 +86,30 @@ fn counts_of_a_shadow_rule_give_a_limit() {
         text.contains("no rule `none`: its rules are search, quiet, busy"),
         "{text}"
     );
+}
+
+/// `script` gives the command a terminal.
+#[test]
+fn terminal_asks_all_ten_questions() {
+    let line = format!("'{}' advise", env!("CARGO_BIN_EXE_tollgate"));
+    let mut script = Command::new("script")
+        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+        .env_remove("TOLLGATE_CONFIG")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("script is needed: apt-get install bsdutils");
+    // The fifth question is about the number of subjects. The others are answered with their defaults.
+    let mut stdin = script.stdin.take().unwrap();
+    stdin.write_all(b"\n\n\n\n5000\n\n\n\n\n\n").unwrap();
+    let output = script.wait_with_output().unwrap();
+    drop(stdin);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.matches("? (").count(), 9, "{text}");
+    assert!(
+        text.contains("How many subjects are there in a window? [10000] "),
+        "{text}"
+    );
+    assert!(text.contains("for 5000 subjects"), "{text}");
 }

@@ -31,7 +31,7 @@ const as = (token) => ({ headers: { Authorization: `Bearer ${token}` } });
   });
   let bytes = 0;
   // Without a token the first request is answered with 401, and a bad override with 422, which the browser notes.
-  page.on("console", (it) => { if (it.type() === "error" && !/\b(401|404|422)\b|net::ERR_FAILED/.test(it.text())) problems.push(it.text()); });
+  page.on("console", (it) => { if (it.type() === "error" && !/\b(400|401|404|422)\b|net::ERR_FAILED/.test(it.text())) problems.push(it.text()); });
   page.on("pageerror", (error) => problems.push(String(error)));
   page.on("dialog", (it) => { problems.push(`a dialog: ${it.message()}`); it.dismiss(); });
   page.on("response", async (it) => { if (it.url().includes("/ui/")) bytes += (await it.body().catch(() => "")).length; });
@@ -164,7 +164,7 @@ const as = (token) => ({ headers: { Authorization: `Bearer ${token}` } });
   // Every page can be used by keyboard and screen reader, in both colour schemes.
   for (const colorScheme of ["light", "dark"]) {
     await page.emulateMedia({ colorScheme });
-    for (const name of ["Now", "Denials", "Explain", "Quotas", "Changes", "Fleet"]) {
+    for (const name of ["Now", "Denials", "Explain", "Quotas", "Changes", "Fleet", "Find a rule"]) {
       await open(name);
       await page.getByRole("heading", { level: 1 }).waitFor();
       await examine(`${name}, ${colorScheme}`);
@@ -173,6 +173,39 @@ const as = (token) => ({ headers: { Authorization: `Bearer ${token}` } });
   await open("Fleet");
   await see("(this one)");
   await see("ok, memory, ledger");
+  // A start may be days ago, so its day is shown.
+  const day = await page.evaluate(() => new Intl.DateTimeFormat(undefined, { dateStyle: "medium" }).format(new Date()));
+  await row(`(this one) up ok, memory, ledger`);
+  assert((await page.getByRole("table", { name: "Instances" }).textContent()).includes(day), day);
+
+  // The ten questions lead to a rule.
+  await open("Find a rule");
+  await page.getByLabel("Must no window ever exceed the limit?").selectOption("yes");
+  await page.getByLabel("The attribute of the subject").fill("ip");
+  await page.getByRole("button", { name: "Find a rule" }).click();
+  const advice = page.getByRole("region", { name: "Advice" });
+  await advice.getByRole("heading", { name: "sliding-log" }).waitFor();
+  const found = await advice.textContent();
+  assert(found.includes("per: [ip]") && found.includes("a sliding log is exact") && found.includes("Nine subjects at half of the limit: 0 of"), found);
+  await examine("advice");
+  await picture("advice");
+  await page.getByLabel("The attribute of the subject").fill("a b");
+  await page.getByRole("button", { name: "Find a rule" }).click();
+  await see("`per` must be the name of an attribute");
+
+  // A part of a name finds a rule, and the figures go on.
+  await open("Now");
+  const rulesOf = page.getByRole("table", { name: "Rules" }).getByRole("row");
+  await page.getByLabel("Find a rule").fill("API-N");
+  await page.waitForFunction(() => document.querySelectorAll("table[aria-label=Rules] tbody tr").length === 1);
+  await ticks(1);
+  assert.equal(await rulesOf.count(), 2);
+  await page.getByLabel("Find a rule").fill("shadow");
+  await page.getByRole("row", { name: /^trial fixed-window, shadow/ }).waitFor();
+  await page.getByLabel("Find a rule").fill("nothing like this");
+  await see("No rule has this in its name");
+  await page.getByLabel("Find a rule").fill("");
+  await page.getByRole("row", { name: /^login fixed-window/ }).waitFor();
   await open("Now");
 
   // A rule, an explanation.
@@ -364,7 +397,7 @@ const as = (token) => ({ headers: { Authorization: `Bearer ${token}` } });
 
   // A phone. No page is wider than the screen.
   await page.setViewportSize({ width: 375, height: 740 });
-  for (const name of ["Now", "Denials", "Explain", "Quotas", "Changes", "Fleet"]) {
+  for (const name of ["Now", "Denials", "Explain", "Quotas", "Changes", "Fleet", "Find a rule"]) {
     await open(name);
     await page.getByRole("heading", { level: 1, name: name === "Explain" ? "Explain a request" : name }).waitFor();
     await ticks(1);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fmt::Write as _;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tollgate::{Algorithm, ConfigError, Span, Time};
 use tollgate_config::parse;
 
@@ -11,7 +11,8 @@ use crate::traffic::{Stream, Traffic};
 use crate::{Simulation, memory_bytes, redis_bytes};
 
 /// What is limited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum What {
     /// Requests per time.
     Rate,
@@ -22,7 +23,8 @@ pub enum What {
 }
 
 /// What happens to bursts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Bursts {
     /// A subject may use its allowance at once.
     Allow,
@@ -33,7 +35,8 @@ pub enum Bursts {
 }
 
 /// What a request costs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum CostKind {
     /// All requests cost the same.
     Same,
@@ -44,7 +47,8 @@ pub enum CostKind {
 }
 
 /// What happens while the store is down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Failure {
     /// Requests are allowed.
     Open,

@@ -21,7 +21,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 /// The name, the type and the content of each file.
-const FILES: [(&str, &str, &[u8]); 13] = [
+const FILES: [(&str, &str, &[u8]); 14] = [
     ("", HTML, include_bytes!("dashboard/index.html")),
     ("style.css", STYLE, include_bytes!("dashboard/style.css")),
     ("icon.svg", SVG, include_bytes!("dashboard/icon.svg")),
@@ -43,6 +43,7 @@ const FILES: [(&str, &str, &[u8]); 13] = [
     ("changes.js", SCRIPT, include_bytes!("dashboard/changes.js")),
     ("quotas.js", SCRIPT, include_bytes!("dashboard/quotas.js")),
     ("fleet.js", SCRIPT, include_bytes!("dashboard/fleet.js")),
+    ("advise.js", SCRIPT, include_bytes!("dashboard/advise.js")),
 ];
 
 const POLICY: HeaderValue = HeaderValue::from_static(

@@ -6,6 +6,7 @@
 //! in the [audit trail](crate::audit) before it is answered. A write always runs to its end, even if the client stops
 //! waiting.
 
+mod advice;
 mod blocks;
 mod body;
 mod candidates;
@@ -70,6 +71,8 @@ struct Admin {
     ledger_comparisons: Semaphore,
     /// How many live readers there may be. Further readers get an error at once.
     live_readers: Arc<Semaphore>,
+    /// How many rules are proposed at a time: a proposal is simulated. Further requests wait.
+    advising: Semaphore,
 }
 
 /// The response of a handler, or why there is none.
@@ -118,6 +121,7 @@ impl Admin {
             draining: AtomicBool::new(false),
             metrics: Pages::default(),
             ledger_reads: Arc::new(Semaphore::new(4)),
+            advising: Semaphore::new(1),
             ledger_comparisons: Semaphore::new(1),
             live_readers: Arc::new(Semaphore::new(overview::MAX_READERS)),
         })
@@ -187,6 +191,7 @@ fn routes(admin: &Arc<Admin>) -> Router {
         .route("/v1/rules/{rule}/subjects", get(overview::subjects))
         .route("/v1/explain", post(explain))
         .route("/v1/peek", post(peek))
+        .route("/v1/advise", post(advice::ask))
         .route("/v1/overrides", get(overrides::list))
         .route("/v1/blocks", get(blocks::list))
         .route("/v1/config/versions", get(versions::list))

@@ -15,7 +15,7 @@ use super::candidates::{CandidateBody, Compared};
 use super::overrides::{OverrideBody, OverridesBody, RestoreBody};
 use super::versions::{RollbackBody, TextBody, VersionBody, VersionsBody};
 use super::{ExplainedBody, Role, RuleBody, Rules};
-use super::{denials, fleet, ledger, overview, preview};
+use super::{advice, denials, fleet, ledger, overview, preview};
 use crate::audit::{Concerned, Entry, MAX_WHY, Trail};
 use crate::control::{Change, Changes, ConfigDiff, Named};
 use crate::describe::{
@@ -37,7 +37,7 @@ pub(super) fn render() -> Bytes {
     let info = InfoBuilder::new()
         .title("Tollgate, for operators")
         .version(env!("CARGO_PKG_VERSION"));
-    let guarded: [Guarded; 30] = [
+    let guarded: [Guarded; 31] = [
         ("/v1/rules", Get, Role::Read, rules()),
         (
             "/v1/rules/{rule}",
@@ -53,6 +53,7 @@ pub(super) fn render() -> Bytes {
         ),
         ("/v1/explain", Post, Role::Read, explain()),
         ("/v1/peek", Post, Role::Read, peek()),
+        ("/v1/advise", Post, Role::Read, advice::describe()),
         ("/v1/reset", Post, Role::Operate, reset()),
         ("/v1/refund", Post, Role::Operate, refund()),
         ("/v1/reload", Post, Role::Admin, reload()),
@@ -134,6 +135,10 @@ pub(super) fn render() -> Bytes {
         .schema_from::<BlocksBody>()
         .schema_from::<BlockBody>()
         .schema_from::<NewBlock>()
+        .schema_from::<RemovedBlock>()
+        .schema_from::<advice::QuestionsBody>()
+        .schema_from::<advice::AdviceBody>()
+        .schema_from::<advice::AdviceFigures>()
         .schema_from::<VersionsBody<'_>>()
         .schema_from::<VersionBody>()
         .schema_from::<TextBody>()
@@ -502,6 +507,7 @@ mod tests {
                     r#"{"rule":"user","scale":"50%","for":"1h","reason":"because"}"#
                 }
                 "/v1/blocks/preview" => r#"{"subject":"user=ann","for":"1h","reason":"because"}"#,
+                "/v1/advise" => r#"{"limit":50}"#,
                 // Nobody is blocked.
                 "/v1/blocks/remove" => r#"{"subject":"user=ann"}"#,
                 // Nothing was stored, so there is nothing to bring back.

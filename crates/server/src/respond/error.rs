@@ -64,7 +64,7 @@ pub(crate) enum RequestError {
     )]
     NoSuchPath,
     #[error(
-        "no such path; there are POST /v1/explain, /v1/peek, /v1/reset, /v1/refund, /v1/reload, /v1/rollback, \
+        "no such path; there are POST /v1/explain, /v1/peek, /v1/advise, /v1/reset, /v1/refund, /v1/reload, /v1/rollback, \
          /v1/overrides, /v1/overrides/preview, /v1/overrides/restore, /v1/blocks, /v1/blocks/preview, /v1/blocks/remove, /v1/denials, /v1/ledger/corrections, /v1/ledger/grants, /v1/ledger/reconcile, DELETE /v1/overrides, /v1/blocks and GET /v1/rules, \
          /v1/rules/{{rule}}, /v1/rules/{{rule}}/subjects, /v1/candidates, /v1/overrides, /v1/blocks, /v1/config/versions, /v1/config/versions/{{version}}, /v1/config/diff, /v1/audit, /v1/denials, /v1/overview, /v1/live, /v1/fleet, /v1/ledger, /v1/ledger/usage, /v1/ledger/quotas, /v1/ledger/burndown, /v1/ledger/entries, /metrics, /healthz, /readyz, /ui, /openapi.json"
     )]

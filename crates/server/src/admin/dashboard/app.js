@@ -1,5 +1,6 @@
 // The dashboard: signs in, follows the live figures, and shows the page that the address names.
 
+import { advise } from "./advise.js";
 import { ApiError, call, events, token } from "./api.js";
 import { h, show, tell, time } from "./dom.js";
 import { history } from "./history.js";
@@ -22,6 +23,7 @@ const PAGES = [
   ["quotas", "Quotas", (place) => quotas(place)],
   ["changes", "Changes", (place, rest, given) => changes(place, given)],
   ["fleet", "Fleet", (place) => fleet(place)],
+  ["advise", "Find a rule", (place) => advise(place)],
 ];
 
 const nothing = () => {};

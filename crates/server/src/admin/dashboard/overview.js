@@ -30,6 +30,8 @@ function latency(now, share) {
 }
 
 let sorted = "denied";
+/** The part of an id, an algorithm or a state that the shown rules have. */
+let wanted = "";
 
 /** How often the last changes are read while the first page is open, in milliseconds. */
 const CHANGES_EVERY = 15_000;
@@ -37,12 +39,13 @@ const CHANGES_EVERY = 15_000;
 export function overview(main) {
   const cards = h("div", { class: "cards" });
   const lines = h("section", { "aria-label": "Allowed and denied" });
-  const rules = h("section", { "aria-label": "Rules" });
+  const rules = h("div");
+  const search = h("label", {}, "Find a rule ", h("input", { type: "search", value: wanted, autocomplete: "off", spellcheck: "false", placeholder: "a part of its name, algorithm or state", input: (event) => { wanted = event.target.value.trim().toLowerCase(); draw(); } }));
   const sides = h("div");
   const notices = h("div");
   const version = h("p");
   const last = h("div");
-  show(main, h("h1", {}, "Now"), notices, cards, lines, rules,
+  show(main, h("h1", {}, "Now"), notices, cards, lines, h("section", { "aria-label": "Rules" }, h("h2", {}, "Rules"), h("p", {}, search), rules),
     h("section", { "aria-label": "Config" }, h("h2", {}, "Config and last changes"), version, last, h("p", {}, h("a", { href: "#/changes" }, "All changes"))), sides);
   let readAt = 0;
   let readFor = null;
@@ -83,7 +86,7 @@ export function overview(main) {
         { class: "line-bad", values: history.rates(denied) },
       ]),
       h("p", { class: "legend" }, h("span", { class: "good" }, h("i"), "allowed"), h("span", { class: "bad" }, h("i"), "denied")));
-    patch(rules, h("h2", {}, "Rules"), ruleTable(now, draw));
+    patch(rules, ruleTable(now, draw));
     patch(sides,
       h("section", {}, h("h2", {}, "Busiest subjects"), table("Busiest subjects", ["rule", "subject (hash)", "recent checks#"],
         now.hotKeys.map((it) => [link(it.rule), h("a", { class: "mono", href: `#/denials?hash=${it.subject}` }, it.subject), short(it.checks)]), undefined, now.hotKeys.map((it) => `${it.rule} ${it.subject}`))),
@@ -109,21 +112,24 @@ const link = (id) => (id ? h("a", { href: `#/rule/${encodeURIComponent(id)}` }, 
 /** How many rules the table shows. With more, the busiest are shown. */
 const SHOWN = 50;
 
+const kind = (it) => (it.candidateOf === null ? it.state : `candidate for ${it.candidateOf}`);
+
 function ruleTable(now, draw) {
   const orders = {
     denied: (it) => -history.rate(ofRule(it.ruleId, "denied")),
     allowed: (it) => -history.rate(ofRule(it.ruleId, "allowed")),
     rule: (it) => it.ruleId,
   };
-  const keyed = now.rules.map((it) => [orders[sorted](it), it.denied, it]);
+  const found = now.rules.filter((it) => !wanted || `${it.ruleId} ${it.algorithm} ${kind(it)}`.toLowerCase().includes(wanted));
+  if (!found.length) return [h("p", { class: "dim" }, wanted ? "No rule has this in its name, algorithm or state." : "There are no rules.")];
+  const keyed = found.map((it) => [orders[sorted](it), it.denied, it]);
   keyed.sort((a, b) => (a[0] < b[0] ? -1 : a[0] > b[0] ? 1 : b[1] - a[1]));
   const shown = keyed.slice(0, SHOWN).map(([, , it]) => it);
   const by = (name) => h("button", { type: "button", "aria-pressed": String(sorted === name), "data-key": name, click: () => { sorted = name; draw(); } }, name === sorted ? `${name} ▾` : name);
   const rows = shown.map((it) => {
     const rates = history.rates(ofRule(it.ruleId, "denied"));
-    const kind = it.candidateOf === null ? it.state : `candidate for ${it.candidateOf}`;
     return h("tr", { "data-key": it.ruleId },
-      h("td", {}, link(it.ruleId)), h("td", {}, kind === "enforce" ? it.algorithm : `${it.algorithm}, ${kind}`),
+      h("td", {}, link(it.ruleId)), h("td", {}, kind(it) === "enforce" ? it.algorithm : `${it.algorithm}, ${kind(it)}`),
       h("td", { class: "number" }, short(history.rate(ofRule(it.ruleId, "allowed")))),
       h("td", { class: "number" }, short(history.rate(ofRule(it.ruleId, "denied")))),
       h("td", {}, chart(`Denials of ${it.ruleId}`, [{ class: "line-bad", values: rates }], { kind: "spark", width: 120, height: 24 })),
@@ -132,8 +138,8 @@ function ruleTable(now, draw) {
   const head = h("tr", {}, h("th", { scope: "col" }, by("rule")), h("th", { scope: "col" }, "algorithm"), h("th", { scope: "col", class: "number" }, by("allowed"), "/s"),
     h("th", { scope: "col", class: "number" }, by("denied"), "/s"), h("th", { scope: "col" }, "last two minutes"), h("th", { scope: "col", class: "number" }, "denied in all"),
     h("th", { scope: "col", class: "number" }, "near limit"), h("th", { scope: "col", class: "number" }, "would deny"));
-  const more = now.rules.length - shown.length;
-  return [h("table", { "aria-label": "Rules" }, h("thead", {}, head), h("tbody", {}, rows)), more > 0 ? h("p", { class: "dim" }, `and ${more} more`) : null];
+  const more = found.length - shown.length;
+  return [h("table", { "aria-label": "Rules" }, h("thead", {}, head), h("tbody", {}, rows)), more > 0 ? h("p", { class: "dim" }, `and ${more} more: find them by a part of the name`) : null];
 }
 
 /** The figures of one lane and weight of a fair rule, in a document. */
