@@ -162,7 +162,6 @@ impl Protocols {
             let answering = (self.routes)(received(request, &account));
             let account = account.clone();
             Either::Right(async move {
-                let _active = active;
                 let (answer, charge) = match charge {
                     Ok(charge) => (answering.await, charge),
                     Err(error) => (respond::error(&error), None),
@@ -170,7 +169,10 @@ impl Protocols {
                 let answer = last_if(stopping.is_draining(), answer);
                 count(metrics, &answer);
                 let page = answer.extensions().get::<SharedPage>().copied();
-                let counted = |body| Answer::single(body, &account, charge).of_page(page);
+                let counted = |body| {
+                    let answer = Answer::single(body, &account, charge).of_page(page);
+                    answer.while_active(active)
+                };
                 Ok::<_, Infallible>(answer.map(counted))
             })
         });
@@ -296,6 +298,7 @@ mod tests {
 
     use axum::body::{Body, Bytes};
     use futures_util::stream;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::time::{Instant, sleep, timeout};
     use tollgate_config::Listen;
 
@@ -327,6 +330,25 @@ mod tests {
     }
 
     /// A connection with an open stream is not idle. When the stream has ended, it is.
+    #[tokio::test(start_paused = true)]
+    async fn stream_over_http1_is_not_cut_as_idle() {
+        let (mut client, server) = tokio::io::duplex(64 * 1024);
+        let (_stop, stopping) = Stopping::channel();
+        let protocols = protocols();
+        let serving = protocols.serve(Stream::new(server, Some(false)), Peer(PEER), stopping);
+        let asking = async {
+            let request = b"GET /events HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";
+            client.write_all(request).await.unwrap();
+            let mut answer = Vec::new();
+            client.read_to_end(&mut answer).await.unwrap();
+            let events = answer.windows(EVENT.len()).filter(|it| *it == EVENT);
+            assert_eq!(events.count(), EVENTS);
+        };
+        let both = async { tokio::join!(serving, asking) };
+        let most = EVERY * 2 * u32::try_from(EVENTS).unwrap();
+        drop(timeout(most, both).await.unwrap());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn stream_over_http2_is_not_cut_as_idle() {
         let (client, server) = tokio::io::duplex(64 * 1024);
