@@ -40,11 +40,14 @@ pub struct FairRule {
     pub lanes: Vec<(Arc<str>, u32)>,
     /// The figures of each lane and weight.
     pub classes: Vec<FairClass>,
+    /// Whether the rule has a bucket for each subject of its `per`. Then the figures add up all buckets.
+    pub has_buckets: bool,
 }
 
 impl FairRule {
-    /// Says which share of a rule a client gets while all clients of its lane compete: by its weight, and by the
-    /// clients that asked this instance lately.
+    /// Says which share of its bucket a client gets while all clients of its lane compete: by its weight, and by the
+    /// clients that asked this instance lately. If the rule has several buckets, says the least share: the clients of
+    /// other buckets do not compete.
     #[must_use]
     pub fn share_in_words(&self, client: Client) -> Option<String> {
         let (lane, part) = self.lanes.get(usize::from(client.lane))?;
@@ -59,8 +62,12 @@ impl FairRule {
             lane => format!(" in lane {lane}"),
         };
         let (whole, rest) = (share / 100, share % 100);
+        let (about, all) = match self.has_buckets {
+            true => ("at least about", " in all buckets of the rule together"),
+            false => ("about", ""),
+        };
         Some(format!(
-            "guaranteed share now about {whole}.{rest:02}%: weight {own} of about {active}{of}"
+            "guaranteed share now {about} {whole}.{rest:02}%: weight {own} of about {active}{of}{all}"
         ))
     }
 }
@@ -74,6 +81,7 @@ struct Counted {
     lanes: Vec<(Arc<str>, u32)>,
     /// All weights of the config, in order.
     weights: Vec<u32>,
+    has_buckets: bool,
     counts: Arc<Counts>,
 }
 
@@ -113,6 +121,7 @@ impl FairCounts {
                 id,
                 lanes,
                 weights,
+                has_buckets: !it.per().is_empty(),
                 counts,
             })
         });
@@ -183,6 +192,7 @@ impl Counted {
             rule: self.rule as usize,
             lanes: self.lanes.clone(),
             classes: classes.collect(),
+            has_buckets: self.has_buckets,
         }
     }
 }

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
+use tollgate::algorithms::fair::Client;
 use tollgate::{
-    Ask, Attributes, Config, Limiter, ManualClock, MemoryStore, Remembered, Span, Time, Traced,
+    Ask, Attributes, Clock, Config, Limiter, ManualClock, MemoryStore, Remembered, Span, Time,
+    Traced,
 };
 use tollgate_redis::{Address, ClockSource, Options, RedisStore, Servers};
 use tollgate_rig::Redis;
@@ -28,6 +30,32 @@ fn limiter(text: &str) -> (MemoryLimiter, ManualClock) {
     let clock = ManualClock::at(START);
     let limiter = Limiter::with_clock(&config(text), clock.clone());
     (limiter.unwrap(), clock)
+}
+
+/// Clients are counted by rule, and do not compete with those of other buckets. So the share is at least the one told.
+#[test]
+fn share_in_words_is_a_lower_bound_if_a_rule_has_several_buckets() {
+    for (per, told) in [
+        ("", "guaranteed share now about 50.00%: weight 1 of about 2"),
+        (
+            "per: [region], ",
+            "guaranteed share now at least about 50.00%: weight 1 of about 2 in all buckets of the rule together",
+        ),
+    ] {
+        let rule = format!("rules: [{{ id: pool, {per}{BUCKET}, fair: {{ per: [tenant] }} }}]");
+        let (limiter, clock) = limiter(&rule);
+        for (tenant, region) in [("a", "north"), ("b", "south")] {
+            let attributes = Attributes::from([("tenant", tenant), ("region", region)]);
+            assert!(limiter.check_now(&attributes).is_allowed());
+        }
+        let fair = limiter.metrics().fair(clock.now());
+        let client = Client {
+            id: 7,
+            lane: 0,
+            weight: 1,
+        };
+        assert_eq!(fair[0].share_in_words(client).as_deref(), Some(told));
+    }
 }
 
 /// Two instances on one Redis. Requests go to them in turn.
