@@ -91,7 +91,7 @@ impl TrialArgs {
         self.load_with_stores().map(|(config, _)| config)
     }
 
-    /// Like [`load`](Self::load), and also returns the config with its stores.
+    /// Returns the config twice: as [`load`](Self::load) does, and with its own store and ledger.
     pub(crate) fn load_with_stores(&self) -> Result<(Config, Config), String> {
         let of_server = || std::env::var("TOLLGATE_STORE").ok();
         let store = self.store.clone();

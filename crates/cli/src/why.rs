@@ -44,7 +44,7 @@ pub(crate) struct FilterArgs {
     #[arg(value_name = "NAME=VALUE", value_parser = attribute)]
     subject: Vec<(String, String)>,
 
-    /// The subject by its hash, or by the first 8 digits or more, as in the log
+    /// The hash of the subject, as the log shows it. The first 8 digits are enough
     #[arg(long, value_name = "HASH")]
     hash: Option<String>,
 

@@ -255,7 +255,9 @@ pub(crate) fn subjects(
     {
         let named = named(&subjects.headers);
         if let Some((other, _)) = named.iter().find(|(_, it)| *it == Some(&header)) {
-            let message = format!("`{header}` marks test traffic and names the `{other}`");
+            let message = format!(
+                "`{header}` cannot mark test traffic: the `{other}` is read from this header"
+            );
             problems.report(at.place, message, "name another header");
         }
         subjects.test_header = Some(header);

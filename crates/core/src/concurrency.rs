@@ -258,7 +258,7 @@ impl Limiting for Concurrency {
         Time::from_micros(places.fold(last_lease.max(state.next_fence), u64::max))
     }
 
-    /// Does nothing: holders keep their slots under any numbers, even under [`CarryOver::Reset`].
+    /// Does nothing: when the numbers of the limit change, holders keep their slots, even with [`CarryOver::Reset`].
     fn carry_over(&self, _: &Concurrency, _: &mut State, _: CarryOver, _: Time) {}
 
     fn keep(&self, _: &Concurrency, _: &mut State, _: CarryOver, _: Time) {}

@@ -123,7 +123,7 @@ impl KeyNames {
         self.with_tag(tag, &format!("hold:{id:032x}"))
     }
 
-    /// Returns the name of the index of due holds of a namespace.
+    /// Returns the name of a namespace's index of holds, in the order in which they expire.
     pub(crate) fn due(&self, namespace: &str) -> KeyName {
         self.with_tag(Tag::default(), &format!("holds:{namespace}"))
     }

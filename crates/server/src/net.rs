@@ -164,7 +164,7 @@ impl Listener {
         self
     }
 
-    /// Serves the connections on threads of their own.
+    /// Serves the connections on the threads of `workers`, and not on the runtime of the listener.
     pub(crate) fn with_workers(mut self, workers: Workers) -> Listener {
         self.workers = Some(workers);
         self

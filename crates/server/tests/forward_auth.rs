@@ -265,7 +265,7 @@ fn bad_requests_are_rejected_with_a_reason() {
                 ("x-forwarded-uri", "/"),
                 ("x-original-uri", "/x"),
             ],
-            "the client may have sent one pair",
+            "the client may have sent one of them",
         ),
         (
             400,

@@ -143,7 +143,9 @@ impl UrlError {
             UrlError::BadEscape | UrlError::Unescaped => {
                 "write `%25` for `%`, `%2F` for `/`, `%3F` for `?`, `%23` for `#`, `%40` for `@`"
             }
-            UrlError::Query => "end the URL after the database: there are no parameters",
+            UrlError::Query => {
+                "remove everything after the number of the database: no parameters are supported"
+            }
         }
     }
 }

@@ -263,7 +263,7 @@ fn consistent(rule: &Written<'_>, raw: RawAlgorithm, problems: &mut Problems<'_>
         && let (Some(buckets), Some(_)) = (rule.buckets.key(), rule.estimate.key())
     {
         let message = "`buckets` and `estimate` cannot be used together";
-        let help = "keep `buckets` for a window in parts, or `estimate` for two weighted windows";
+        let help = "keep `buckets` to count each part of the window, or `estimate` to estimate from this window and the one before";
         problems.report(buckets, message, help);
         return false;
     }

@@ -85,8 +85,9 @@ impl<'c> Allowances<'c> {
             if may_differ(per) {
                 return Some((id, counting));
             }
-            let message = format!("tenants share the allowance of `{id}`");
-            let help = "add `tenant` to its `per`: only then can numbers differ by tenant";
+            let message =
+                format!("a plan or a tenant cannot change `{id}`: all tenants share its allowance");
+            let help = "add `tenant` to its `per`, so that each tenant has an allowance of its own";
             problems.report(name.place, message, help);
             return None;
         }

@@ -70,7 +70,7 @@ pub enum QueryError {
     Limit(String),
     /// `since` is not a time.
     #[error(
-        "since must be a time such as 2026-01-31T12:00:00Z, or how long ago, such as 90s, 15m, 1h or 7d, not {0:?}"
+        "since {0:?} is not a time: write one such as 2026-01-31T12:00:00Z, or how long ago, such as 90s, 15m, 1h or 7d"
     )]
     Since(String),
     /// There is no such parameter.

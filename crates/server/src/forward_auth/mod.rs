@@ -51,7 +51,7 @@ pub(crate) enum AuthError {
     )]
     NotDescribed,
     #[error(
-        "the request has X-Forwarded-Method or X-Forwarded-Uri, and also X-Original-Method or X-Original-URI; the client may have sent one pair: let the proxy remove the pair that it does not set"
+        "the request has headers of two kinds, X-Forwarded-Method or -Uri and X-Original-Method or -URI, and the client may have sent one of them: configure the proxy to set one kind, and to remove the other"
     )]
     BothFamilies,
     #[error("the request lacks the header {0}, which the proxy must set")]

@@ -62,11 +62,13 @@ pub enum QueryError {
     Limit(String),
     /// A time is malformed.
     #[error(
-        "{0} must be a time such as 2026-01-31T12:00:00Z, or how long ago, such as 90s, 15m, 1h or 7d, not {1:?}"
+        "{0} {1:?} is not a time: write one such as 2026-01-31T12:00:00Z, or how long ago, such as 90s, 15m, 1h or 7d"
     )]
     Time(&'static str, String),
     /// A hash is malformed.
-    #[error("hash must have 8 to 32 hexadecimal digits, as in the log or in an answer")]
+    #[error(
+        "hash must be 8 to 32 hexadecimal digits: copy it from the log or from another answer"
+    )]
     Hash,
     /// `after` is not a number.
     #[error("after must be the `next` of an earlier answer, not {0:?}")]
@@ -262,8 +264,8 @@ mod tests {
             ("hash", "0123456", "8 to 32"),
             ("hash", "+1234567", "8 to 32"),
             ("hash", "0123456789abcdef0123456789abcdef0", "8 to 32"),
-            ("since", "yesterday", "since must be a time"),
-            ("until", "1w", "until must be a time"),
+            ("since", "yesterday", "since \"yesterday\" is not a time"),
+            ("until", "1w", "until \"1w\" is not a time"),
             ("limit", "0", "1 to 1000"),
             ("limit", "1001", "1 to 1000"),
             ("after", "-1", "`next`"),

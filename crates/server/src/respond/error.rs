@@ -71,7 +71,9 @@ pub(crate) enum RequestError {
     NoSuchAdminPath,
     #[error("this needs a token: send `Authorization: Bearer …`")]
     NoToken,
-    #[error("this needs a token of the proxy: let the proxy send `Tollgate-Token: …`")]
+    #[error(
+        "the request lacks the token of the proxy: configure the proxy to send `Tollgate-Token: …`"
+    )]
     NoProxyToken,
     #[error("this token lacks the `{role}` role")]
     NotPermitted { role: &'static str },

@@ -236,7 +236,7 @@ fn failed(error: HoldError) -> Answer {
     Answer::Failed(error.to_string())
 }
 
-/// Returns the normal form of a path, as doors make it.
+/// Returns the path of a request in its normal form, as the doors do.
 fn normal(request: &Request) -> String {
     let written = request.path.as_str();
     normal_path(written.as_bytes()).unwrap_or_else(|| written.to_owned())

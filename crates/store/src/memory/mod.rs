@@ -179,7 +179,8 @@ impl<C: Clock> MemoryStore<C> {
         {
             units = available_units(charges, &looks, most).max(1).min(most);
             shards.look(charges, units, now, &mut looks);
-            // Some denials do not depend on the cost, such as a long wait. They deny a single unit too.
+            // A request can be denied for a reason other than its cost, such as a back-off. Then the answer is that for
+            // a single unit.
             if units > 1 && !all_allow(charges, &looks) {
                 units = 1;
                 shards.look(charges, units, now, &mut looks);

@@ -61,7 +61,7 @@ struct Known {
     request: u128,
     /// The charges that deny, with one bit for each. Only their keys matter.
     denying: u64,
-    /// The count of changes of their keys when the store was asked.
+    /// How often the keys of these charges had been changed when the store was asked for the denial.
     changes: u64,
     applied: Applied,
     /// When this instance asked the store, and when it has to ask again.

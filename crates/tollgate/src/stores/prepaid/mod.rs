@@ -39,7 +39,7 @@ use self::slices::Use;
 use self::table::{Draw, Table};
 use crate::stores::background::{Calls, OwnedCharge};
 
-/// A store that decides leased charges from units that it has drawn before.
+/// A store for leased rules. It draws units from the inner store in advance, and decides charges with these units.
 pub struct Prepaid<S> {
     shared: Arc<Shared<S>>,
 }
