@@ -260,8 +260,8 @@ mod tests {
             ("f-method=GET", "lacks the header x-forwarded-uri"),
             ("o-uri=/", missing),
             ("o-uri=/|o-method=", missing),
-            ("o-uri=/|o-method=GET|f-uri=/b", "and also"),
-            ("f-uri=/|f-method=GET|o-url=/b", "and also"),
+            ("o-uri=/|o-method=GET|f-uri=/b", "headers of two kinds"),
+            ("f-uri=/|f-method=GET|o-url=/b", "headers of two kinds"),
             (
                 "f-method=GET|f-uri=/|f-uri=/b",
                 "x-forwarded-uri is given more than once",

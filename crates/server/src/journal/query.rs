@@ -66,9 +66,7 @@ pub enum QueryError {
     )]
     Time(&'static str, String),
     /// A hash is malformed.
-    #[error(
-        "hash must be 8 to 32 hexadecimal digits: copy it from the log or from another answer"
-    )]
+    #[error("hash must be 8 to 32 hexadecimal digits: copy it from the log or from another answer")]
     Hash,
     /// `after` is not a number.
     #[error("after must be the `next` of an earlier answer, not {0:?}")]
