@@ -1,5 +1,6 @@
-//! Random requests to three instances with slices, or with an allowance that is split over several keys: what they admit
-//! together, an exact store with one key and the numbers of the rule admits too.
+//! Random requests to three instances with slices, or with an allowance that is split over several keys.
+//!
+//! What the instances admit together, an exact store with one key and the numbers of the rule admits too.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
