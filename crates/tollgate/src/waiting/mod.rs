@@ -120,85 +120,109 @@ impl<S: Store> Snapshot<'_, S, Arc<ActiveConfig>> {
         if longest == Span::ZERO || !self.active.has_waits() {
             return Box::pin(self.ask(attributes, ask)).await;
         }
-        let room = &self.limiter.waiting_room;
-        let patience = Patience::new(room.arrive(), longest);
+        // A request that waits keeps only its seat. What else a question needs is boxed, and freed before the wait.
+        let patience = Patience::new(self.limiter.waiting_room.arrive(), longest);
+        let mut seat = match Box::pin(self.ask_first(attributes, ask, patience)).await {
+            Ok(seat) => seat,
+            Err(decision) => return *decision,
+        };
+        loop {
+            let end = seat.wait(patience.deadline(seat.place.waiting)).await;
+            let asking = self.ask_again(owner, attributes, ask, patience, seat, end);
+            match Box::pin(asking).await {
+                Ok(taken) => seat = taken,
+                Err(decision) => return *decision,
+            }
+        }
+    }
+
+    /// Decides a request for the first time, or takes a seat for it.
+    async fn ask_first(
+        &self,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+        patience: Patience,
+    ) -> Result<Seat<'_>, Box<Decision>> {
         let mut refusal = None;
-        let mut seat = None;
-        if room.waiting() > 0 && self.block_of(attributes).is_none() {
+        let is_busy = self.limiter.waiting_room.waiting() > 0;
+        if is_busy && self.block_of(attributes).is_none() {
             match self.join_behind(attributes, ask, patience) {
-                Ok(taken) => seat = Some(taken),
+                Ok(seat) => return Ok(seat),
                 Err(found) => refusal = found,
             }
         }
-        let mut seat = match seat {
-            Some(seat) => seat,
-            None => {
-                let mut taken = None;
-                let sit = |place: WaitPlace, next| {
-                    taken = Some(self.join(place, patience, next)?);
-                    Ok(())
-                };
-                let asking = self.decide_or_sit(attributes, ask, patience, refusal, sit);
-                let asking = Box::pin(asking);
-                match (asking.await, taken) {
-                    (Asked::Decided(decision), _) => return *decision,
-                    (Asked::Waits(..), Some(seat)) => seat,
-                    (Asked::Waits(..), None) => {
-                        return Box::pin(self.ask(attributes, ask)).await;
-                    }
-                }
+        let mut taken = None;
+        let sit = |place: WaitPlace, next| {
+            taken = Some(self.join(place, patience, next)?);
+            Ok(())
+        };
+        let asking = self.decide_or_sit(attributes, ask, patience, refusal, sit);
+        match (asking.await, taken) {
+            (Asked::Decided(decision), _) => Err(decision),
+            (Asked::Waits(..), Some(seat)) => Ok(seat),
+            (Asked::Waits(..), None) => Err(Box::new(self.ask(attributes, ask).await)),
+        }
+    }
+
+    /// Decides a request whose wait has ended, or returns the seat in which it waits on.
+    async fn ask_again<'s, T>(
+        &'s self,
+        owner: &Arc<T>,
+        attributes: &Attributes<'_>,
+        ask: Ask,
+        patience: Patience,
+        seat: Seat<'s>,
+        end: WaitEnd,
+    ) -> Result<Seat<'s>, Box<Decision>>
+    where
+        T: HasLimiter<Store = S>,
+    {
+        let refusal = match end {
+            WaitEnd::Turn => None,
+            WaitEnd::ExpiredNext => Some(Refusal::expired()),
+            WaitEnd::ExpiredBehind(turn) => {
+                Some(Refusal::of(seat.place.rule, NoSeat::TooLate(turn)))
             }
         };
-        loop {
-            let refusal = match seat.wait(patience.deadline(seat.place.waiting)).await {
-                WaitEnd::Turn => None,
-                WaitEnd::ExpiredNext => Some(Refusal::expired()),
-                WaitEnd::ExpiredBehind(turn) => {
-                    Some(Refusal::of(seat.place.rule, NoSeat::TooLate(turn)))
+        let is_kept_out = refusal.is_some_and(Refusal::keeps_out);
+        let asked_at = Instant::now();
+        let asking = self.decide_or_sit_again(owner, attributes, ask, patience, refusal);
+        let asked = asking.await;
+        let now = Instant::now();
+        let (place, next) = match asked {
+            Asked::Decided(mut decision) => {
+                decision.has_waited(patience.waited());
+                let is_own = |index: usize| index == seat.place.rule as usize;
+                let told = decision
+                    .rules()
+                    .find(|rule| is_own(rule.index()))
+                    .map(|rule| (rule.remaining(), rule.retry_after()));
+                let (remaining, retry) = told.unwrap_or_default();
+                match decision.is_allowed() {
+                    true => seat.admitted(remaining, asked_at, now),
+                    // The retry time is for a place behind the others, and does not say when they may ask.
+                    false if is_kept_out => seat.refused(None, now),
+                    false => seat.refused(retry.map(|it| asked_at + it.into()), now),
                 }
-            };
-            let is_kept_out = refusal.is_some_and(Refusal::keeps_out);
-            let asked_at = Instant::now();
-            let asking = self.decide_or_sit_again(owner, attributes, ask, patience, refusal);
-            let asked = Box::pin(asking).await;
-            let now = Instant::now();
-            let (place, next) = match asked {
-                Asked::Decided(mut decision) => {
-                    decision.has_waited(patience.waited());
-                    let is_own = |index: usize| index == seat.place.rule as usize;
-                    let told = decision
-                        .rules()
-                        .find(|rule| is_own(rule.index()))
-                        .map(|rule| (rule.remaining(), rule.retry_after()));
-                    let (remaining, retry) = told.unwrap_or_default();
-                    match decision.is_allowed() {
-                        true => seat.admitted(remaining, asked_at, now),
-                        // The retry time is for a place behind the others, and does not say when they may ask.
-                        false if is_kept_out => seat.refused(None, now),
-                        false => seat.refused(retry.map(|it| asked_at + it.into()), now),
-                    }
-                    return *decision;
-                }
-                Asked::Waits(place, next) => (place, next),
-            };
-            if place.is_in_queue_of(&seat.place) {
-                seat.denied((now, next));
-                continue;
+                return Err(decision);
             }
-            // Another bucket denies now, so the request waits there. Its former queue goes on.
-            seat.move_on(now);
-            seat = match self.join(place, patience, (now, next)) {
-                Ok(seat) => seat,
-                Err(no_seat) => {
-                    let refusal = Some(Refusal::of(place.rule, no_seat));
-                    let asking =
-                        self.decide_or_sit_again(owner, attributes, ask, patience, refusal);
-                    return match Box::pin(asking).await {
-                        Asked::Decided(decision) => *decision,
-                        Asked::Waits(..) => Box::pin(self.ask(attributes, ask)).await,
-                    };
-                }
-            };
+            Asked::Waits(place, next) => (place, next),
+        };
+        if place.is_in_queue_of(&seat.place) {
+            seat.denied((now, next));
+            return Ok(seat);
+        }
+        // Another bucket denies now, so the request waits there. Its former queue goes on.
+        seat.move_on(now);
+        let no_seat = match self.join(place, patience, (now, next)) {
+            Ok(seat) => return Ok(seat),
+            Err(no_seat) => no_seat,
+        };
+        let refusal = Some(Refusal::of(place.rule, no_seat));
+        let asking = self.decide_or_sit_again(owner, attributes, ask, patience, refusal);
+        match asking.await {
+            Asked::Decided(decision) => Err(decision),
+            Asked::Waits(..) => Err(Box::new(self.ask(attributes, ask).await)),
         }
     }
 

@@ -14,7 +14,7 @@
 //! turn. After [`MAX_DENIED`] denials in a row the queue rests until a unit has refilled. So there are at most
 //! `MAX_DENIED` denied questions for each unit, however many clients wait.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -70,7 +70,8 @@ struct Holder {
 /// The requests of one client.
 #[derive(Debug)]
 struct Line<W> {
-    waiting: BTreeMap<u64, Place<W>>,
+    /// In the order of arrival.
+    waiting: VecDeque<Place<W>>,
     /// The units of all requests in the line.
     units: u64,
     weight: u32,
@@ -82,19 +83,24 @@ struct Line<W> {
 
 #[derive(Debug)]
 struct Place<W> {
+    arrival: u64,
     units: u64,
     wake: W,
 }
 
 impl<W> Line<W> {
-    fn head(&self) -> Option<(u64, &Place<W>)> {
-        let (arrival, place) = self.waiting.first_key_value()?;
-        Some((*arrival, place))
+    fn head(&self) -> Option<&Place<W>> {
+        self.waiting.front()
+    }
+
+    /// Returns the index of the request that came at `arrival`, or the index at which it belongs.
+    fn find(&self, arrival: u64) -> Result<usize, usize> {
+        self.waiting.binary_search_by_key(&arrival, |it| it.arrival)
     }
 
     /// Returns the virtual finish tag of the first request.
     fn finish(&self) -> u64 {
-        let units = self.head().map_or(0, |(_, place)| place.units);
+        let units = self.head().map_or(0, |place| place.units);
         let length = (units.clamp(1, MOST_UNITS) << SCALE_BITS) / u64::from(self.weight.max(1));
         self.start.saturating_add(length)
     }
@@ -129,20 +135,20 @@ impl<W: Clone> Queue<W> {
     /// one; `None` if none waits.
     pub(super) fn ahead(&self, client: u64) -> Option<(Instant, u64)> {
         let line = self.lines.get(&client)?;
-        let first = line.head().map_or(0, |(_, place)| place.units);
+        let first = line.head().map_or(0, |place| place.units);
         Some((line.next, line.units.saturating_sub(first)))
     }
 
     /// Like [`ahead`](Self::ahead), of the requests that came before `waiter`.
     pub(super) fn ahead_of(&self, waiter: Waiter) -> Option<(Instant, u64)> {
         let line = self.lines.get(&waiter.client)?;
-        let (last, _) = line.waiting.last_key_value()?;
-        if *last < waiter.arrival {
+        if line.waiting.back()?.arrival < waiter.arrival {
             return self.ahead(waiter.client);
         }
-        let mut before = line.waiting.range(..waiter.arrival);
+        let earlier = line.find(waiter.arrival).unwrap_or_else(|at| at);
+        let mut before = line.waiting.range(..earlier);
         before.next()?;
-        let units = before.fold(0_u64, |sum, (_, place)| sum.saturating_add(place.units));
+        let units = before.fold(0_u64, |sum, place| sum.saturating_add(place.units));
         Some((line.next, units))
     }
 
@@ -169,7 +175,7 @@ impl<W: Clone> Queue<W> {
         let client = waiter.client;
         self.detach(client);
         let line = self.lines.entry(client).or_insert_with(|| Line {
-            waiting: BTreeMap::new(),
+            waiting: VecDeque::new(),
             units: 0,
             weight,
             start: self.virtual_time,
@@ -178,7 +184,15 @@ impl<W: Clone> Queue<W> {
         // The plan of a client may change while it waits.
         line.weight = weight;
         line.units = line.units.saturating_add(units);
-        line.waiting.insert(waiter.arrival, Place { units, wake });
+        let arrival = waiter.arrival;
+        // Nearly all requests join in the order of arrival.
+        let at = line.find(arrival).unwrap_or_else(|at| at);
+        let place = Place {
+            arrival,
+            units,
+            wake,
+        };
+        line.waiting.insert(at, place);
         self.waiting += 1;
         self.attach(client);
         self.give_turn(now)
@@ -241,7 +255,7 @@ impl<W: Clone> Queue<W> {
         }
         self.remove(waiter);
         if let Some(line) = self.lines.get_mut(&waiter.client)
-            && let Some((_, place)) = line.waiting.first_key_value()
+            && let Some(place) = line.head()
         {
             line.next = next(place.units);
         }
@@ -273,7 +287,8 @@ impl<W: Clone> Queue<W> {
         let Some(line) = self.lines.get_mut(&waiter.client) else {
             return;
         };
-        if let Some(place) = line.waiting.remove(&waiter.arrival) {
+        let found = line.find(waiter.arrival).ok();
+        if let Some(place) = found.and_then(|at| line.waiting.remove(at)) {
             self.waiting -= 1;
             line.units = line.units.saturating_sub(place.units);
         }
@@ -324,7 +339,8 @@ impl<W: Clone> Queue<W> {
         }
         let due = self.due.first().map(|(_, client)| *client);
         let client = due.or_else(|| self.later.first().map(|(_, client)| *client))?;
-        let (arrival, place) = self.lines.get(&client)?.head()?;
+        let place = self.lines.get(&client)?.head()?;
+        let arrival = place.arrival;
         let waiter = Waiter { client, arrival };
         if self.turn.is_some_and(|holder| holder.waiter == waiter) {
             return None;

@@ -57,7 +57,7 @@ fn due_lines_ask_by_weight() {
     for _ in 0..60 {
         let asks = [1, 5].into_iter().find_map(|client| {
             let line = queue.lines.get(&client)?;
-            let head = waiter(client, line.head()?.0);
+            let head = waiter(client, line.head()?.arrival);
             (queue.turn(head, now).0 == Turn::Ask).then_some(head)
         });
         let head = asks.unwrap();
@@ -85,6 +85,27 @@ fn queue_rests_after_denials_in_a_row() {
         }
         assert_eq!(asked, round * MAX_DENIED);
     }
+}
+
+#[test]
+fn request_that_joins_late_takes_its_place_by_arrival() {
+    let (mut queue, now) = (Queue::default(), Instant::now());
+    for arrival in [0, 3, 1, 2] {
+        queue.join(waiter(1, arrival), (1 << arrival, 1), now, arrival, now);
+    }
+    // The units behind the first request.
+    let ahead_of = |queue: &Queue<u64>, arrival| queue.ahead_of(waiter(1, arrival));
+    assert_eq!(ahead_of(&queue, 0), None);
+    assert_eq!(ahead_of(&queue, 2), Some((now, 2)));
+    assert_eq!(ahead_of(&queue, 3), Some((now, 2 + 4)));
+    queue.leave(waiter(1, 1), None, now);
+    assert_eq!(ahead_of(&queue, 3), Some((now, 4)));
+    for arrival in [0, 2, 3] {
+        let head = waiter(1, arrival);
+        assert_eq!(queue.turn(head, now).0, Turn::Ask);
+        queue.admitted(head, |_| now, now);
+    }
+    assert!(queue.is_empty());
 }
 
 /// A step of the random test.
