@@ -213,7 +213,7 @@ pub(crate) enum Content<'n> {
     State(&'n str),
     /// The slots of a concurrency limit of the rule: a sorted set.
     Slots(&'n str),
-    /// The mark of a client of a fair bucket of the rule.
+    /// What one client has used of a fair bucket of the rule.
     Mark(&'n str),
     /// The record of a hold.
     Hold,

@@ -179,8 +179,8 @@ impl Request {
         }
     }
 
-    /// Whether this request may be sent to a server that is out of memory. Then the request changes only
-    /// existing keys and shared states.
+    /// Whether this request may be sent to a server that is out of memory: only requests that make no key of
+    /// their own, because they change existing keys and shared states.
     pub(crate) fn fits_full_server(&self) -> bool {
         matches!(
             self.operation,

@@ -123,8 +123,8 @@ impl Responder {
         self.fields.replace_in(headers, decision);
     }
 
-    /// Makes the response to a denied request with this header: a denial as in [`verdict`](Self::verdict), or a
-    /// gRPC status for a gRPC call.
+    /// Makes the response to a denied request. `headers` are those of the request: a gRPC call gets a gRPC status,
+    /// and any other request the denial of [`verdict`](Self::verdict).
     #[must_use]
     pub fn deny(&self, decision: &Decision, headers: &HeaderMap) -> Response<Bytes> {
         let answer = self.verdict(decision, headers);

@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(symbols.find("name1000"), None);
     }
 
-    /// Names that begin and end alike, and names of each length, are told apart.
+    /// Names with the same first and last characters have numbers of their own, and so have names of each length.
     #[test]
     fn similar_names_have_their_own_numbers() {
         let mut symbols = Symbols::default();

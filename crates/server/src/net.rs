@@ -256,7 +256,7 @@ fn set_up(stream: &TcpStream) -> io::Result<()> {
 
 /// The client did not take an answer.
 #[derive(Debug, thiserror::Error)]
-#[error("the client did not read an answer for {READ_TIMEOUT:?}")]
+#[error("the client read nothing of an answer for {READ_TIMEOUT:?}")]
 pub(crate) struct AnswerNotTaken;
 
 pub(crate) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;

@@ -100,9 +100,9 @@ pub struct RuleCounts {
     pub near_limit: u64,
     /// Allowed checks above the limit of a quota, within its grace.
     pub grace: u64,
-    /// Checks that this shadow rule would have denied.
+    /// How many checks this shadow rule would have denied.
     pub shadow_denied: u64,
-    /// Checks that this rule denied, by reason, in the order of [`Reason::ALL`].
+    /// How many checks this rule denied, by reason, in the order of [`Reason::ALL`].
     pub denied: [u64; Reason::ALL.len()],
 }
 

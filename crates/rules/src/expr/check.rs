@@ -325,7 +325,7 @@ impl Checker<'_> {
             if let Some((other, _)) = names.iter().find(|(other, _)| prefix(other)) {
                 self.faults.push(Fault {
                     range: Some(range.clone()),
-                    message: format!("`{name}` has two meanings, because `{other}` is used too: an attribute, or a field of `{other}`"),
+                    message: format!("`{name}` has two meanings: an attribute of this name, or a field of `{other}`, which is used too"),
                     help: format!("write attributes[\"{name}\"]"),
                 });
                 break;

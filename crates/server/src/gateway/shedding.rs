@@ -1,9 +1,9 @@
 //! Sheds requests to upstreams that are saturated.
 //!
-//! An upstream with `adaptive` has a limit on the requests that wait for the head of an answer. The limit follows
-//! the latency of the upstream. A request beyond it gets 503, the least important first. Requests of exempt paths
-//! always pass. Whether a streamed body has ended makes no difference: a limit that waits for long streams could
-//! stop all requests for as long as the streams last.
+//! `adaptive` limits how many requests wait for the head of an upstream's answer at the same time. The limit follows
+//! the latency of the upstream. If there are more requests, the least important ones get 503 first. Requests of exempt
+//! paths always pass. A request counts until the head of its answer arrives, even if the body is streamed for longer:
+//! otherwise a few long streams could stop all other requests.
 
 use std::sync::Arc;
 

@@ -285,7 +285,7 @@ fn date(claims: &Map<String, Value>, name: &str) -> Result<Option<Time>, TokenEr
     if !seconds.is_finite() || seconds < 0.0 {
         return Err(TokenError::Malformed);
     }
-    // A conversion to an integer ends at the largest one.
+    // A number that is too large becomes the largest integer.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let micros = (seconds * 1_000_000.0) as u64;
     Ok(Some(Time::from_micros(micros)))

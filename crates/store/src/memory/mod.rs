@@ -344,7 +344,7 @@ impl<C: Clock> MemoryStore<C> {
     }
 }
 
-/// Returns the error for a clock at the end of time.
+/// Returns the error for a clock that is at the largest time that states can contain.
 #[cold]
 fn end_of_time() -> StoreError {
     let why = "the clock of this machine shows the year 2112 or a later one: set the clock";

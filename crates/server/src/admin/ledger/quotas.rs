@@ -90,7 +90,7 @@ struct Group {
     keys: HashSet<u128>,
     /// The sum of the limits; `None` if it is not known.
     limits: Option<u64>,
-    /// Whether the period is the current one of every counter.
+    /// Whether every counter is now in this period.
     is_current: bool,
 }
 

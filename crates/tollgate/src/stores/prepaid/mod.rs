@@ -174,7 +174,7 @@ impl<S: Store + 'static> Prepaid<S> {
             return;
         }
         match charge.mode {
-            // The slice is gone, and counts these units as used. So they are lost until they refill.
+            // The slice has ended, and its units count as used in the store. Nobody can use these until they refill.
             Mode::Leased { .. } if charge.limit.refills() => {
                 self.shared.counts.add(Count::LostUnits, used.units);
             }
