@@ -3,12 +3,13 @@
 
 use std::error::Error;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
+use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional_with_sizes};
 use tokio::net::{TcpListener, TcpStream as Stream};
 use tollgate_bench::process::cpu_micros;
@@ -23,6 +24,8 @@ const FIRST_BYTE_MILLIS: Bar = Bar::AtMost(1.0);
 const COPY_CPU: Bar = Bar::AtMost(1.1);
 const STREAM_BYTES: Bar = Bar::AtMost(40.0 * 1024.0);
 
+/// From how many addresses streams are opened.
+const CLIENTS: u32 = 8;
 const MEGABYTE: usize = 1 << 20;
 /// The most bytes that a plain copy reads at once.
 const PART: usize = 64 * 1024;
@@ -234,27 +237,15 @@ pub(super) fn memory(
     ] {
         let gateway = gateway(program, scratch, "gateway", NO_RULES, upstream.address())?;
         let open = |count: u32| -> Result<Vec<TcpStream>, Box<dyn Error>> {
-            let mut opened = Vec::new();
-            for _ in 0..count {
-                let mut stream = TcpStream::connect(gateway.address())?;
-                stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-                if let Some(request) = request {
-                    stream.write_all(request)?;
-                    stream.read_exact(&mut [0; 16])?;
-                }
-                opened.push(stream);
-            }
-            Ok(opened)
+            let opened = (0..count).map(|number| open(gateway.address(), number, request));
+            opened.collect()
         };
         let _first = open(10)?;
         let before = gateway.resident_bytes()?;
         let counted = streams - 11;
         let _opened = open(counted)?;
         // The gateway has accepted all connections when it answers on a later one.
-        let mut last = TcpStream::connect(gateway.address())?;
-        last.set_read_timeout(Some(Duration::from_secs(10)))?;
-        last.write_all(REQUEST)?;
-        last.read_exact(&mut [0; 16])?;
+        let _last = self::open(gateway.address(), 0, Some(REQUEST))?;
         let bytes = (gateway.resident_bytes()? - before) / f64::from(counted);
         bars.add(
             &format!("bytes of each of {streams} {what}"),
@@ -263,4 +254,28 @@ pub(super) fn memory(
         );
     }
     Ok(())
+}
+
+/// Opens a connection from one of several loopback addresses, because a client gets only a part of the connections to an
+/// upstream. If there is a `request`, waits for the beginning of its answer, which must be a 200.
+fn open(
+    server: SocketAddr,
+    number: u32,
+    request: Option<&[u8]>,
+) -> Result<TcpStream, Box<dyn Error>> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    let client = Ipv4Addr::from_bits(Ipv4Addr::LOCALHOST.to_bits() + number % CLIENTS);
+    socket.bind(&SocketAddr::from((client, 0)).into())?;
+    socket.connect(&server.into())?;
+    let mut stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    if let Some(request) = request {
+        stream.write_all(request)?;
+        let mut start = [0; 16];
+        stream.read_exact(&mut start)?;
+        if !start.starts_with(b"HTTP/1.1 200") {
+            return Err(format!("stream {number} was answered {}", start.escape_ascii()).into());
+        }
+    }
+    Ok(stream)
 }
