@@ -29,24 +29,24 @@ if foreign then
   return { now, FOREIGN, '', foreign }
 end
 
--- Returns whether the hold needs a new state for which there is no room. A hold never uses a shared state: its end
--- would not find what it has taken. A hold without limits needs room if its subject has no open holds.
+-- Returns whether the hold needs a new state for which there is no room. If so, such states have no costs from now on,
+-- so that a denial makes no keys. A hold never uses a shared state: its end would not find what it has taken. A hold
+-- without limits needs room if its subject has no open holds.
 local function lacks_room()
   if count == 0 then
     return charges > 0 and open and call('EXISTS', open) == 0 and not has_room(0)
   end
+  local lacks = false
   for i = 1, count do
     local k = keys[i]
     local is_new = not values[k] and (k <= whole or call('EXISTS', KEYS[k]) == 0)
     if is_new and not limits[i].companion and not has_room(flags[i]) then
-      return true
+      lacks, costs[i] = true, 0
     end
   end
-  return false
+  return lacks
 end
-if lacks_room() then
-  return { now, NO_ROOM, '', 0 }
-end
+
 -- A hold of 0 units is decided like a hold of 1 unit, and takes nothing.
 local asked = math.max(units, 1)
 hold.expires, hold.fence = absolute and time or now + time, 0
@@ -113,6 +113,9 @@ for i = 1, count do
     and (flags[i] % 64 < 32 or expires(k, n) > 0)
 end
 if is_plain then
+  if lacks_room() then
+    return { now, NO_ROOM, '', 0 }
+  end
   -- The zeros are room for the answer of one charge.
   reply, filled = { now, DONE, '', -1, -1, 1, units, 0, 0, 0, 0 }, 7
   for i = 1, count do

@@ -3,6 +3,17 @@
 local allowed, _, unrestored = decide_all(asked)
 local before = -1
 
+-- A charge that must be restored first does not deny.
+local denied = false
+for i = 1, count do
+  denied = denied or flags[i] % 2 == 1 and verdicts[i] ~= ALLOWED and verdicts[i] ~= UNRESTORED
+end
+-- Without room, a denied hold stays denied: other subjects may have used up the limit that denies it.
+local is_cramped = lacks_room()
+if is_cramped and not denied then
+  return { now, NO_ROOM, '', 0 }
+end
+
 -- If the hold lacks only slots, queues it at every concurrency limit that it needs. Returns how many clients
 -- wait before it, or -1 if it is not queued.
 local function wait_for_slots()
@@ -45,7 +56,8 @@ local function choose_fence()
 end
 
 if hold.ticket then
-  before = allowed and -1 or wait_for_slots()
+  -- A hold without room leaves its queues: it could not take the slots.
+  before = (allowed or is_cramped) and -1 or wait_for_slots()
   if before < 0 then
     leave_queues()
   end

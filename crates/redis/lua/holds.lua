@@ -43,7 +43,7 @@
 --            7 the hold has lost its slots; 8 another program wrote a value: the number is its position in KEYS
 --            9 the ledger must restore a state first; 10 another hold has this id by now
 --            11 the subject has too many open holds
---            12 a state is missing, and there is no room for it
+--            12 no charge denies the hold, but a state is missing, and there is no room for it
 -- Record   'h'; the state: 0 open, 1 consumed, 2 released, 3 expired; the purpose (1 byte each); the units
 --          (7 bytes); whether it was committed (1 byte), the units that were used, when it was charged, when it
 --          expires (7 bytes each); the token (16 bytes), the fingerprint (8 bytes); the fence (7 bytes); how many

@@ -9,11 +9,11 @@ use common::{LONG, block_on, charge, connect, errors, left, options, take};
 use futures_util::future::join_all;
 use tollgate_conformance::{Kind, TTL, hold_id, reservation};
 use tollgate_core::fair::{Client, Lane};
-use tollgate_core::{Algorithm, Balance, Charge, Limit, OnDenied, Outcome, Rate, Span};
+use tollgate_core::{Algorithm, Balance, Charge, Limit, OnDenied, Outcome, Rate, Recorded, Span};
 use tollgate_redis::{BreakerState, RedisStore};
 use tollgate_rig::versions::{Version, fetch};
 use tollgate_rig::{Redis, Reply, wait};
-use tollgate_store::{Ask, Held, NewHold, OpenBound, Settle, Settled, Store, StoreError};
+use tollgate_store::{Ask, Held, NewHold, OpenBound, Settle, Settled, Store, StoreError, Wait};
 
 const CAPACITY: u64 = 10;
 /// The number of the first invented subject.
@@ -36,6 +36,11 @@ fn empty(redis: &Redis, store: &RedisStore) {
     wait::until("a count of the memory", common::LIMIT, || {
         store.census().servers[0].max_memory == 0
     });
+}
+
+fn count_keys(redis: &Redis) -> u64 {
+    let keys = redis.connect().command(&["DBSIZE"]).int();
+    u64::try_from(keys).unwrap()
 }
 
 fn is_calm(store: &RedisStore) -> bool {
@@ -388,18 +393,18 @@ fn holds_of_new_subjects_stay_within_max_keys() {
         };
         block_on(async {
             assert!(matches!(hold(1, 1).await, Ok(Held::Taken { .. })));
-            let (mut full, mut keys) = (0, 0);
+            let mut full = 0;
             for number in 2..3 * MOST {
                 match hold(number, number).await {
                     Ok(held) => assert!(matches!(held, Held::Taken { .. }), "{held:?}"),
                     Err(error) => {
                         assert_eq!(error, StoreError::Full);
                         full += 1;
-                        keys = redis.connect().keys().len() as u64;
                     }
                 }
             }
             // A hold has up to three keys, and the keys are counted in the background.
+            let keys = count_keys(&redis);
             assert!(
                 (MOST..=MOST + 200).contains(&keys),
                 "{limit:?}: {keys} keys"
@@ -410,6 +415,93 @@ fn holds_of_new_subjects_stay_within_max_keys() {
             let held = hold(1, u64::MAX).await.unwrap();
             assert!(matches!(held, Held::Taken { .. }), "{limit:?}: {held:?}");
             assert!(is_calm(&store));
+        });
+    }
+}
+
+/// At the bound, a limit that is used up still denies holds of new subjects. Other holds of new subjects fail. Neither
+/// makes a key.
+#[test]
+fn a_used_up_limit_denies_holds_of_new_subjects_at_max_keys() {
+    const KNOWN: u64 = 2;
+    let all = Limit::concurrency(2, TTL).unwrap();
+    let slots = Limit::concurrency(9, TTL).unwrap();
+    let plain = Limit::fixed_window(100, LONG).unwrap();
+    let log = Limit::sliding_log(100, LONG).unwrap();
+    let bucket = fair(7, 100);
+    let quota = Kind::Quota.limit(100, LONG);
+    let blocks = Kind::Backoff.limit(0, Span::HOUR);
+    let ledger = Some(Recorded::default());
+    for (limit, on_denied, recorded) in [
+        (&slots, OnDenied::Nothing, None),
+        (&plain, OnDenied::Charge, None),
+        (&log, OnDenied::Charge, None),
+        (&bucket, OnDenied::Note, None),
+        (&quota, OnDenied::Nothing, ledger),
+    ] {
+        let hold = async |store: &RedisStore, number: u64, id: u64, cost: u64| {
+            let of_user = Charge {
+                rule: "user",
+                cost,
+                on_denied,
+                // The state of the known subject is not restored: its first hold makes it.
+                recorded: recorded.filter(|_| number != KNOWN),
+                ..charge(number, limit)
+            };
+            let strikes = Charge {
+                rule: "blocks",
+                on_denied: OnDenied::Strike(0),
+                ..charge(number + 1, &blocks)
+            };
+            let new = NewHold {
+                wait: Some(Wait {
+                    ticket: id.into(),
+                    patience: Span::HOUR,
+                }),
+                ..reservation(id.into())
+            };
+            let charges = [charge(1, &all), of_user, strikes];
+            store.hold(&charges, 1, &new).await
+        };
+        let redis = Redis::start();
+        let with_room = connect(options(&redis));
+        let mut options = options(&redis);
+        options.max_keys = 1;
+        let store = connect(options);
+        wait::until("a count of the keys", common::LIMIT, || {
+            !store.census().servers.is_empty()
+        });
+        block_on(async {
+            let held = hold(&with_room, KNOWN, 1, 1).await.unwrap();
+            assert!(matches!(held, Held::Taken { .. }), "{limit:?}: {held:?}");
+            let keys = count_keys(&redis);
+            let failed = hold(&store, INVENTED, 2, 1).await;
+            assert_eq!(failed.unwrap_err(), StoreError::Full, "{limit:?}");
+            if on_denied != OnDenied::Nothing {
+                // The limit of the new subject denies a cost above it.
+                let held = hold(&store, INVENTED, 3, 1000).await.unwrap();
+                let is_denied = matches!(held, Held::Denied { ahead: None, .. });
+                assert!(is_denied, "{limit:?}: {held:?}");
+            }
+            assert_eq!(count_keys(&redis), keys, "{limit:?}");
+
+            let held = hold(&store, KNOWN, 4, 1).await.unwrap();
+            assert!(matches!(held, Held::Taken { .. }), "{limit:?}: {held:?}");
+            let keys = count_keys(&redis);
+            for number in 0..3 {
+                let held = hold(&store, INVENTED + 10 * number, 10 + number, 1).await;
+                let Ok(Held::Denied { applied, ahead }) = held else {
+                    panic!("{limit:?}: {held:?}");
+                };
+                assert!(!applied.outcomes[0].is_allowed(), "{limit:?}");
+                // A subject that cannot have slots does not queue for them.
+                assert_eq!(ahead, None, "{limit:?}");
+            }
+            assert_eq!(count_keys(&redis), keys, "{limit:?}");
+            assert_eq!(errors(&store, "full"), 1);
+            let held = hold(&store, KNOWN, 20, 1).await.unwrap();
+            let is_queued = matches!(held, Held::Denied { ahead: Some(0), .. });
+            assert!(is_queued, "{limit:?}: {held:?}");
         });
     }
 }
