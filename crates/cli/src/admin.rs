@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-pub(crate) use crate::connect::{Call, list};
+pub(crate) use crate::connect::{Call, Failure, list};
 use crate::connect::{ConnectArgs, Door, SHORT};
 
 /// The server to call, and how to connect to it.
@@ -42,7 +42,7 @@ impl AdminArgs {
 
     /// Returns the JSON that the server answers. Errors are ready to print.
     pub(crate) fn call(&self, path: &str, call: &Call<'_>) -> Result<Value, String> {
-        self.call_within(SHORT, path, call)
+        Ok(self.call_within(SHORT, path, call)?)
     }
 
     pub(crate) fn call_within(
@@ -50,10 +50,10 @@ impl AdminArgs {
         timeout: Duration,
         path: &str,
         call: &Call<'_>,
-    ) -> Result<Value, String> {
+    ) -> Result<Value, Failure> {
         let door = self.door(timeout)?;
         let response = door.call(path, call)?;
-        door.json(path, response)
+        Ok(door.json(path, response)?)
     }
 
     /// Returns the body of the answer as a stream.

@@ -8,12 +8,36 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
+use ureq::http::{Response, StatusCode};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::{ConnectionDetails, Connector, TcpConnector, Transport};
-use ureq::{Agent, Body, RequestBuilder, http::Response};
+use ureq::{Agent, Body, RequestBuilder};
 
 use crate::terminal::printable;
 use crate::tls::{Tls, TlsConnector};
+
+/// Why a call failed.
+pub(crate) struct Failure {
+    /// The error, ready to print.
+    pub(crate) text: String,
+    /// Whether the server rejected the call and would reject it again, such as one without the right token.
+    pub(crate) is_lasting: bool,
+}
+
+impl From<String> for Failure {
+    fn from(text: String) -> Failure {
+        Failure {
+            text,
+            is_lasting: false,
+        }
+    }
+}
+
+impl From<Failure> for String {
+    fn from(failure: Failure) -> String {
+        failure.text
+    }
+}
 
 /// How to connect to a door: the token to show, and the certificates to trust and to present.
 #[derive(Clone, clap::Args)]
@@ -120,14 +144,17 @@ impl ConnectArgs {
 impl Door<'_> {
     /// Sends a request. Returns the response if its status is 2xx, and an error otherwise. Errors are
     /// ready to print.
-    pub(crate) fn call(&self, path: &str, call: &Call<'_>) -> Result<Response<Body>, String> {
+    pub(crate) fn call(&self, path: &str, call: &Call<'_>) -> Result<Response<Body>, Failure> {
         let response = self.send(path, call)?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
         }
         let body = self.json(path, response)?;
-        Err(describe_error(status.as_u16(), &body))
+        Err(Failure {
+            text: describe_error(status.as_u16(), &body),
+            is_lasting: status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS,
+        })
     }
 
     /// Sends a request, and returns the response whatever its status is.

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::CommandResult;
 use crate::admin::{AdminArgs, list};
+use crate::connect::Failure;
 use crate::terminal::printable;
 use crate::why::{FilterArgs, ask};
 
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
         query.push(("after", next.to_string()));
         query.push(("wait", WAIT.to_string()));
         let timeout = Some(Duration::from_secs(WAIT + 20));
-        answer = again(Duration::from_secs(1), || ask(&args.admin, &query, timeout));
+        answer = again(Duration::from_secs(1), || ask(&args.admin, &query, timeout))?;
         if let Some(missed) = answer["missed"].as_u64().filter(|missed| *missed > 0) {
             eprintln!("{missed} denials came faster than they were read, and are not shown");
         }
@@ -59,8 +60,8 @@ pub(crate) fn run(args: &Args) -> CommandResult {
 }
 
 /// Asks until there is an answer, with `pause` between the calls: a server that restarts is followed further. Says
-/// each new reason why there is none.
-fn again(pause: Duration, ask: impl Fn() -> Result<Value, String>) -> Value {
+/// each new reason why there is none. An error is one that lasts, such as a token that is no longer right.
+fn again(pause: Duration, ask: impl Fn() -> Result<Value, Failure>) -> Result<Value, String> {
     let mut told = String::new();
     loop {
         match ask() {
@@ -68,14 +69,15 @@ fn again(pause: Duration, ask: impl Fn() -> Result<Value, String>) -> Value {
                 if !told.is_empty() {
                     eprintln!("the server answers again");
                 }
-                return answer;
+                return Ok(answer);
             }
-            Err(error) if error != told => {
+            Err(failure) if failure.is_lasting => return Err(failure.text),
+            Err(Failure { text, .. }) if text != told => {
                 eprintln!(
                     "{}\nnote: trying again until the server answers",
-                    error.trim_end()
+                    text.trim_end()
                 );
-                told = error;
+                told = text;
             }
             Err(_) => {}
         }

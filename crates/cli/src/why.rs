@@ -5,6 +5,7 @@ use tollgate::{Span, wait_in_words};
 
 use crate::CommandResult;
 use crate::admin::{AdminArgs, Call, list};
+use crate::connect::Failure;
 use crate::request::attribute;
 use crate::terminal::printable;
 
@@ -83,7 +84,7 @@ pub(crate) fn ask(
     admin: &AdminArgs,
     query: &[(&'static str, String)],
     timeout: Option<std::time::Duration>,
-) -> Result<Value, String> {
+) -> Result<Value, Failure> {
     let mut attributes = serde_json::Map::new();
     let mut rest = Vec::new();
     for (name, text) in query {
@@ -102,7 +103,7 @@ pub(crate) fn ask(
     };
     match timeout {
         Some(timeout) => admin.call_within(timeout, "/v1/denials", &call),
-        None => admin.call("/v1/denials", &call),
+        None => Ok(admin.call("/v1/denials", &call)?),
     }
 }
 
@@ -127,7 +128,7 @@ pub(crate) fn run(args: &Args) -> CommandResult {
                 let found = list(&answer, "denials").iter();
                 denials.extend(found.map(|denial| (server.address(), denial.clone())));
             }
-            Err(error) => errors.push(error),
+            Err(failure) => errors.push(failure.text),
         }
     }
     if errors.len() == servers.len() {

@@ -115,7 +115,10 @@ impl AdaptiveLimits {
         });
         let limit = known.adaptive.limit();
         moved.insert(key, known);
-        Some((limit, in_flight * 100 > limit * NEARLY))
+        Some((
+            limit,
+            in_flight.saturating_mul(100) > limit.saturating_mul(NEARLY),
+        ))
     }
 
     /// Returns the lowest limit of a subject of each rule, if reports have moved one.

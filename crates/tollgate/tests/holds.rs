@@ -312,7 +312,8 @@ version: 1
 rules:
   - { id: jobs, match: { action: job }, per: [tenant], algorithm: concurrency, limit: 9, lease: 30s }
   - { id: long, match: { action: long }, per: [tenant], algorithm: concurrency, limit: 9, lease: 1s, max_lease: 10m }
-  - { id: plain, match: { action: [job, long, plain] }, per: [tenant], algorithm: fixed-window, limit: 99, window: 1d }
+  - { id: tried, match: { action: tried }, per: [tenant], algorithm: concurrency, limit: 9, lease: 1s, state: shadow }
+  - { id: plain, match: { action: [job, long, plain, tried] }, per: [tenant], algorithm: fixed-window, limit: 99, window: 1d }
 ",
     )
     .unwrap();
@@ -320,6 +321,7 @@ rules:
         ("job", Some(("jobs", 30)), 30),
         ("long", Some(("long", 600)), 60),
         ("plain", None, 60),
+        ("tried", None, 60),
     ] {
         let attributes = Attributes::from([("tenant", "acme"), ("action", action)]);
         let reserve = |ttl| {
@@ -353,4 +355,28 @@ rules:
         limiter.extend_now(&hold.id, most).unwrap();
         held(reserve(Some(most)).unwrap());
     }
+}
+
+/// The client asks again because it has seen no answer. Meanwhile the rule has a shorter `lease`.
+#[test]
+fn repeated_reservation_is_found_under_a_shorter_lease() {
+    let text = |lease: &str| {
+        format!(
+            "version: 1\nrules: [{{ id: jobs, per: [tenant], algorithm: concurrency, limit: 9, lease: {lease} }}]\n"
+        )
+    };
+    let limiter = Limiter::from_yaml("rules.yaml", &text("60s")).unwrap();
+    let reserve = |key| {
+        let reserve = Reserve {
+            ttl: Some(Span::from_secs(60)),
+            idempotency_key: Some(key),
+            ..Reserve::default()
+        };
+        limiter.reserve_now(&acme(), &reserve)
+    };
+    let hold = held(reserve("a").unwrap());
+    limiter.reload(&tollgate::parse("rules.yaml", &text("30s"), &|_| None).unwrap());
+    assert_eq!(held(reserve("a").unwrap()).id, hold.id);
+    let new = reserve("b").unwrap_err();
+    assert!(matches!(new, HoldError::AboveLease { .. }), "{new}");
 }

@@ -101,7 +101,7 @@ impl Fleet {
     /// Asks all instances at the same time.
     fn read(&self) -> Reading {
         let ask = |door: &AdminArgs| -> Result<Value, String> {
-            door.call_within(PATIENCE, "/v1/overview", &Call::Get(&[]))
+            Ok(door.call_within(PATIENCE, "/v1/overview", &Call::Get(&[]))?)
         };
         thread::scope(|scope| {
             let asked: Vec<_> = self

@@ -10,7 +10,7 @@ use tollgate_rules::is_attribute_name;
 use tollgate_simulate::advise::{
     Advice, AdviceCheck, AdviceError, Answers, Bursts, CostKind, Failure, What, advise,
 };
-use tracing::subscriber::NoSubscriber;
+use tracing::Dispatch;
 use utoipa::ToSchema;
 use utoipa::openapi::path::OperationBuilder;
 
@@ -196,9 +196,12 @@ pub(super) async fn ask(State(admin): State<Arc<Admin>>, request: Request) -> An
     let body = read_body(request, MAX_BODY).await?;
     let questions: QuestionsBody = parse(&body)?;
     let answers = questions.answers().map_err(RequestError::Query)?;
-    // The semaphore is never closed.
-    let _permit = admin.advising.acquire().await;
-    let advising = tokio::task::spawn_blocking(move || quietly(&answers));
+    // The semaphore is never closed. The simulation keeps its place even if the client goes away.
+    let permit = Arc::clone(&admin.advising).acquire_owned().await;
+    let advising = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        quietly(&answers)
+    });
     let advice = advising.await.map_err(|_| RequestError::Internal)?;
     let advice = advice.map_err(|error| RequestError::Query(error.to_string()))?;
     Ok(respond::report(&AdviceBody::of(advice)))
@@ -206,7 +209,7 @@ pub(super) async fn ask(State(admin): State<Arc<Admin>>, request: Request) -> An
 
 /// Proposes a rule. The denials of the simulation are not those of a client, so they are not logged.
 fn quietly(answers: &Answers) -> Result<Advice, AdviceError> {
-    tracing::subscriber::with_default(NoSubscriber::default(), || advise(answers))
+    tracing::dispatcher::with_default(&Dispatch::none(), || advise(answers))
 }
 
 pub(super) fn describe() -> OperationBuilder {

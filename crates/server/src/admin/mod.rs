@@ -72,7 +72,7 @@ struct Admin {
     /// How many live readers there may be. Further readers get an error at once.
     live_readers: Arc<Semaphore>,
     /// How many rules are proposed at a time: a proposal is simulated. Further requests wait.
-    advising: Semaphore,
+    advising: Arc<Semaphore>,
 }
 
 /// The response of a handler, or why there is none.
@@ -121,7 +121,7 @@ impl Admin {
             draining: AtomicBool::new(false),
             metrics: Pages::default(),
             ledger_reads: Arc::new(Semaphore::new(4)),
-            advising: Semaphore::new(1),
+            advising: Arc::new(Semaphore::new(1)),
             ledger_comparisons: Semaphore::new(1),
             live_readers: Arc::new(Semaphore::new(overview::MAX_READERS)),
         })

@@ -2,7 +2,8 @@
 //! events (`GET /v1/live`). The dashboard reads both.
 //!
 //! Counts are totals since the start. A reader subtracts two documents to get a rate. They are those of the metrics.
-//! Beside them, the busiest subjects of each rule are found by sampling, whether or not somebody reads them. Unlike a scrape of the metrics, reading changes nothing.
+//! Beside them, the busiest subjects of each rule are found by sampling, whether or not somebody reads them. Unlike a
+//! scrape of the metrics, reading changes nothing.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

@@ -42,6 +42,15 @@ impl<S> Turns<S> {
         };
         (turns, turn)
     }
+
+    /// Notes whether the transport has taken all bytes for the client.
+    fn note_taken(&mut self, taken: bool) {
+        if taken {
+            self.untaken = None;
+        } else if self.untaken.is_none() {
+            self.untaken = Some(self.activity.start());
+        }
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Turns<S> {
@@ -70,15 +79,17 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Turns<S> {
         let written = Pin::new(&mut this.stream).poll_write(context, bytes);
         if written.is_ready() {
             this.turn.0.store(false, Ordering::Relaxed);
-            this.untaken = None;
-        } else if this.untaken.is_none() {
-            this.untaken = Some(this.activity.start());
         }
+        this.note_taken(written.is_ready());
         written
     }
 
+    // TLS takes some bytes in `poll_write` before the client can take them, and waits here.
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+        let this = self.get_mut();
+        let flushed = Pin::new(&mut this.stream).poll_flush(context);
+        this.note_taken(flushed.is_ready());
+        flushed
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -90,18 +101,33 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Turns<S> {
 mod tests {
     use std::time::Duration;
 
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter, duplex};
 
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn connection_is_not_idle_while_the_client_takes_an_answer_slowly() {
+        let (client, server) = duplex(8);
+        is_active_until_80_bytes_are_taken(client, server).await;
+    }
+
+    /// TLS has a buffer too.
+    #[tokio::test(start_paused = true)]
+    async fn connection_with_a_buffer_is_not_idle_while_the_client_takes_an_answer_slowly() {
+        let (client, server) = duplex(8);
+        is_active_until_80_bytes_are_taken(client, BufWriter::new(server)).await;
+    }
+
+    async fn is_active_until_80_bytes_are_taken(
+        mut client: impl AsyncRead + Unpin,
+        server: impl AsyncWrite + Unpin,
+    ) {
         const TIME: Duration = Duration::from_secs(10);
-        let (mut client, server) = duplex(8);
         let activity = Activity::default();
         let (mut server, _) = Turns::new(server, activity.clone());
         let answering = async {
             server.write_all(&[0; 80]).await.unwrap();
+            server.flush().await.unwrap();
             server
         };
         let taking = async {

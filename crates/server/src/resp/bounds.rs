@@ -7,7 +7,8 @@
 //!
 //! Unread answers and the input behind them count as memory of the door: beyond [`FREE`](crate::net::FREE)
 //! bytes of each connection, at most [`MAX_HELD`](crate::net::MAX_HELD) in all. At this bound, a client that
-//! does not take its answers at once is cut off. With [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS), unread answers hold at most 0.5 GiB.
+//! does not take its answers at once is cut off. With [`MAX_CONNECTIONS`](crate::net::MAX_CONNECTIONS), unread
+//! answers hold at most 0.5 GiB.
 //!
 //! A command is a flat list of texts. A list within a list is rejected.
 

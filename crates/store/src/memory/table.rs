@@ -227,8 +227,8 @@ impl<A: Kept> Table<A> {
         Some(changed)
     }
 
-    /// Returns the state of `id`, if it exists and was written under the numbers of `limit`. For changes after which the
-    /// state has as much outside the table as before.
+    /// Returns the state of `id`, if it exists and was written under the numbers of `limit`. For changes after which
+    /// the state has as much outside the table as before.
     #[inline]
     pub(super) fn own(&mut self, id: Id, limit: &A) -> Option<&mut A::State> {
         let entry = self.entries.find_mut(id.hash(), |entry| entry.id.is(id))?;

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use tollgate_config::{Attributes, RequestLimits};
-use tollgate_core::{HoldId, Limit, Span, Time, Token};
+use tollgate_core::{Enforcement, HoldId, Limit, Span, Time, Token};
 use tollgate_store::{
     Extended, HoldRecord, HoldState, Immediate, Purpose, Settle, Settled, Store, StoreError,
 };
@@ -85,8 +85,11 @@ impl<S: Store> Limiter<S> {
         if let HoldName::Held(id) = name
             && let Some(record) = self.store.find_hold(*id).await?
             && record.purpose == Purpose::Reservation
+            && record.is_open()
         {
-            let charges = record.charges.iter().map(|it| (&*it.rule, &it.limit));
+            let charges = record.charges.iter();
+            let charges = charges.filter(|it| it.enforcement == Enforcement::Enforce);
+            let charges = charges.map(|it| (&*it.rule, &it.limit));
             let active = self.once();
             ttl_for(Some(ttl), charges, active.active.rules().rules())?;
         }
@@ -111,7 +114,10 @@ impl<S: Store> Limiter<S> {
                 let record = record.ok_or(HoldError::Unknown)?;
                 // The store rejects other callers. Only the owner learns how long a lease may be.
                 let asked = ttl.filter(|_| record.may_extend(Some(Token::new(token.0))));
-                let charges = record.charges.iter().map(|it| (&*it.rule, &it.limit));
+                let charges = record.charges.iter().map(|it| {
+                    let enforces = it.enforcement == Enforcement::Enforce;
+                    (&*it.rule, &it.limit, enforces)
+                });
                 let active = self.once();
                 lease_for(asked, charges, active.active.rules().rules())?
             }

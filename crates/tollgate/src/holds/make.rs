@@ -11,8 +11,9 @@ use tollgate_store::{
 };
 
 use super::{
-    Acquire, AcquireOutcome, Hold, HoldError, HoldName, LEAST_TTL, LeaseToken, MOST_TTL, PATIENCE,
-    Reserve, ReserveOutcome, ended, lease_for, random, ttl_for, valid_key, within,
+    Acquire, AcquireOutcome, DEFAULT_TTL, Hold, HoldError, HoldName, LEAST_TTL, LeaseToken,
+    MOST_TTL, PATIENCE, Reserve, ReserveOutcome, ended, lease_for, random, ttl_for, valid_key,
+    within,
 };
 use crate::active_config::ActiveConfig;
 use crate::limiter::{Limiter, now};
@@ -44,14 +45,22 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             (self.look(&resolution, ask).await, None)
         } else {
             let rules = self.active.rules().rules();
-            let charges = resolution.charges.iter().map(|it| (it.rule, it.limit));
-            let ttl = ttl_for(asked, charges, rules)?;
+            let charges = resolution.charges.iter().filter(|it| it.enforces());
+            let allowed = ttl_for(asked, charges.map(|it| (it.rule, it.limit)), rules);
             let tags: SmallVec<[Tag; 8]> = resolution.charges.iter().map(|it| it.tag).collect();
             let tenant = attributes.get("tenant").unwrap_or_default();
             let names = &self.active.keyed().names;
             let stores = HoldStores::of(resolution.charges.iter().map(|it| it.store));
+            let id = names.name(&tags, tenant, key).in_stores(stores);
+            let ttl = match allowed {
+                // A repeated call gets its reservation, even if the rules now allow a shorter time only.
+                Err(_) if key.is_some() && self.limiter.store.find_hold(id).await?.is_some() => {
+                    asked.unwrap_or(DEFAULT_TTL)
+                }
+                allowed => allowed?,
+            };
             let new = NewHold {
-                id: names.name(&tags, tenant, key).in_stores(stores),
+                id,
                 ttl,
                 purpose: Purpose::Reservation,
                 token: Token::NONE,
@@ -203,7 +212,8 @@ impl<S: Store, C: Deref<Target = ActiveConfig>> Snapshot<'_, S, C> {
             return Err(HoldError::NothingToLease);
         };
         let rules = self.active.rules().rules();
-        let charges = resolution.charges.iter().map(|it| (it.rule, it.limit));
+        let charges = resolution.charges.iter();
+        let charges = charges.map(|it| (it.rule, it.limit, it.enforces()));
         let ttl = lease_for(acquire.ttl, charges, rules)?;
         let token = Token::new(random());
         let names = &self.active.keyed().names;

@@ -337,13 +337,19 @@ fn leases_of<'c>(
 }
 
 /// Returns how long a lease lasts: as long as the client asks for, or the shortest `lease` of the charges of
-/// concurrency rules. Rejects a time for which one of them does not let a client hold a slot.
+/// concurrency rules. Rejects a time for which one of them does not let a client hold a slot. Rules that are not
+/// enforced (`false`) count only if no rule is.
 fn lease_for<'c>(
     asked: Option<Span>,
-    charges: impl Iterator<Item = (&'c str, &'c Limit)>,
+    charges: impl Iterator<Item = (&'c str, &'c Limit, bool)> + Clone,
     rules: &[Rule],
 ) -> Result<Span, HoldError> {
     let mut shortest: Option<Span> = None;
+    let is_enforced = charges
+        .clone()
+        .any(|(_, limit, enforces)| enforces && matches!(limit, Limit::Concurrency(_)));
+    let charges = charges.filter(|(.., enforces)| *enforces || !is_enforced);
+    let charges = charges.map(|(name, limit, _)| (name, limit));
     for (name, lease, most) in leases_of(charges, rules) {
         shortest = Some(shortest.map_or(lease, |known| known.min(lease)));
         check_lease(name, asked, most)?;
