@@ -129,7 +129,8 @@ impl<S: Store> Ledgered<S> {
     }
 
     /// Asks until no count is missing. After each answer, restores missing counts from the ledger.
-    /// `first` is the first answer. `applied` finds the outcomes in an answer.
+    /// `first` is the first answer. `applied` finds the outcomes in an answer. If the store has no room for
+    /// a count, a denial by another charge stands.
     async fn restored<'a, T>(
         &'a self,
         charges: &'a [Charge<'a>],
@@ -139,9 +140,12 @@ impl<S: Store> Ledgered<S> {
     ) -> Result<T, StoreError> {
         let mut answer = first.await?;
         for _ in 0..ATTEMPTS {
-            match applied(&answer).filter(|it| is_unrestored(it)) {
-                None => return Ok(answer),
-                Some(applied) => self.sync.restore(&self.store, charges, applied).await?,
+            let Some(missing) = applied(&answer).filter(|it| is_unrestored(it)) else {
+                return Ok(answer);
+            };
+            match self.sync.restore(&self.store, charges, missing).await {
+                Err(StoreError::Full) if is_denied(charges, missing) => return Ok(answer),
+                restored => restored?,
             }
             answer = ask().await?;
         }
@@ -440,6 +444,14 @@ const UNRESTORED: Admission = Admission::Denied(Denial::Unrestored);
 
 fn is_unrestored(applied: &Applied) -> bool {
     applied.outcomes.iter().any(|it| it.admission == UNRESTORED)
+}
+
+/// Returns whether a charge denies the request for another reason than a missing count.
+fn is_denied(charges: &[Charge<'_>], applied: &Applied) -> bool {
+    let mut both = charges.iter().zip(&applied.outcomes);
+    both.any(|(charge, it)| {
+        charge.enforces() && it.is_decided() && !it.is_allowed() && it.admission != UNRESTORED
+    })
 }
 
 fn lost() -> StoreError {
